@@ -1,0 +1,238 @@
+"""Time and memory of one optimizer step on one vocabulary table, against torch.optim.AdamW, as ratios in one run.
+
+    python benchmarks/step.py                 CUDA when there is one, else the CPU
+    python benchmarks/step.py --device cpu --shapes 50304x768
+    python benchmarks/step.py --json OUT.json
+
+Each peer has its own tensors. Rounds alternate between the peers and the median is taken, so that a slow moment
+of the machine hits all of them. On CUDA the steps of a round are timed with events, after a warm-up.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import date
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from coupled_adam import CoupledAdamW
+
+SHAPES = {
+    "cuda": ["50304x768", "50304x2560", "128256x4096", "262144x2304"],
+    "cpu": ["50304x768"],
+}
+
+
+@dataclass
+class Measurement:
+    """One peer at one shape."""
+
+    shape: str
+    peer: str
+    milliseconds: float
+    passes: int
+    """How often the algorithm must read or write V x H elements."""
+    gigabytes_per_second: float
+    state_bytes: int
+    temporary_bytes: int
+    """Peak memory during a step above what was allocated before it."""
+
+
+@dataclass
+class Peer:
+    """An optimizer on a table of its own."""
+
+    name: str
+    passes: int
+    build: Callable[[nn.Parameter], torch.optim.Optimizer]
+    clip_outside: bool = False
+
+    def prepare(self, V: int, H: int, device: str) -> None:
+        generator = torch.Generator(device).manual_seed(0)
+        self.table = nn.Parameter(torch.randn(V, H, device=device, generator=generator))
+        self.table.grad = torch.randn(V, H, device=device, generator=generator) * 1e-3
+        self.optimizer = self.build(self.table)
+
+    def step(self) -> None:
+        if self.clip_outside:
+            nn.utils.clip_grad_norm_([self.table], 1.0)
+        self.optimizer.step()
+
+    def state_bytes(self) -> int:
+        return sum(t.numel() * t.itemsize for t in self.optimizer.state[self.table].values())
+
+
+def coupled_group(table: nn.Parameter) -> list[dict[str, object]]:
+    return [{"params": [table], "coupled": True, "weight_decay": 0.0}]
+
+
+def peers() -> list[Peer]:
+    return [
+        Peer("AdamW fused", 7, lambda table: torch.optim.AdamW([table], fused=True, weight_decay=0.0)),
+        Peer("AdamW foreach", 7, lambda table: torch.optim.AdamW([table], foreach=True, weight_decay=0.0)),
+        Peer("CoupledAdamW", 6, lambda table: CoupledAdamW(coupled_group(table), fused=True)),
+        Peer(
+            "clip_grad_norm_ + AdamW fused",
+            10,
+            lambda table: torch.optim.AdamW([table], fused=True, weight_decay=0.0),
+            clip_outside=True,
+        ),
+        Peer(
+            "CoupledAdamW(max_grad_norm)",
+            6,
+            lambda table: CoupledAdamW(coupled_group(table), fused=True, max_grad_norm=1.0),
+        ),
+    ]
+
+
+def seconds_of(function: Callable[[], object], repeats: int, device: str) -> float:
+    """Seconds per call, over some calls in a row."""
+    if device == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(repeats):
+            function()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / repeats
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        function()
+    return (time.perf_counter() - begin) / repeats
+
+
+def temporary_bytes(function: Callable[[], object], device: str) -> int:
+    """Peak allocation during a call above what was allocated before it."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(profile_memory=True) as profile:
+        function()
+    peak = allocated = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
+    return peak
+
+
+def measure_shape(shape: str, device: str, rounds: int, repeats: int) -> list[Measurement]:
+    V, H = (int(number) for number in shape.split("x"))
+    contestants = peers()
+    for peer in contestants:
+        peer.prepare(V, H, device)
+        for _ in range(3):
+            peer.step()
+    times: dict[str, list[float]] = {peer.name: [] for peer in contestants}
+    for _ in range(rounds):
+        for peer in contestants:
+            times[peer.name].append(seconds_of(peer.step, repeats, device))
+    measurements = []
+    for peer in contestants:
+        seconds = statistics.median(times[peer.name])
+        measurements.append(
+            Measurement(
+                shape=shape,
+                peer=peer.name,
+                milliseconds=seconds * 1e3,
+                passes=peer.passes,
+                gigabytes_per_second=peer.passes * V * H * 4 / seconds / 1e9,
+                state_bytes=peer.state_bytes(),
+                temporary_bytes=temporary_bytes(peer.step, device),
+            )
+        )
+    return measurements
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes read plus bytes written per second by a plain copy, the ceiling of everything here, in GB/s."""
+    elements = 2**29 if device == "cuda" else 2**26
+    source = torch.randn(elements, device=device)
+    target = torch.empty_like(source)
+
+    def copy() -> Tensor:
+        return target.copy_(source)
+
+    seconds_of(copy, 3, device)
+    seconds = statistics.median(seconds_of(copy, 3, device) for _ in range(7))
+    return 2 * source.numel() * 4 / seconds / 1e9
+
+
+def show(measurements: list[Measurement], ceiling: float, console: Console) -> None:
+    table = Table(title=f"one step of one table, float32 (copy bandwidth {ceiling:,.0f} GB/s)")
+    table.add_column("V x H")
+    table.add_column("optimizer")
+    for column in ("ms", "x AdamW fused", "x clip + fused", "GB/s", "% of copy", "state MB", "temporary MB"):
+        table.add_column(column, justify="right")
+    for m in measurements:
+        same = {other.peer: other.milliseconds for other in measurements if other.shape == m.shape}
+        table.add_row(
+            m.shape,
+            m.peer,
+            f"{m.milliseconds:.3f}",
+            f"{m.milliseconds / same['AdamW fused']:.2f}",
+            f"{m.milliseconds / same['clip_grad_norm_ + AdamW fused']:.2f}",
+            f"{m.gigabytes_per_second:,.0f}",
+            f"{100 * m.gigabytes_per_second / ceiling:.0f}",
+            f"{m.state_bytes / 1e6:,.1f}",
+            f"{m.temporary_bytes / 1e6:,.1f}",
+        )
+    console.print(table)
+
+
+def hardware(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def commit() -> str:
+    result = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--shapes", nargs="+", metavar="VxH", help="default: the vocabularies of GPT-2, Llama 3, Gemma")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--repeats", type=int, help="steps in a row per round (default: 20 on CUDA, 3 on the CPU)")
+    parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")
+    arguments = parser.parse_args()
+    device = arguments.device
+    repeats = arguments.repeats or (20 if device == "cuda" else 3)
+    console = Console(width=130)
+    console.print(f"{hardware(device)}, torch {torch.__version__}, {date.today()}, commit {commit()}")
+    ceiling = copy_bandwidth(device)
+    measurements = []
+    for shape in arguments.shapes or SHAPES[device]:
+        measurements += measure_shape(shape, device, arguments.rounds, repeats)
+    show(measurements, ceiling, console)
+    if arguments.json:
+        report = {
+            "hardware": hardware(device),
+            "torch": torch.__version__,
+            "date": str(date.today()),
+            "commit": commit(),
+            "copy_gigabytes_per_second": ceiling,
+            "measurements": [asdict(m) for m in measurements],
+        }
+        with open(arguments.json, "w") as file:
+            json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

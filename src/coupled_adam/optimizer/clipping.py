@@ -1,0 +1,56 @@
+"""Global-norm clipping inside the step, equal to torch.nn.utils.clip_grad_norm_ before it.
+
+The norm is taken over all groups, coupled and standard, sharded or not. The coupled tables' share comes from the
+column sums of squares that the second moment needs anyway, so their gradients are not read twice and not written.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from coupled_adam.optimizer.sharding import PartialSum
+
+
+def square_norm(grads: list[Tensor]) -> Tensor:
+    """Sum of squares of all elements of some gradients on one device, in float32 or wider.
+
+    Example:
+        >>> square_norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
+        tensor(25.)
+    """
+    dtypes = {grad.dtype for grad in grads}
+    wide = torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
+    # A norm taken in float16 would overflow; complex gradients refuse a real dtype and are never that narrow.
+    norms = torch._foreach_norm(grads, 2, dtype=None if any(dtype.is_complex for dtype in dtypes) else wide)
+    return torch.stack([norm.to(wide) for norm in norms]).square().sum()
+
+
+def total_square(sums: Iterable[PartialSum]) -> Tensor:
+    """Add up the squared norms of all signatures, on the device of the first."""
+    first, *others = (partial_sum.values for partial_sum in sums)
+    for other in others:
+        first = first + other.to(first.device, non_blocking=True)
+    return first
+
+
+def clip_factor(total: Tensor, grad_scale: Tensor | None, max_norm: float) -> tuple[Tensor, Tensor]:
+    """The norm of the unscaled gradients, and the factor that unscales and clips the gradients as they are.
+
+    Args:
+        total: sum of squares of all (still scaled) gradient elements, a scalar tensor.
+        grad_scale: the loss scale, None for 1.
+        max_norm: the norm to clip to.
+
+    Returns:
+        norm and grad_factor, scalar tensors on the device of `total`.
+
+    Example:
+        >>> clip_factor(torch.tensor(100.0), None, 1.0)
+        (tensor(10.), tensor(0.1000))
+    """
+    norm = total.sqrt()
+    if grad_scale is None:
+        return norm, (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    norm = norm / grad_scale
+    return norm, (max_norm / (norm + 1e-6)).clamp(max=1.0) / grad_scale

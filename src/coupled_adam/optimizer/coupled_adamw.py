@@ -1,0 +1,234 @@
+"""CoupledAdamW: torch.optim.AdamW in which the rows of a vocabulary table share one second moment.
+
+Averaging over the vocabulary and the exponential moving average are both linear, so they commute: the coupled
+second moment needs H numbers of state, not V x H, and gives the updates of Algorithm 1 exactly. Groups without
+`coupled=True` are updated by torch's own functions.
+
+Legend: V vocabulary rows, H hidden size, t optimizer step.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import AdamW
+from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_differentiable
+
+from coupled_adam.optimizer import checks, state_dicts
+from coupled_adam.optimizer.groups import param_groups
+from coupled_adam.optimizer.sharding import second_moment_like
+from coupled_adam.optimizer.step import GroupTensors, coupled_adamw_step
+
+
+class CoupledAdamW(AdamW):
+    r"""AdamW with the second moment of vocabulary tables averaged over the vocabulary.
+
+    For every row :math:`e_i` of a coupled table, with :math:`V` rows and step :math:`t`:
+
+    .. math::
+        \begin{aligned}
+            m_i &\leftarrow \beta_1 m_i + (1 - \beta_1) g_i                                          \\
+            v   &\leftarrow \beta_2 v + (1 - \beta_2) \tfrac{1}{V} \textstyle\sum_j g_j^2            \\
+            e_i &\leftarrow e_i - \eta \lambda e_i                                                   \\
+            e_i &\leftarrow e_i - \eta \, \frac{m_i / (1 - \beta_1^t)}
+                                              {\sqrt{2^{-n} v / (1 - \beta_2^t)} + \epsilon}
+        \end{aligned}
+
+    All other parameters are updated by torch's AdamW, bitwise. State of a coupled table: `step`, `exp_avg` (V, H)
+    in the parameter's dtype, `exp_avg_sq` (1, H) in float32.
+
+    Args:
+        params: a model, whose groups are then built by :func:`coupled_adam.param_groups`; or what torch.optim takes,
+            with at least one group marked ``coupled=True``.
+        lr: learning rate :math:`\eta`, a number or a one-element tensor.
+        betas: :math:`\beta_1, \beta_2`.
+        eps: :math:`\epsilon`, added to the square root of the second moment.
+        weight_decay: decoupled weight decay :math:`\lambda`. Given a model, it is applied to matrices other than
+            vocabulary tables, heads and position tables.
+        couple: which tables of a model to couple: "output" (default; a tied table counts as output), "input",
+            "all", or a list of name patterns.
+        scale_exponent: :math:`n`, multiplies the coupled second moment by :math:`2^{-n}`; 0 is the paper's method.
+        max_grad_norm: clip the global norm of all gradients inside the step, as torch.nn.utils.clip_grad_norm_
+            before it would; the norm before clipping is then in :attr:`grad_norm`.
+        error_if_nonfinite: raise a RuntimeError, before anything is written, when a gradient is infinite or NaN.
+            Waits for the device at every step. Without it, one NaN in a column of a coupled gradient spoils that
+            column for the whole vocabulary.
+        foreach, fused, capturable, maximize: as in torch.optim.AdamW.
+        amsgrad: refused; the maximum does not commute with the average over the vocabulary.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 100, bias=False))
+        >>> optimizer = CoupledAdamW(model, lr=1e-3)
+        >>> model(torch.tensor([1, 2, 3])).logsumexp(-1).sum().backward()
+        >>> optimizer.step()
+        >>> tuple(optimizer.state[model[1].weight]["exp_avg_sq"].shape)
+        (1, 8)
+    """
+
+    grad_norm: Tensor | None = None
+    """Norm of all unscaled gradients before clipping, on their device; None until a step with clipping was taken."""
+
+    def __init__(
+        self,
+        params: nn.Module | ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        couple: str | Sequence[str] = "output",
+        scale_exponent: float = 0.0,
+        max_grad_norm: float | None = None,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        maximize: bool = False,
+        amsgrad: bool = False,
+    ) -> None:
+        checks.check_options(scale_exponent, max_grad_norm, amsgrad)
+        # Optimizer.__init__ copies the defaults into each group, but builds them itself: add_param_group adds ours.
+        self._own_defaults = {
+            "coupled": False,
+            "scale_exponent": scale_exponent,
+            "max_grad_norm": max_grad_norm,
+            "error_if_nonfinite": error_if_nonfinite,
+        }
+        if isinstance(params, nn.Module):
+            groups: ParamsT = param_groups(params, weight_decay, couple)
+        else:
+            checks.check_couple_unused(couple)
+            groups = params
+        super().__init__(
+            groups,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            foreach=foreach,
+            fused=fused,
+            capturable=capturable,
+            maximize=maximize,
+        )
+        checks.check_any_coupled(self.param_groups)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as in torch.optim; ``coupled=True`` marks one whose tensors are vocabulary tables."""
+        self.defaults.update(self.__dict__.pop("_own_defaults", {}))
+        super().add_param_group(param_group)
+        try:
+            checks.check_group(len(self.param_groups) - 1, self.param_groups[-1], self.defaults)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for group in self.param_groups:
+            for key in ("coupled", "scale_exponent", "max_grad_norm", "error_if_nonfinite"):
+                group.setdefault(key, self.defaults[key])
+        # torch sets this in __init__ only, so that GradScaler misjudges a copied, unpickled or loaded optimizer.
+        self._step_supports_amp_scaling = all(group["fused"] for group in self.param_groups)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of CoupledAdamW or of torch.optim.AdamW.
+
+        A (V, H) second moment of a coupled table is averaged over its rows, which continues an AdamW run exactly as
+        if it had been coupled from here on. Whether a group is coupled is decided by this optimizer, never by the
+        file; `scale_exponent` and `max_grad_norm` are taken from the file where it has them. A coupled group keeps its
+        own weight decay when the file was written by torch.optim.AdamW.
+
+        Args:
+            state_dict: what `state_dict()` returned. If its groups are not those of this optimizer, see
+                :func:`coupled_adam.convert_state_dict`.
+        """
+        # As hooks, so that hooks of the user see the file as it is and the optimizer as it will be.
+        adapted: dict[str, Any] = {}
+
+        def adapt(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            adapted.update(state_dicts.adapt_state_dict(given, self))
+            return adapted
+
+        def keep_precision(_: torch.optim.Optimizer) -> None:
+            state_dicts.restore_second_moments(adapted, self)
+
+        before = self.register_load_state_dict_pre_hook(adapt)
+        after = self.register_load_state_dict_post_hook(keep_precision, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+        self.defaults["max_grad_norm"] = self.param_groups[0]["max_grad_norm"]
+
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params_with_grad: list[Tensor],
+        grads: list[Tensor],
+        exp_avgs: list[Tensor],
+        exp_avg_sqs: list[Tensor],
+        max_exp_avg_sqs: list[Tensor],
+        state_steps: list[Tensor],
+    ) -> bool:
+        """Collect the tensors of a group, creating their state at their first gradient (torch's name and order)."""
+        if group["coupled"]:
+            checks.check_gradients(group)
+            for p in group["params"]:
+                if p.grad is not None and not self.state[p]:
+                    on_device = group["capturable"] or group["fused"]
+                    self.state[p] = {
+                        "step": torch.zeros(
+                            (),
+                            dtype=_get_scalar_dtype(is_fused=group["fused"]),
+                            device=p.device if on_device else "cpu",
+                        ),
+                        "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),  # (V, H)
+                        "exp_avg_sq": second_moment_like(p),  # (1, H) float32
+                    }
+        has_complex = super()._init_group(  # type: ignore[no-untyped-call]
+            group, params_with_grad, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
+        )
+        return bool(has_complex)
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step.
+
+        Args:
+            closure: reevaluates the model and returns the loss, called once with gradients enabled.
+
+        Returns:
+            What the closure returned, else None.
+        """
+        self._check_graph_capture()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        collected = []
+        for group in self.param_groups:
+            params: list[Tensor] = []
+            grads: list[Tensor] = []
+            exp_avgs: list[Tensor] = []
+            exp_avg_sqs: list[Tensor] = []
+            max_exp_avg_sqs: list[Tensor] = []
+            steps: list[Tensor] = []
+            has_complex = self._init_group(group, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps)
+            collected.append(GroupTensors(group, params, grads, exp_avgs, exp_avg_sqs, steps, has_complex))
+        norm = coupled_adamw_step(
+            collected,
+            max_grad_norm=self.defaults["max_grad_norm"],
+            error_if_nonfinite=self.defaults["error_if_nonfinite"],
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+        )
+        if norm is not None:
+            self.grad_norm = norm
+        return loss
+
+    def _check_graph_capture(self) -> None:
+        # Renamed in torch 2.12 or so; the old name warns where the new one exists.
+        check = getattr(self, "_accelerator_graph_capture_health_check", None)
+        cast(Callable[[], None], check or self._cuda_graph_capture_health_check)()

@@ -1,0 +1,215 @@
+"""The parameter groups of a model: its vocabulary tables, what is decayed, and what is not.
+
+The one idea: the groups depend on the model alone, `couple` only marks some of them. So the state dicts of an
+AdamW baseline and of CoupledAdamW on the same model fit together.
+
+Letters: V vocabulary rows, H hidden size.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from numbers import Real
+from typing import Any
+
+from torch import nn
+
+from coupled_adam.optimizer.vocabulary import (
+    Inventory,
+    Reading,
+    VocabularyTable,
+    find_readings,
+    only_reading,
+)
+
+COUPLED_ROLES = {
+    "output": ("output", "tied"),
+    "input": ("input", "tied"),
+    "all": ("output", "input", "tied"),
+    "none": (),
+}
+GROUP_OF_ROLE = {"output": "output_embeddings", "tied": "output_embeddings", "input": "input_embeddings"}
+GROUP_ORDER = ("coupled", "output_embeddings", "input_embeddings", "decay", "no_decay")
+
+
+class ParamGroups(list[dict[str, Any]]):
+    """Parameter groups for torch.optim that can say how they came about: `print(groups)`."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], tables: Sequence[VocabularyTable]) -> None:
+        super().__init__(groups)
+        self.tables = list(tables)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def summary(self) -> str:
+        """The vocabulary tables, the groups and the bytes of optimizer state they need, as plain text."""
+        coupled = {tensor for group in self if group.get("coupled") for tensor in _tensors(group)}
+        table_rows = [("vocabulary table", "shape", "dtype", "role", "coupled", "found by")]
+        for table in self.tables:
+            mark = "yes" if table.weight in coupled else "no" if table.weight.requires_grad else "no (frozen)"
+            shape, dtype = str(tuple(table.weight.shape)), str(table.weight.dtype).removeprefix("torch.")
+            table_rows.append((table.name, shape, dtype, table.role, mark, table.rule))
+
+        group_rows = [("group", "tensors", "parameters", "weight decay")]
+        for group in self:
+            sizes = [tensor.numel() for tensor in _tensors(group)]
+            group_rows.append((group["name"], f"{len(sizes)}", f"{sum(sizes):,}", f"{group['weight_decay']}"))
+
+        moment_bytes = sum(tensor.numel() * tensor.itemsize for group in self for tensor in _tensors(group))
+        # A coupled table (V, H) keeps its second moment as (1, H) float32.
+        saving = sum(tensor.numel() * tensor.itemsize - 4 * tensor.shape[1] for tensor in coupled)
+        state_rows = [
+            ("optimizer state", "bytes"),
+            ("these groups", f"{2 * moment_bytes - saving:,}"),
+            ("AdamW", f"{2 * moment_bytes:,}"),
+            ("saving", f"{saving:,} ({50 * saving / max(moment_bytes, 1):.1f} %)"),
+        ]
+        return "\n\n".join(_aligned(rows) for rows in (table_rows, group_rows, state_rows))
+
+
+def param_groups(model: nn.Module, weight_decay: float = 1e-2, couple: str | Sequence[str] = "output") -> ParamGroups:
+    """Split the trainable parameters of `model` into the groups CoupledAdamW and torch.optim.AdamW take.
+
+    The groups, in this order and without the empty ones: "output_embeddings" (heads and tied tables),
+    "input_embeddings" (untied input tables), "decay", "no_decay". A list of patterns puts "coupled" first.
+
+    Args:
+        model: the model, plain or wrapped by DDP or torch.compile, sharded by fully_shard or not at all.
+        weight_decay: of the group "decay", which has all matrices but vocabulary tables, heads and position
+            tables. Nothing else is decayed.
+        couple: which tables share one second moment over their rows: "output" (heads and tied tables),
+            "input" (input and tied tables), "all", "none" (the same groups for an AdamW baseline), or a list
+            of fnmatch patterns of parameter names, written without `module.` and `_orig_mod.`.
+
+    Returns:
+        A list of dicts with "name", "params" (pairs of name and tensor), "weight_decay" and, if coupled,
+        "coupled": True. Printed, it shows the tables, the groups and the optimizer state they need.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.ModuleDict({"wte": nn.Embedding(100, 16), "lm_head": nn.Linear(16, 100)})
+        >>> groups = param_groups(model)
+        >>> for group in groups:
+        ...     print(group["name"], [name for name, _ in group["params"]], group.get("coupled", False))
+        output_embeddings ['lm_head.weight'] True
+        input_embeddings ['wte.weight'] False
+        no_decay ['lm_head.bias'] False
+        >>> print(groups.summary().splitlines()[-1])
+        saving           6,336 (24.0 %)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; pass the torch.nn.Module that is to be trained")
+    _require_weight_decay(weight_decay)
+    _require_couple(couple)
+    _refuse_flattened_parameters(model)
+
+    inventory = Inventory(model)
+    readings = find_readings(inventory)
+    if isinstance(couple, str):
+        tables = only_reading(readings)
+        group_of = {table.weight: GROUP_OF_ROLE[table.role] for table in tables}
+        coupled_groups = {group_of[table.weight] for table in tables if table.role in COUPLED_ROLES[couple]}
+    else:
+        matched = _matched_parameters(couple, inventory)
+        tables = _tables_beside(matched, readings, inventory)
+        group_of = {table.weight: GROUP_OF_ROLE[table.role] for table in tables}
+        group_of.update(dict.fromkeys(matched, "coupled"))
+        coupled_groups = {"coupled"}
+
+    undecayed = inventory.undecayed()
+    members: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in GROUP_ORDER}
+    for parameter, (name, *_) in inventory.names.items():
+        if parameter.requires_grad:
+            group = group_of.get(parameter, "no_decay" if parameter in undecayed else "decay")
+            members[group].append((name, parameter))
+    if coupled_groups and not any(members[name] for name in coupled_groups):
+        frozen = ", ".join(repr(table.name) for table in tables if group_of[table.weight] in coupled_groups)
+        remedy = "set requires_grad=True on one of them, or couple others"
+        raise ValueError(f"couple={couple!r}: the tables to couple are frozen ({frozen}); {remedy}")
+    groups = [
+        {"name": name, "params": pairs, "weight_decay": weight_decay if name == "decay" else 0.0}
+        | ({"coupled": True} if name in coupled_groups else {})
+        for name, pairs in members.items()
+        if pairs
+    ]
+    return ParamGroups(groups, tables)
+
+
+def _matched_parameters(patterns: Sequence[str], inventory: Inventory) -> dict[nn.Parameter, str]:
+    """The trainable parameters that match by any of their names, with the first pattern that matches."""
+    matched: dict[nn.Parameter, str] = {}
+    for pattern in patterns:
+        hits = [p for p, names in inventory.names.items() if any(fnmatchcase(n, pattern) for n in names)]
+        trainable = [parameter for parameter in hits if parameter.requires_grad]
+        if hits and not trainable:
+            raise ValueError(
+                f"couple pattern {pattern!r} matches frozen parameters only, such as "
+                f"{inventory.names[hits[0]][0]!r}; set requires_grad=True or leave the pattern out"
+            )
+        if not hits:
+            names = [n for p, aliases in inventory.names.items() if p.requires_grad for n in aliases]
+            near = difflib.get_close_matches(pattern.replace("*", ""), names, cutoff=0.0)
+            raise ValueError(f"couple pattern {pattern!r} matches no trainable parameter; near names: {near}")
+        for parameter in trainable:
+            if parameter.ndim != 2:
+                raise ValueError(
+                    f"couple pattern {pattern!r}: tensor {inventory.names[parameter][0]!r} has shape "
+                    f"{tuple(parameter.shape)}, expected (V, H); narrow the pattern to vocabulary tables"
+                )
+            matched.setdefault(parameter, pattern)
+    return matched
+
+
+def _tables_beside(
+    matched: dict[nn.Parameter, str], readings: list[Reading], inventory: Inventory
+) -> list[VocabularyTable]:
+    """The matched tables, then the others of the vocabulary; the matched ones settle which reading holds."""
+    settled = [reading for reading in readings if any(table.weight in matched for table in reading)]
+    found = {table.weight: table for reading in settled or readings for table in reading}
+    tables = []
+    for weight, pattern in matched.items():
+        role = "input" if weight in inventory.embeddings else "output"
+        table = found.get(weight, inventory.table(weight, role, ""))
+        tables.append(replace(table, rule=f"pattern {pattern!r}"))
+    return tables + [table for table in found.values() if table.weight not in matched]
+
+
+def _require_weight_decay(weight_decay: object) -> None:
+    if not (isinstance(weight_decay, Real) and 0 <= float(weight_decay) < math.inf):
+        raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+
+
+def _require_couple(couple: object) -> None:
+    words = ", ".join(repr(word) for word in COUPLED_ROLES)
+    if isinstance(couple, str):
+        if couple not in COUPLED_ROLES:
+            remedy = f"put a name pattern into a list: couple=[{couple!r}]"
+            raise ValueError(f"Invalid couple value: {couple!r}; expected {words}; {remedy}")
+    elif not isinstance(couple, Sequence) or not couple or not all(isinstance(item, str) for item in couple):
+        raise ValueError(f"Invalid couple value: {couple!r}; expected {words} or a list of name patterns")
+
+
+def _refuse_flattened_parameters(model: nn.Module) -> None:
+    # By class name, because importing torch.distributed.fsdp is slow.
+    classes = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
+    classes |= {type(parameter).__name__ for parameter in model.parameters()}
+    marked = any(getattr(parameter, "_fsdp_flattened", False) for parameter in model.parameters())
+    if marked or classes & {"FullyShardedDataParallel", "FlatParameter"}:
+        raise ValueError(
+            "the model is sharded by FullyShardedDataParallel (FSDP1), whose flattened parameters have no "
+            "rows; use torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
+
+
+def _tensors(group: dict[str, Any]) -> list[nn.Parameter]:
+    # torch.optim replaces the pairs in the dict it is given by tensors, and adds "param_names".
+    return [entry[1] if isinstance(entry, tuple) else entry for entry in group["params"]]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,138 @@
+"""Tables and gradients that are spread over ranks (FSDP2, HSDP, tensor parallel), seen through DTensor.
+
+The update itself is elementwise and runs on each rank's part. Only sums cross ranks: the column sums of squares,
+over the mesh dimensions that shard rows, and the squared norms for clipping. All of them travel in one message
+per process group.
+
+Legend: V vocabulary rows, H hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor. By its attribute, since importing torch.distributed.tensor takes a second."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, sharing memory with it; any other tensor as it is."""
+    if not is_distributed(tensor):
+        return tensor
+    local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return local
+
+
+def local_gradient(grad: Tensor, param: Tensor) -> Tensor:
+    """This rank's part of a gradient, for the same rows and columns as its part of the parameter.
+
+    Under tensor parallelism the gradient can be replicated or still partial while the parameter is sharded.
+    """
+    if not is_distributed(param):
+        return grad
+    placements = param.placements  # type: ignore[attr-defined]
+    if grad.placements != placements:  # type: ignore[attr-defined]
+        grad = grad.redistribute(placements=placements)  # type: ignore[attr-defined]
+    local = local_part(grad)
+    return local.wait() if hasattr(local, "wait") else local
+
+
+def second_moment_like(param: Tensor) -> Tensor:
+    """Zeros for the coupled second moment of a table: (1, H), float32 or wider.
+
+    For a DTensor it is a DTensor on the same mesh: replicated where the table is sharded by rows, sharded where
+    it is sharded by columns.
+    """
+    local = local_part(param)
+    dtype = torch.promote_types(param.dtype, torch.float32)
+    zeros = torch.zeros(1, local.shape[1], dtype=dtype, device=local.device)
+    return distribute_like(zeros, param)
+
+
+def distribute_like(row: Tensor, param: Tensor) -> Tensor:
+    """Make this rank's part of a (1, H) tensor a DTensor that goes with the columns of `param`."""
+    if not is_distributed(param):
+        return row
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        row,
+        param.device_mesh,  # type: ignore[attr-defined]
+        row_placements(param),
+        run_check=False,
+        shape=torch.Size((1, param.shape[1])),
+        stride=(param.shape[1], 1),
+    )
+
+
+def row_placements(param: Tensor) -> list[Any]:
+    """Placements of a (1, H) tensor beside `param`: those of its columns."""
+    from torch.distributed.tensor import Replicate
+
+    return [
+        placement if not placement.is_replicate() and placement.dim == 1 else Replicate()
+        for placement in param.placements  # type: ignore[attr-defined]
+    ]
+
+
+def process_groups(param: Tensor, tensor_dim: int | None = None) -> tuple[Any, ...]:
+    """The process groups over which a parameter is sharded, along one tensor dimension or along any.
+
+    Decided by `is_replicate`: `_StridedShard` (tensor parallel x FSDP2) is not a `Shard`.
+    """
+    if not is_distributed(param):
+        return ()
+    mesh = param.device_mesh  # type: ignore[attr-defined]
+    return tuple(
+        mesh.get_group(mesh_dim)
+        for mesh_dim, placement in enumerate(param.placements)  # type: ignore[attr-defined]
+        if not placement.is_replicate() and tensor_dim in (None, placement.dim)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSum:
+    """A tensor that becomes, in place, its sum over the given process groups."""
+
+    values: Tensor
+    groups: tuple[Any, ...]
+
+
+class Reduction:
+    """All-reduces of many partial sums, in flight from construction until `wait`.
+
+    Sums over the same process group share one message. A sum over two groups (rows sharded by two mesh
+    dimensions) goes through them one after the other; only the first overlaps with what the caller does meanwhile.
+    """
+
+    def __init__(self, sums: Sequence[PartialSum]) -> None:
+        self._sums = sums
+        self._in_flight = self._send(hop=0)
+
+    def wait(self) -> None:
+        """Return when every sum is complete (on CUDA: when the current stream will see it so)."""
+        hop = 0
+        while self._in_flight:
+            for message, parts, work in self._in_flight:
+                work.wait()
+                for part, summed in zip(parts, message.split([part.numel() for part in parts]), strict=True):
+                    part.copy_(summed.view_as(part))
+            hop += 1
+            self._in_flight = self._send(hop)
+
+    def _send(self, hop: int) -> list[tuple[Tensor, list[Tensor], Any]]:
+        parts_of_group: dict[Any, list[Tensor]] = {}
+        for partial_sum in self._sums:
+            if hop < len(partial_sum.groups):
+                parts_of_group.setdefault(partial_sum.groups[hop], []).append(partial_sum.values)
+        in_flight = []
+        for group, parts in parts_of_group.items():
+            message = torch.cat([part.reshape(-1) for part in parts])
+            in_flight.append((message, parts, dist.all_reduce(message, group=group, async_op=True)))
+        return in_flight

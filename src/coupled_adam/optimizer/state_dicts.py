@@ -1,0 +1,219 @@
+"""State dicts that never break: files of torch.optim.AdamW go in, files of CoupledAdamW come out again.
+
+A coupled table keeps one row of second moment where AdamW keeps V; averaging that matrix over its rows gives the
+row, because the average over the vocabulary and the moving average commute.
+
+Legend: V vocabulary rows, H hidden size.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from coupled_adam.optimizer.checks import named_params
+from coupled_adam.optimizer.sharding import (
+    PartialSum,
+    Reduction,
+    distribute_like,
+    is_distributed,
+    local_part,
+    process_groups,
+)
+from coupled_adam.optimizer.vocabulary import plain_name
+
+StateDict = dict[str, Any]
+
+
+def convert_state_dict(
+    state_dict: StateDict, optimizer: Optimizer, param_names: Sequence[str] | None = None
+) -> StateDict:
+    """Rearrange a state dict, by parameter name, for an optimizer whose groups are others.
+
+    Works in both directions: into CoupledAdamW, a second moment (V, H) is averaged over the rows of a coupled table;
+    into torch.optim.AdamW, a coupled one (1, H) is repeated for every row.
+
+    Args:
+        state_dict: what `state_dict()` of a torch.optim.AdamW or CoupledAdamW returned.
+        optimizer: the optimizer to load it into, built from a model or from named parameters.
+        param_names: names of the parameters in the order in which the writing optimizer got them, e.g.
+            ``[name for name, _ in model.named_parameters()]``. Not needed when the file has names itself.
+
+    Returns:
+        A state dict for ``optimizer.load_state_dict``. Learning rates and other options are those of `optimizer`.
+
+    Example:
+        >>> from coupled_adam import CoupledAdamW
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(5, 2), torch.nn.Linear(2, 5))
+        >>> adamw = torch.optim.AdamW(model.parameters())
+        >>> model(torch.tensor([0, 1])).sum().backward()
+        >>> adamw.step()
+        >>> coupled = CoupledAdamW(model)
+        >>> names = [name for name, _ in model.named_parameters()]
+        >>> coupled.load_state_dict(convert_state_dict(adamw.state_dict(), coupled, param_names=names))
+        >>> tuple(coupled.state[model[1].weight]["exp_avg_sq"].shape)
+        (1, 2)
+    """
+    saved_id = dict(zip(_saved_names(state_dict, param_names), _saved_ids(state_dict), strict=True))
+    live_names = _live_names(optimizer)
+    missing = [name for name in live_names if name not in saved_id]
+    unknown = [name for name in saved_id if name not in set(live_names)]
+    if missing or unknown:
+        raise ValueError(
+            f"state dict and optimizer have different parameters: the file lacks {missing or 'none'}, the optimizer "
+            f"lacks {unknown or 'none'}; give param_names in the order of the optimizer that wrote the file"
+        )
+    converted = optimizer.state_dict()
+    live_ids = _saved_ids(converted)
+    converted["state"] = {
+        live_id: state_dict["state"][saved_id[name]]
+        for live_id, name in zip(live_ids, live_names, strict=True)
+        if saved_id[name] in state_dict["state"]
+    }
+    _fit_states(converted, optimizer)
+    return converted
+
+
+def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
+    """What CoupledAdamW.load_state_dict hands to torch: the same groups, coupled as the live optimizer says.
+
+    Args:
+        state_dict: of CoupledAdamW or torch.optim.AdamW; it is not changed.
+        optimizer: the live CoupledAdamW.
+
+    Returns:
+        A state dict whose groups have all options and whose second moments have the live shapes.
+    """
+    if _groups_differ(state_dict, optimizer):
+        if not all("param_names" in group for group in state_dict["param_groups"]):
+            raise ValueError(
+                f"state dict has groups of {_group_sizes(state_dict['param_groups'])} parameters, the optimizer of "
+                f"{_group_sizes(optimizer.param_groups)}, and the file has no names; map it by name with "
+                "coupled_adam.convert_state_dict(state_dict, optimizer, param_names=[...])"
+            )
+        return convert_state_dict(state_dict, optimizer)
+    adapted = dict(state_dict)
+    adapted["state"] = dict(state_dict["state"])
+    adapted["param_groups"] = [
+        _adapted_group(saved, live)
+        for saved, live in zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    _fit_states(adapted, optimizer)
+    return adapted
+
+
+def restore_second_moments(adapted: StateDict, optimizer: Optimizer) -> None:
+    """Put back the coupled second moments that torch cast to the dtype of a bfloat16 or float16 parameter."""
+    params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    coupled = {param for group in optimizer.param_groups if group["coupled"] for param in group["params"]}
+    for saved_id, param in zip(_saved_ids(adapted), params, strict=True):
+        if param in coupled and "exp_avg_sq" in adapted["state"].get(saved_id, {}):
+            exp_avg_sq = adapted["state"][saved_id]["exp_avg_sq"]
+            dtype = torch.promote_types(param.dtype, torch.float32)
+            optimizer.state[param]["exp_avg_sq"] = exp_avg_sq.to(device=param.device, dtype=dtype, copy=True)
+
+
+def _adapted_group(saved: dict[str, Any], live: dict[str, Any]) -> dict[str, Any]:
+    group = dict(saved)
+    if group.get("amsgrad"):
+        raise ValueError(
+            "state dict was written with amsgrad=True, which Coupled Adam does not have; load it into torch.optim.AdamW"
+        )
+    if live["coupled"] and not saved.get("coupled"):
+        group["weight_decay"] = live["weight_decay"]
+    group["coupled"] = live["coupled"]
+    group["error_if_nonfinite"] = live["error_if_nonfinite"]
+    for key in ("scale_exponent", "max_grad_norm"):
+        group.setdefault(key, live[key])
+    return group
+
+
+def _fit_states(state_dict: StateDict, optimizer: Optimizer) -> None:
+    """Bring every second moment of `state_dict` to the shape that its live parameter needs."""
+    live = [(name, p, group) for group in optimizer.param_groups for name, p in named_params(group)]
+    averages: list[tuple[Any, Tensor, PartialSum]] = []
+    for saved_id, (name, param, group) in zip(_saved_ids(state_dict), live, strict=True):
+        state = state_dict["state"].get(saved_id)
+        if not state:
+            continue
+        _check_shapes(name, param, state)
+        exp_avg_sq = state["exp_avg_sq"]
+        if group.get("coupled") and exp_avg_sq.shape[0] != 1:
+            wide = torch.promote_types(param.dtype, torch.float32)
+            sums = local_part(exp_avg_sq).to(wide).sum(dim=0)  # (H,)
+            averages.append((saved_id, param, PartialSum(sums, process_groups(exp_avg_sq, tensor_dim=0))))
+        elif not group.get("coupled") and exp_avg_sq.shape != param.shape:
+            rows = local_part(param).shape[0]
+            repeated = torch.zeros_like(param, memory_format=torch.preserve_format)
+            local_part(repeated).copy_(local_part(exp_avg_sq).expand(rows, -1))
+            state_dict["state"][saved_id] = {**state, "exp_avg_sq": repeated}
+    Reduction([partial_sum for _, _, partial_sum in averages]).wait()
+    for saved_id, param, partial_sum in averages:
+        average = (partial_sum.values / param.shape[0]).unsqueeze(0)  # (1, H)
+        state_dict["state"][saved_id] = {
+            **state_dict["state"][saved_id],
+            "exp_avg_sq": distribute_like(average, param),
+        }
+
+
+def _check_shapes(name: str, param: Tensor, state: dict[str, Any]) -> None:
+    for key in ("exp_avg", "exp_avg_sq"):
+        if key not in state:
+            raise ValueError(f"state of {name!r} has no {key!r}, only {sorted(state)}; it is not a state dict of AdamW")
+        allowed = {tuple(param.shape)}
+        if key == "exp_avg_sq" and param.dim() == 2:
+            allowed.add((1, param.shape[1]))
+        if tuple(state[key].shape) not in allowed:
+            raise ValueError(
+                f"state of {name!r}: {key} has shape {tuple(state[key].shape)}, the parameter {tuple(param.shape)}; "
+                "the file belongs to a model of another size, or lists its parameters in another order"
+            )
+        if is_distributed(param) and not is_distributed(state[key]):
+            raise ValueError(
+                f"state of {name!r}: {key} is a plain tensor, but the parameter is sharded; load the file with "
+                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
+            )
+
+
+def _groups_differ(state_dict: StateDict, optimizer: Optimizer) -> bool:
+    saved_groups, live_groups = state_dict["param_groups"], optimizer.param_groups
+    if _group_sizes(saved_groups) != _group_sizes(live_groups):
+        return True
+    if not all("param_names" in group for group in chain(saved_groups, live_groups)):
+        return False
+    saved, live = _saved_names(state_dict, None), _live_names(optimizer)
+    # The same names in another order would be loaded into the wrong tensors; other names mean a renamed model.
+    return saved != live and sorted(saved) == sorted(live)
+
+
+def _group_sizes(groups: list[dict[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _saved_ids(state_dict: StateDict) -> list[Any]:
+    return list(chain.from_iterable(group["params"] for group in state_dict["param_groups"]))
+
+
+def _saved_names(state_dict: StateDict, param_names: Sequence[str] | None) -> list[str]:
+    if param_names is None:
+        if not all("param_names" in group for group in state_dict["param_groups"]):
+            raise ValueError(
+                "state dict has no parameter names; give param_names in the order of the optimizer that wrote the file, "
+                "e.g. [name for name, _ in model.named_parameters()]"
+            )
+        param_names = list(chain.from_iterable(group["param_names"] for group in state_dict["param_groups"]))
+    count = len(_saved_ids(state_dict))
+    if len(param_names) != count:
+        raise ValueError(f"param_names has {len(param_names)} names, but the state dict {count} parameters")
+    return [plain_name(name) for name in param_names]
+
+
+def _live_names(optimizer: Optimizer) -> list[str]:
+    if not all("param_names" in group for group in optimizer.param_groups):
+        raise ValueError(
+            "the optimizer's groups have no parameter names; build it from the model, or from (name, tensor) pairs"
+        )
+    return [plain_name(name) for group in optimizer.param_groups for name in group["param_names"]]

@@ -1,0 +1,259 @@
+"""One optimizer step, in the order that keeps the device busy.
+
+First the column sums of squares of the coupled tables start their way over the ranks; meanwhile torch's AdamW
+updates the standard groups; then the coupled tables follow. With clipping nothing can be updated before the global
+norm is known, so the sums, and the squared norms of the standard groups with them, are awaited first.
+"""
+
+import functools
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from coupled_adam.optimizer import blockwise, clipping
+from coupled_adam.optimizer.checks import named_params
+from coupled_adam.optimizer.sharding import (
+    PartialSum,
+    Reduction,
+    local_gradient,
+    local_part,
+    process_groups,
+)
+from coupled_adam.optimizer.table import Hyperparameters, Table
+
+
+@dataclass(slots=True)
+class GroupTensors:
+    """A param group and the tensors of its parameters that have a gradient, in the same order."""
+
+    group: dict[str, Any]
+    params: list[Tensor]
+    grads: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    steps: list[Tensor]
+    has_complex: bool
+
+    def local_gradients(self) -> list[Tensor]:
+        """Each gradient's part on this rank, cut like its parameter."""
+        return [local_gradient(grad, param) for grad, param in zip(self.grads, self.params, strict=True)]
+
+
+def coupled_adamw_step(
+    groups: list[GroupTensors],
+    *,
+    max_grad_norm: float | None,
+    error_if_nonfinite: bool,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> Tensor | None:
+    """Update the parameters and state of all groups in place.
+
+    Args:
+        groups: all groups, coupled and standard, with their state.
+        max_grad_norm: the global norm to clip to, None for no clipping.
+        error_if_nonfinite: raise before anything is written when the global norm is not finite.
+        grad_scale: what the gradients are still multiplied with (GradScaler with fused=True), None for 1.
+        found_inf: a scalar; other than zero, the step is not taken.
+
+    Returns:
+        The norm of all unscaled gradients before clipping; None when it was not needed.
+    """
+    coupled = [tensors for tensors in groups if tensors.group["coupled"] and tensors.params]
+    standard = [tensors for tensors in groups if not tensors.group["coupled"] and tensors.params]
+    coupled_grads = [tensors.local_gradients() for tensors in coupled]
+    standard_grads = [tensors.local_gradients() for tensors in standard]
+    column_sums = [
+        _column_sums(param, grad)
+        for tensors, grads in zip(coupled, coupled_grads, strict=True)
+        for param, grad in zip(tensors.params, grads, strict=True)
+    ]
+    norm_wanted = max_grad_norm is not None or error_if_nonfinite
+    norm_sums: list[PartialSum] = []
+    if norm_wanted:
+        norm_sums = _norm_sums(coupled, column_sums, standard, standard_grads)
+    reduction = Reduction(column_sums + norm_sums)
+
+    norm = None
+    grad_factor = None if grad_scale is None else grad_scale.reciprocal()
+    if norm_sums:
+        reduction.wait()
+        limit = float("inf") if max_grad_norm is None else float(max_grad_norm)
+        norm, clipping_factor = _clip_factor(clipping.total_square(norm_sums), grad_scale, limit)
+        if error_if_nonfinite:
+            _raise_if_nonfinite(norm, found_inf, groups)
+        if max_grad_norm is not None:
+            grad_factor = clipping_factor
+            if standard:
+                grad_scale = _scale_or_multiply(standard, standard_grads, clipping_factor)
+
+    for tensors, grads in zip(standard, standard_grads, strict=True):
+        _update_standard(tensors, grads, grad_scale, found_inf)
+    reduction.wait()
+    sums = iter(column_sums)
+    for tensors, grads in zip(coupled, coupled_grads, strict=True):
+        _update_coupled(tensors, grads, [next(sums).values for _ in grads], grad_factor, found_inf)
+    return norm
+
+
+def kernels_for(tensor: Tensor) -> ModuleType:
+    """The module whose functions update this tensor: Triton kernels on CUDA and ROCm, torch operations elsewhere."""
+    # Under torch.compile the plain operations are fused by the compiler; float64 is for checking, not for speed.
+    if tensor.is_cuda and tensor.dtype != torch.float64 and not torch.compiler.is_compiling():
+        return _triton_kernels() or blockwise
+    return blockwise
+
+
+@functools.cache
+def _triton_kernels() -> ModuleType | None:
+    try:
+        from coupled_adam.optimizer import triton_kernels
+    except ImportError:
+        return None
+    return triton_kernels
+
+
+def _column_sums(param: Tensor, grad: Tensor) -> PartialSum:
+    """Column sums of squares of a gradient, (P, H) on one rank, (1, H) where they must be added up over ranks."""
+    sums = kernels_for(grad).column_square_sums(grad)
+    groups = process_groups(param, tensor_dim=0)
+    return PartialSum(sums.sum(dim=0, keepdim=True) if groups else sums, groups)
+
+
+def _norm_sums(
+    coupled: list[GroupTensors],
+    column_sums: list[PartialSum],
+    standard: list[GroupTensors],
+    standard_grads: list[list[Tensor]],
+) -> list[PartialSum]:
+    """Squared gradient norms on this rank, one for each way of being sharded and each device."""
+    coupled_params = [param for tensors in coupled for param in tensors.params]
+    sums = [
+        PartialSum(column_sum.values.sum(), process_groups(param))
+        for param, column_sum in zip(coupled_params, column_sums, strict=True)
+    ]
+    alike: dict[tuple[Any, ...], list[Tensor]] = {}
+    for tensors, grads in zip(standard, standard_grads, strict=True):
+        for param, grad in zip(tensors.params, grads, strict=True):
+            alike.setdefault((process_groups(param), grad.device), []).append(grad)
+    sums += [PartialSum(clipping.square_norm(grads), groups) for (groups, _), grads in alike.items()]
+    return sums
+
+
+def _clip_factor(total: Tensor, grad_scale: Tensor | None, max_norm: float) -> tuple[Tensor, Tensor]:
+    kernels = kernels_for(total)
+    if kernels is blockwise:
+        return clipping.clip_factor(total, grad_scale, max_norm)
+    norm, grad_factor = kernels.clip_factor(total, grad_scale, max_norm)
+    return norm, grad_factor
+
+
+def _raise_if_nonfinite(norm: Tensor, found_inf: Tensor | None, groups: list[GroupTensors]) -> None:
+    if torch.isfinite(norm) or (found_inf is not None and found_inf.item() != 0):
+        return  # finite, or GradScaler knows and skips the step
+    names = [
+        group_name
+        for tensors in groups
+        for group_name, param in zip(_names(tensors), tensors.params, strict=True)
+        if param.grad is not None and not torch.isfinite(local_part(param.grad)).all()
+    ]
+    where = ", ".join(repr(name) for name in names) or "a gradient on another rank, or in the sum of finite ones"
+    raise RuntimeError(
+        f"gradient norm is {norm.item()}: non-finite values in {where}. Nothing was updated; "
+        "skip this batch, lower the learning rate, or set error_if_nonfinite=False"
+    )
+
+
+def _names(tensors: GroupTensors) -> list[str]:
+    """Names of the parameters that have a gradient."""
+    return [name for name, param in named_params(tensors.group) if param.grad is not None]
+
+
+def _scale_or_multiply(standard: list[GroupTensors], standard_grads: list[list[Tensor]], grad_factor: Tensor) -> Tensor:
+    """Clip the gradients of standard groups, or return the `grad_scale` that makes the fused kernels do it.
+
+    The fused kernels divide by grad_scale and write the result back into the gradient.
+    """
+    for tensors, grads in zip(standard, standard_grads, strict=True):
+        if not tensors.group["fused"]:
+            for device in {grad.device for grad in grads}:
+                on_device = [grad for grad in grads if grad.device == device]
+                torch._foreach_mul_(on_device, grad_factor.to(device, non_blocking=True))
+    return grad_factor.reciprocal()
+
+
+def _update_standard(
+    tensors: GroupTensors, grads: list[Tensor], grad_scale: Tensor | None, found_inf: Tensor | None
+) -> None:
+    """torch's AdamW on each rank's parts: it is elementwise, and plain tensors of any mesh go into one call."""
+    group = tensors.group
+    beta1, beta2 = group["betas"]
+    adamw(
+        [local_part(param) for param in tensors.params],
+        grads,
+        [local_part(exp_avg) for exp_avg in tensors.exp_avgs],
+        [local_part(exp_avg_sq) for exp_avg_sq in tensors.exp_avg_sqs],
+        [],
+        tensors.steps,
+        amsgrad=False,
+        has_complex=tensors.has_complex,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=group["maximize"],
+        foreach=group["foreach"],
+        capturable=group["capturable"],
+        differentiable=group["differentiable"],
+        fused=group["fused"],
+        grad_scale=grad_scale if group["fused"] else None,
+        found_inf=found_inf,
+    )
+
+
+def _update_coupled(
+    tensors: GroupTensors,
+    grads: list[Tensor],
+    square_sums: list[Tensor],
+    grad_factor: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    hyper = Hyperparameters.from_group(tensors.group)
+    for i, name in enumerate(_names(tensors)):
+        kernels = kernels_for(grads[i])
+        device = grads[i].device
+        factor = None if grad_factor is None else grad_factor.to(device, non_blocking=True)
+        skip = None if found_inf is None else found_inf.to(device, non_blocking=True)
+        if kernels is blockwise and skip is not None:
+            if skip.item() != 0:
+                continue
+            skip = None
+        table = Table(
+            name=name,
+            rows=tensors.params[i].shape[0],
+            param=local_part(tensors.params[i]),
+            grad=grads[i],
+            exp_avg=local_part(tensors.exp_avgs[i]),
+            exp_avg_sq=local_part(tensors.exp_avg_sqs[i]),
+            step=_advance_step(tensors.steps[i], skip),
+            hyper=hyper,
+        )
+        options = {} if skip is None else {"found_inf": skip}
+        coefficient = kernels.advance_second_moment(table, square_sums[i], factor, **options)
+        kernels.apply_update(table, coefficient, factor, **options)
+
+
+def _advance_step(step: Tensor, skip: Tensor | None) -> float | Tensor:
+    """Count this step, unless it is skipped; a number where the count lives on the host."""
+    if skip is None:
+        step += 1
+    else:
+        step += (skip == 0).to(step.dtype)
+    if step.device.type == "cpu" and not torch.compiler.is_compiling():
+        return step.item()
+    return step
