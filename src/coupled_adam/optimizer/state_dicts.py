@@ -201,7 +201,7 @@ def _saved_names(state_dict: StateDict, param_names: Sequence[str] | None) -> li
     if param_names is None:
         if not all("param_names" in group for group in state_dict["param_groups"]):
             raise ValueError(
-                "state dict has no parameter names; give param_names in the order of the optimizer that wrote the file, "
+                "state dict has no parameter names; give param_names in the order in which the file was written, "
                 "e.g. [name for name, _ in model.named_parameters()]"
             )
         param_names = list(chain.from_iterable(group["param_names"] for group in state_dict["param_groups"]))

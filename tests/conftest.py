@@ -1,0 +1,21 @@
+"""Settings that must be in place before torch is imported."""
+
+import os
+from pathlib import Path
+
+# Two OpenMP threads that spin while waiting can be 20 times slower beside one other busy process.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# Without a GPU the Triton kernels run in Triton's interpreter, which is chosen when triton is imported.
+if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(skip)

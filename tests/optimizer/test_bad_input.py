@@ -1,0 +1,108 @@
+"""What a user can get wrong: each error names the thing, the value and the remedy."""
+
+from typing import Any
+
+import pytest
+import torch
+from oracle import coupled, gradients, run, table
+from test_against_adamw import LanguageModel
+from torch import nn
+
+from coupled_adam import CoupledAdamW
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "Invalid learning rate: -1.0"),
+        ({"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+        ({"betas": (0.9, -0.1)}, "Invalid beta parameter at index 1: -0.1"),
+        ({"eps": -1e-8}, "Invalid epsilon value: -1e-08"),
+        ({"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
+        ({"amsgrad": True}, "Invalid amsgrad value: True.*torch.optim.AdamW"),
+        ({"scale_exponent": float("nan")}, "Invalid scale_exponent value: nan"),
+        ({"max_grad_norm": 0.0}, "Invalid max_grad_norm value: 0.0"),
+        ({"max_grad_norm": float("nan")}, "Invalid max_grad_norm value: nan"),
+        ({"couple": "lm_head.weight"}, r"couple=\['lm_head.weight'\]"),
+        ({"couple": ["no.such.*"]}, "'no.such.*' matches no trainable parameter"),
+        ({"couple": ["norm.weight"]}, r"'norm.weight' has shape \(6,\), expected \(V, H\)"),
+        ({"couple": "none"}, "No coupled group"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CoupledAdamW(LanguageModel(), **options)
+
+
+def test_no_coupled_group_is_never_a_silent_adamw() -> None:
+    for params in ([nn.Parameter(torch.zeros(3, 2))], list(LanguageModel().named_parameters())):
+        with pytest.raises(ValueError, match=r"No coupled group.*CoupledAdamW\(model"):
+            CoupledAdamW(params)
+
+
+def test_couple_without_a_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"couple value: 'all' without a model"):
+        CoupledAdamW([{"params": [table((3, 2))], "coupled": True}], couple="all")
+
+
+@pytest.mark.parametrize(
+    ("param", "message"),
+    [
+        (torch.zeros(768), r"tensor 'ln_f.weight' has shape \(768,\), expected \(V, H\); move it to a group without"),
+        (torch.zeros(2, 3, 4), r"shape \(2, 3, 4\), expected \(V, H\)"),
+        (torch.zeros(3, 2, dtype=torch.complex64), "complex dtype"),
+        (torch.zeros(0, 4), "without elements"),
+    ],
+    ids=["1-D", "3-D", "complex", "empty"],
+)
+def test_tensors_that_are_no_tables_are_named(param: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CoupledAdamW([{"params": [("ln_f.weight", nn.Parameter(param))], "coupled": True}])
+
+
+def test_flattened_fsdp1_parameters_are_refused() -> None:
+    param = nn.Parameter(torch.zeros(12))
+    param._fsdp_flattened = True  # what FSDP1 marks its flat parameters with
+    with pytest.raises(ValueError, match=r"FSDP1.*fully_shard"):
+        CoupledAdamW([{"params": [param], "coupled": True}])
+
+
+def test_sparse_gradients_are_refused_with_torchs_error_type() -> None:
+    embedding = nn.Embedding(10, 3, sparse=True)
+    optimizer = CoupledAdamW(embedding)
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(RuntimeError, match=r"sparse gradients: tensor 'weight'.*sparse=False"):
+        optimizer.step()
+    assert not optimizer.state[embedding.weight]
+
+
+def test_clipping_cannot_differ_between_groups() -> None:
+    with pytest.raises(ValueError, match=r"group 0: max_grad_norm is 2.0, but 1.0 for the optimizer"):
+        CoupledAdamW([{"params": [table((3, 2))], "coupled": True, "max_grad_norm": 2.0}], max_grad_norm=1.0)
+
+
+def test_amsgrad_in_a_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="Invalid amsgrad value: True"):
+        CoupledAdamW([{"params": [table((3, 2))], "coupled": True}, {"params": [table((3, 2))], "amsgrad": True}])
+
+
+def test_fused_and_foreach_together_are_refused_as_in_torch() -> None:
+    with pytest.raises(RuntimeError, match="cannot be `True` together"):
+        coupled(table((3, 2)), fused=True, foreach=True)
+
+
+def test_a_state_dict_of_another_shape_is_named() -> None:
+    param, smaller = table((10, 4)), table((9, 4))
+    optimizer, other = coupled(param), coupled(smaller)
+    run(other, smaller, gradients((9, 4), 1))
+    with pytest.raises(ValueError, match=r"'parameter 0': exp_avg has shape \(9, 4\), the parameter \(10, 4\)"):
+        optimizer.load_state_dict(other.state_dict())
+
+
+def test_a_state_dict_of_another_optimizer_is_named() -> None:
+    param, other = table((10, 4)), table((10, 4))
+    sgd = torch.optim.SGD([other], lr=0.1, momentum=0.9)
+    run(sgd, other, gradients((10, 4), 1))
+    with pytest.raises(ValueError, match=r"no 'exp_avg'.*not a state dict of AdamW"):
+        coupled(param).load_state_dict(sgd.state_dict())

@@ -1,0 +1,168 @@
+"""What people do with a torch optimizer: copy, pickle, schedule, compile, accumulate, add groups, freeze."""
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from oracle import assert_matches, coupled, gradients, oracle, relative_error, run, table
+from test_against_adamw import LanguageModel, train
+from torch import nn
+
+from coupled_adam import CoupledAdamW
+from coupled_adam.optimizer import blockwise
+from coupled_adam.optimizer.reference import reference_init, reference_step
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_a_copy_continues_as_the_original(how: str) -> None:
+    """Coupling, scale exponent and clipping survive, and so does the state."""
+    torch.manual_seed(0)
+    model = LanguageModel()
+    optimizer = CoupledAdamW(model, lr=0.01, scale_exponent=1.0, max_grad_norm=0.1)
+    train(model, optimizer, steps=2)
+    if how == "deepcopy":
+        other_model, other = copy.deepcopy((model, optimizer))
+    elif how == "pickle":
+        other_model, other = pickle.loads(pickle.dumps((model, optimizer)))
+    else:
+        buffer = io.BytesIO()
+        torch.save((model, optimizer), buffer)
+        buffer.seek(0)
+        other_model, other = torch.load(buffer, weights_only=False)
+    assert other.defaults["max_grad_norm"] == 0.1
+    train(model, optimizer, steps=2)
+    train(other_model, other, steps=2)
+    for mine, theirs in zip(model.parameters(), other_model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_learning_rate_schedules_reach_coupled_tables() -> None:
+    param = table((10, 3))
+    grads = gradients((10, 3), 3)
+    optimizer = coupled(param, lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    expected = reference_init(param)
+    for i, grad in enumerate(grads):
+        expected = reference_step(expected, grad, lr=0.1 * 0.5**i)
+        run(optimizer, param, [grad])
+        schedule.step()
+    assert_matches(optimizer, param, expected)
+
+
+def test_accumulated_gradients_are_one_gradient() -> None:
+    torch.manual_seed(0)
+    whole, parts = LanguageModel(), LanguageModel()
+    parts.load_state_dict(whole.state_dict())
+    tokens = torch.randint(0, 23, (4, 9))
+    for model, chunks in ((whole, 1), (parts, 4)):
+        optimizer = CoupledAdamW(model, lr=0.01)
+        for chunk in tokens.chunk(chunks):
+            (
+                nn.functional.cross_entropy(model(chunk[:, :-1]).flatten(0, 1), chunk[:, 1:].flatten()) / chunks
+            ).backward()
+        optimizer.step()
+    for mine, theirs in zip(parts.parameters(), whole.parameters(), strict=True):
+        assert relative_error(mine, theirs) < 1e-5
+
+
+def test_parameters_without_gradient_are_left_alone() -> None:
+    first, second = table((6, 2)), table((8, 3))
+    optimizer = CoupledAdamW([{"params": [first, second], "coupled": True}], max_grad_norm=1.0)
+    run(optimizer, second, gradients((8, 3), 2))
+    assert torch.equal(first, table((6, 2)))
+    assert first not in optimizer.state or not optimizer.state[first]
+    assert optimizer.state[second]["step"].item() == 2
+
+
+def test_a_step_without_any_gradient_does_nothing() -> None:
+    model = LanguageModel()
+    optimizer = CoupledAdamW(model, max_grad_norm=1.0)
+    optimizer.step()
+    assert not any(optimizer.state.values())
+
+
+def test_several_tables_have_a_second_moment_each() -> None:
+    params = [table((6, 2)), table((9, 2)), table((5, 7))]
+    optimizer = CoupledAdamW([{"params": params[:2], "coupled": True}, {"params": params[2:], "coupled": True}])
+    grads = [gradients((6, 2), 3), gradients((9, 2), 3), gradients((5, 7), 3)]
+    expected = [oracle(p, g, weight_decay=0.01) for p, g in zip(params, grads, strict=True)]
+    for step in range(3):
+        for param, of_param in zip(params, grads, strict=True):
+            param.grad = of_param[step]
+        optimizer.step()
+    for param, state in zip(params, expected, strict=True):
+        assert_matches(optimizer, param, state)
+
+
+def test_groups_can_be_added_later() -> None:
+    first, second, third = table((6, 2)), table((8, 3)), nn.Parameter(torch.randn(3))
+    optimizer = coupled(first, scale_exponent=2.0, max_grad_norm=5.0)
+    optimizer.add_param_group({"params": [second], "coupled": True})
+    optimizer.add_param_group({"params": [third]})
+    assert [group["coupled"] for group in optimizer.param_groups] == [True, True, False]
+    assert [group["scale_exponent"] for group in optimizer.param_groups] == [2.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match=r"coupled group 3: tensor 'parameter 0' has shape \(4,\)"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.randn(4))], "coupled": True})
+    assert len(optimizer.param_groups) == 3
+
+
+def test_state_has_torch_keys_and_one_row_of_second_moment() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        param = table((11, 4), dtype)
+        optimizer = coupled(param)
+        run(optimizer, param, gradients((11, 4), 1, dtype))
+        state = optimizer.state[param]
+        assert list(state) == ["step", "exp_avg", "exp_avg_sq"]
+        assert state["exp_avg"].shape == (11, 4)
+        assert state["exp_avg"].dtype == dtype
+        assert state["exp_avg_sq"].shape == (1, 4)
+        assert state["exp_avg_sq"].dtype == torch.float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.1}, {"lr": torch.tensor(0.01)}], ids=str)
+def test_compiled_step_equals_the_eager_one(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    compiled_model = LanguageModel()
+    eager_model = copy.deepcopy(compiled_model)
+    compiled_optimizer = CoupledAdamW(compiled_model, **options)
+    eager_optimizer = CoupledAdamW(eager_model, **options)
+    torch._dynamo.reset()
+    compiled_step = torch.compile(compiled_optimizer.step)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(4):
+        for mine, theirs in zip(compiled_model.parameters(), eager_model.parameters(), strict=True):
+            mine.grad = torch.randn(mine.shape, generator=generator)
+            theirs.grad = mine.grad.clone()
+        compiled_step()
+        eager_optimizer.step()
+    for mine, theirs in zip(compiled_model.parameters(), eager_model.parameters(), strict=True):
+        # In the standard groups torch's compiled AdamW takes 1 - beta2^t in float32, which costs digits.
+        is_table = mine is compiled_model.embedding.weight
+        assert relative_error(mine, theirs) < (1e-6 if is_table else 1e-4)
+
+
+def test_no_temporary_of_the_size_of_the_table_is_allocated() -> None:
+    """Counted by torch's profiler; the row blocks are the only scratch memory."""
+    shape = (60_000, 64)
+    table_bytes = shape[0] * shape[1] * 4
+    for options in ({}, {"max_grad_norm": 0.1}, {"fused": True}, {"maximize": True, "weight_decay": 0.1}):
+        param = table(shape)
+        optimizer = coupled(param, **options)
+        run(optimizer, param, gradients(shape, 1))
+        assert peak_bytes(optimizer.step) < table_bytes / 2
+    assert table_bytes / 2 > blockwise.BLOCK_ELEMENTS * 4
+
+
+def peak_bytes(function: Any) -> int:
+    with torch.profiler.profile(profile_memory=True) as profile:
+        function()
+    peak = allocated = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
+    return peak
