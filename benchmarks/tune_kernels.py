@@ -12,6 +12,7 @@ import torch
 
 from coupled_adam.optimizer import triton_kernels
 from coupled_adam.optimizer.table import Hyperparameters, Table
+from coupled_adam.optimizer.triton_kernels import Launcher
 
 SHAPES = [(50304, 768), (128256, 4096), (50304, 2560), (262144, 2304)]
 
@@ -37,7 +38,11 @@ def random_table(V: int, H: int) -> Table:
 
     hyper = Hyperparameters(1e-3, 0.9, 0.95, 1e-8, 0.0, 1.0, False)
     exp_avg_sq = torch.rand(1, H, device="cuda")
-    return Table("table", V, random(), random(), random(), exp_avg_sq, torch.ones((), device="cuda"), hyper)
+    return Table(V, random(), random(), random(), exp_avg_sq, torch.ones((), device="cuda"), hyper)
+
+
+def with_warps(launcher: Launcher, warps: int) -> Launcher:
+    return Launcher(launcher.kernel, warps)
 
 
 def sums_and_update(table: Table) -> None:
@@ -64,18 +69,18 @@ def main() -> None:
             if not 1024 <= block_h * block_v <= 8192:
                 continue
             triton_kernels.BLOCK_H, triton_kernels.SUM_BLOCK_V = block_h, block_v
-            triton_kernels.SUM_WARPS, triton_kernels.SUM_PROGRAMS = warps, programs
+            triton_kernels.SUM, triton_kernels.SUM_PROGRAMS = with_warps(triton_kernels.SUM, warps), programs
             time = milliseconds(functools.partial(triton_kernels.column_square_sums, table.grad))
             results.append((time, f"BLOCK_H {block_h} BLOCK_V {block_v} warps {warps} programs {programs}"))
         report(f"{V}x{H} sums", results, size / bytes_per_ms)
         triton_kernels.BLOCK_H, triton_kernels.SUM_BLOCK_V = 256, 16
-        triton_kernels.SUM_WARPS, triton_kernels.SUM_PROGRAMS = 4, 1056
+        triton_kernels.SUM, triton_kernels.SUM_PROGRAMS = with_warps(triton_kernels.SUM, 4), 1056
         results = []
         for block_h, block_v, warps in itertools.product((128, 256, 512, 1024), (1, 2, 4, 8, 16), (4, 8)):
             if not 512 <= block_h * block_v <= 4096:
                 continue
             triton_kernels.BLOCK_H, triton_kernels.UPDATE_BLOCK_V = block_h, block_v
-            triton_kernels.UPDATE_WARPS = warps
+            triton_kernels.UPDATE = with_warps(triton_kernels.UPDATE, warps)
             label = f"BLOCK_H {block_h} BLOCK_V {block_v} warps {warps}"
             results.append((milliseconds(functools.partial(sums_and_update, table)), label))
         report(f"{V}x{H} sums and update", results, 6 * size / bytes_per_ms)

@@ -43,10 +43,10 @@ def column_square_sums(grad: Tensor) -> Tensor:
 
 
 def advance_second_moment(table: Table, square_sums: Tensor, grad_factor: Tensor | None) -> Tensor:
-    """Update v_t of one table in place and return what a row's first moment is multiplied with.
+    """Count the step, update v_t of one table in place and return what a row's first moment is multiplied with.
 
     Args:
-        table: the table; its `step` already counts this step.
+        table: the table.
         square_sums: column sums of squares of the gradient as it was read, over all ranks, (P, H).
         grad_factor: what the gradient must be multiplied with (loss scale, clipping), None for 1.
 
@@ -54,12 +54,15 @@ def advance_second_moment(table: Table, square_sums: Tensor, grad_factor: Tensor
         The coefficient -lr / (1 - beta1^t) / (sqrt(2^-n v_t / (1 - beta2^t)) + eps), (1, H).
     """
     hyper = table.hyper
+    table.step.add_(1)
+    on_host = table.step.device.type == "cpu" and not torch.compiler.is_compiling()
+    t = table.step.item() if on_host else table.step
     mean_square = square_sums.sum(dim=0, keepdim=True) / table.rows
     if grad_factor is not None:
         mean_square = mean_square * grad_factor.square()
     table.exp_avg_sq.mul_(hyper.beta2).add_(mean_square, alpha=1 - hyper.beta2)
-    bias_correction1 = _bias_correction(hyper.beta1, table.step)
-    bias_correction2 = _bias_correction(hyper.beta2, table.step)
+    bias_correction1 = _bias_correction(hyper.beta1, t)
+    bias_correction2 = _bias_correction(hyper.beta2, t)
     denominator = (table.exp_avg_sq * (hyper.second_moment_scale / bias_correction2)).sqrt_().add_(hyper.eps)
     return (-hyper.lr / bias_correction1) / denominator
 

@@ -81,8 +81,9 @@ def check_table(label: str, param: Tensor) -> None:
 
 def check_gradients(group: dict[str, Any]) -> None:
     """Check the gradients of a coupled group before a step."""
-    for name, param in named_params(group):
-        if param.grad is not None and param.grad.is_sparse:
+    sparse = [param.grad is not None and param.grad.is_sparse for param in group["params"]]
+    for (name, _), is_sparse in zip(named_params(group) if any(sparse) else [], sparse, strict=False):
+        if is_sparse:
             raise RuntimeError(
                 f"CoupledAdamW does not support sparse gradients: tensor {name!r} has one. Build its nn.Embedding "
                 "with sparse=False"

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim.adamw import AdamW
 from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_differentiable
 
@@ -225,8 +226,12 @@ class CoupledAdamW(AdamW):
             found_inf=getattr(self, "found_inf", None),
         )
         if norm is not None:
-            self.grad_norm = norm
+            self._remember_grad_norm(norm)
         return loss
+
+    @_disable_dynamo  # Dynamo of torch 2.11 cannot set attributes of an optimizer
+    def _remember_grad_norm(self, norm: Tensor) -> None:
+        self.grad_norm = norm
 
     def _check_graph_capture(self) -> None:
         # Renamed in torch 2.12 or so; the old name warns where the new one exists.

@@ -14,10 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Parameter
 
 
 def is_distributed(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor. By its attribute, since importing torch.distributed.tensor takes a second."""
+    if type(tensor) is Tensor or type(tensor) is Parameter:  # asking for a missing attribute is slow
+        return False
     return hasattr(tensor, "device_mesh")
 
 

@@ -224,7 +224,7 @@ def _update_coupled(
     found_inf: Tensor | None,
 ) -> None:
     hyper = Hyperparameters.from_group(tensors.group)
-    for i, name in enumerate(_names(tensors)):
+    for i, param in enumerate(tensors.params):
         kernels = kernels_for(grads[i])
         device = grads[i].device
         factor = None if grad_factor is None else grad_factor.to(device, non_blocking=True)
@@ -234,26 +234,14 @@ def _update_coupled(
                 continue
             skip = None
         table = Table(
-            name=name,
-            rows=tensors.params[i].shape[0],
-            param=local_part(tensors.params[i]),
+            rows=param.shape[0],
+            param=local_part(param),
             grad=grads[i],
             exp_avg=local_part(tensors.exp_avgs[i]),
             exp_avg_sq=local_part(tensors.exp_avg_sqs[i]),
-            step=_advance_step(tensors.steps[i], skip),
+            step=tensors.steps[i],
             hyper=hyper,
         )
         options = {} if skip is None else {"found_inf": skip}
         coefficient = kernels.advance_second_moment(table, square_sums[i], factor, **options)
         kernels.apply_update(table, coefficient, factor, **options)
-
-
-def _advance_step(step: Tensor, skip: Tensor | None) -> float | Tensor:
-    """Count this step, unless it is skipped; a number where the count lives on the host."""
-    if skip is None:
-        step += 1
-    else:
-        step += (skip == 0).to(step.dtype)
-    if step.device.type == "cpu" and not torch.compiler.is_compiling():
-        return step.item()
-    return step

@@ -57,13 +57,12 @@ class Hyperparameters:
 class Table:
     """A coupled parameter during one step. All tensors are this rank's part of it."""
 
-    name: str
     rows: int
     """V of the whole table, over all ranks."""
     param: Tensor  # (V, H)
     grad: Tensor  # (V, H)
     exp_avg: Tensor  # (V, H)
     exp_avg_sq: Tensor  # (1, H) float32
-    step: float | Tensor
-    """t, a number when the step count lives on the host, a tensor when it lives on the device."""
+    step: Tensor
+    """t - 1 before the update, t after it; on the host, or on the device when fused or capturable."""
     hyper: Hyperparameters

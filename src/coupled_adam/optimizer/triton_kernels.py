@@ -9,7 +9,10 @@ Legend: V vocabulary rows, H hidden size, t optimizer step. A program works on t
 """
 
 import contextlib
+import functools
 import math
+from collections.abc import Hashable
+from typing import Any
 
 import torch
 import triton
@@ -21,9 +24,9 @@ from coupled_adam.optimizer.table import Table
 # Tile shapes and numbers of programs, found by benchmarks/tune_kernels.py on an H200. SUM_PROGRAMS is eight per
 # multiprocessor there: enough to fill the chip, and few enough that their partial sums stay small.
 BLOCK_H = 256
-SUM_BLOCK_V, SUM_WARPS, SUM_PROGRAMS = 16, 4, 1056
-ADVANCE_BLOCK_P, ADVANCE_BLOCK_H, ADVANCE_WARPS = 64, 16, 4
-UPDATE_BLOCK_V, UPDATE_WARPS = 2, 8
+SUM_BLOCK_V, SUM_PROGRAMS = 16, 1056
+ADVANCE_BLOCK_P, ADVANCE_BLOCK_H = 64, 16
+UPDATE_BLOCK_V = 2
 
 
 @triton.jit
@@ -91,7 +94,7 @@ def _advance_second_moment_kernel(
         mean_square *= grad_factor * grad_factor
     if step_ptr is not None:
         # In float64: 1 - beta^t in float32 loses four digits at t = 1.
-        t = tl.load(step_ptr).to(tl.float64)
+        t = tl.load(step_ptr).to(tl.float64) + 1.0
         bias_correction1 = (1.0 - tl.exp(t * log_beta1)).to(tl.float32)
         bias_correction2 = (1.0 - tl.exp(t * log_beta2)).to(tl.float32)
     if lr_ptr is not None:
@@ -110,6 +113,7 @@ def _update_kernel(
     coefficient_ptr,
     grad_factor_ptr,
     found_inf_ptr,
+    step_ptr,
     lr_ptr,
     lr,
     weight_decay,
@@ -129,13 +133,16 @@ def _update_kernel(
     if found_inf_ptr is not None:  # noqa: SIM102  (decided when compiling, the inner one when running)
         if tl.load(found_inf_ptr) != 0.0:
             return
+    if step_ptr is not None:  # noqa: SIM102
+        if tl.program_id(0) == 0:
+            tl.store(step_ptr, tl.load(step_ptr) + 1.0)
     if grad_factor_ptr is not None:
         grad_weight *= tl.load(grad_factor_ptr)
     if lr_ptr is not None:
         lr = tl.load(lr_ptr).to(tl.float32)
     # From the last row to the first: the end of g is what the sums kernel left in the cache.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    column_blocks = tl.cdiv(H, BLOCK_H)
+    column_blocks = tl.maximum(tl.cdiv(H, BLOCK_H), 1)  # a rank may have no columns at all
     rows = (tile // column_blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
     columns = (tile % column_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
     mask = (rows < V)[:, None] & (columns < H)[None, :]
@@ -166,26 +173,51 @@ def _clip_factor_kernel(total_square_ptr, grad_scale_ptr, norm_ptr, grad_factor_
     tl.store(grad_factor_ptr, factor * inverse_scale)
 
 
+class Launcher:
+    """A kernel together with what Triton compiled of it for each kind of arguments.
+
+    Triton's own launch works out the kind from every argument, each time, in 20 to 35 microseconds of CPU time; three
+    of them would take as long as the GPU needs for GPT-2's table. Here the caller names the kind.
+    """
+
+    def __init__(self, kernel: Any, num_warps: int) -> None:
+        self.kernel = kernel
+        self.num_warps = num_warps
+        self.compiled: dict[Hashable, Any] = {}
+
+    def launch(self, grid: tuple[int, int, int], kind: Hashable, *arguments: Any) -> None:
+        """Run the kernel.
+
+        Args:
+            grid: number of programs along each axis.
+            kind: everything Triton specialises on: device, dtypes, alignments, integers, which pointers are None.
+            *arguments: all arguments of the kernel in order, tile shapes included.
+        """
+        compiled = self.compiled.get(kind)
+        if compiled is not None:
+            compiled[grid](*arguments)
+            return
+        compiled = self.kernel[grid](*arguments, num_warps=self.num_warps)
+        if compiled is not None:  # the interpreter compiles nothing
+            self.compiled[kind] = compiled
+
+
+SUM = Launcher(_column_square_sums_kernel, num_warps=4)
+ADVANCE = Launcher(_advance_second_moment_kernel, num_warps=4)
+UPDATE = Launcher(_update_kernel, num_warps=8)
+CLIP = Launcher(_clip_factor_kernel, num_warps=1)
+
+
 def column_square_sums(grad: Tensor) -> Tensor:
     """Partial sums of g_i^2 over the rows i, (P, H) float32; see `blockwise.column_square_sums`."""
     V, H = grad.shape
-    column_blocks = _ceil_div(H, BLOCK_H)
-    programs = max(1, min(_ceil_div(V, SUM_BLOCK_V), SUM_PROGRAMS // max(column_blocks, 1)))
+    column_blocks = max(_ceil_div(H, BLOCK_H), 1)
+    programs = max(min(_ceil_div(V, SUM_BLOCK_V), SUM_PROGRAMS // column_blocks), 1)
     partial = torch.empty(programs, H, dtype=torch.float32, device=grad.device)
-    if H == 0:
-        return partial
+    stride_v, stride_h = grad.stride()
+    kind = (grad.device, grad.dtype, grad.data_ptr() % 16, V, H, stride_v, stride_h, SUM_BLOCK_V, BLOCK_H)
     with _on_device_of(grad):
-        _column_square_sums_kernel[(programs, column_blocks)](
-            grad,
-            partial,
-            V,
-            H,
-            grad.stride(0),
-            grad.stride(1),
-            BLOCK_V=SUM_BLOCK_V,
-            BLOCK_H=BLOCK_H,
-            num_warps=SUM_WARPS,
-        )
+        SUM.launch((programs, column_blocks, 1), kind, grad, partial, V, H, stride_v, stride_h, SUM_BLOCK_V, BLOCK_H)
     return partial
 
 
@@ -194,19 +226,21 @@ def advance_second_moment(
 ) -> Tensor:
     """Update v_t in place, return the coefficient of m_t, (H,); see `blockwise.advance_second_moment`.
 
-    `found_inf` other than zero (a device scalar) leaves v_t as it is.
+    `found_inf` other than zero (a device scalar) leaves v_t as it is. A step count on the device is left to
+    `apply_update`, since all programs of this kernel read it.
     """
-    hyper = table.hyper
-    step, step_value = (table.step, 1.0) if isinstance(table.step, Tensor) else (None, table.step)
+    hyper, exp_avg_sq = table.hyper, table.exp_avg_sq
+    step, t = (table.step, 1.0) if _step_on_device(table) else (None, table.step.add_(1).item())
     lr, lr_value = (hyper.lr, 0.0) if isinstance(hyper.lr, Tensor) else (None, hyper.lr)
-    H = table.exp_avg_sq.shape[1]
-    coefficient = torch.empty(H, dtype=torch.float32, device=square_sums.device)
-    if H == 0:
-        return coefficient
-    with _on_device_of(square_sums):
-        _advance_second_moment_kernel[(_ceil_div(H, ADVANCE_BLOCK_H),)](
+    P, H = square_sums.shape
+    coefficient = torch.empty(H, dtype=torch.float32, device=exp_avg_sq.device)
+    kind = (exp_avg_sq.device, exp_avg_sq.data_ptr() % 16, P, H, grad_factor is None, found_inf is None, step is None)
+    with _on_device_of(exp_avg_sq):
+        ADVANCE.launch(
+            (max(_ceil_div(H, ADVANCE_BLOCK_H), 1), 1, 1),
+            (*kind, None if lr is None else lr.dtype),
             square_sums,
-            table.exp_avg_sq,
+            exp_avg_sq,
             coefficient,
             grad_factor,
             found_inf,
@@ -215,18 +249,17 @@ def advance_second_moment(
             lr_value,
             _log(hyper.beta1),
             _log(hyper.beta2),
-            1 - hyper.beta1**step_value,
-            1 - hyper.beta2**step_value,
+            1 - hyper.beta1**t,
+            1 - hyper.beta2**t,
             hyper.beta2,
             1 - hyper.beta2,
             1 / table.rows,
             hyper.second_moment_scale,
             hyper.eps,
-            square_sums.shape[0],
+            P,
             H,
-            BLOCK_P=ADVANCE_BLOCK_P,
-            BLOCK_H=ADVANCE_BLOCK_H,
-            num_warps=ADVANCE_WARPS,
+            ADVANCE_BLOCK_P,
+            ADVANCE_BLOCK_H,
         )
     return coefficient
 
@@ -234,21 +267,27 @@ def advance_second_moment(
 def apply_update(
     table: Table, coefficient: Tensor, grad_factor: Tensor | None, found_inf: Tensor | None = None
 ) -> None:
-    """Update m_t and e_t in place; see `blockwise.apply_update`."""
+    """Update m_t, e_t and a step count on the device in place; see `blockwise.apply_update`."""
     hyper = table.hyper
     param, grad, exp_avg = table.param, table.grad, table.exp_avg
     V, H = param.shape
-    if V == 0 or H == 0:
-        return
+    step = table.step if _step_on_device(table) else None
     lr, lr_value = (hyper.lr, 0.0) if isinstance(hyper.lr, Tensor) else (None, hyper.lr)
+    strides = (*param.stride(), *grad.stride(), *exp_avg.stride())
+    alignment = (param.data_ptr() % 16, grad.data_ptr() % 16, exp_avg.data_ptr() % 16)
+    dtypes = (param.dtype, grad.dtype, exp_avg.dtype, None if lr is None else lr.dtype)
+    missing = (grad_factor is None, found_inf is None, step is None)
     with _on_device_of(param):
-        _update_kernel[(_ceil_div(H, BLOCK_H) * _ceil_div(V, UPDATE_BLOCK_V),)](
+        UPDATE.launch(
+            (max(_ceil_div(H, BLOCK_H) * _ceil_div(V, UPDATE_BLOCK_V), 1), 1, 1),
+            (param.device, V, H, strides, alignment, dtypes, missing, UPDATE_BLOCK_V, BLOCK_H),
             param,
             grad,
             exp_avg,
             coefficient,
             grad_factor,
             found_inf,
+            step,
             lr,
             lr_value,
             hyper.weight_decay,
@@ -256,15 +295,9 @@ def apply_update(
             hyper.beta1,
             V,
             H,
-            param.stride(0),
-            param.stride(1),
-            grad.stride(0),
-            grad.stride(1),
-            exp_avg.stride(0),
-            exp_avg.stride(1),
-            BLOCK_V=UPDATE_BLOCK_V,
-            BLOCK_H=BLOCK_H,
-            num_warps=UPDATE_WARPS,
+            *strides,
+            UPDATE_BLOCK_V,
+            BLOCK_H,
         )
 
 
@@ -272,9 +305,14 @@ def clip_factor(total_square: Tensor, grad_scale: Tensor | None, max_norm: float
     """Norm of the unscaled gradients, and what the gradients as they are must be multiplied with."""
     norm = torch.empty((), dtype=torch.float32, device=total_square.device)
     grad_factor = torch.empty_like(norm)
+    kind = (total_square.device, grad_scale is None)
     with _on_device_of(total_square):
-        _clip_factor_kernel[(1,)](total_square, grad_scale, norm, grad_factor, max_norm, num_warps=1)
+        CLIP.launch((1, 1, 1), kind, total_square, grad_scale, norm, grad_factor, max_norm)
     return norm, grad_factor
+
+
+def _step_on_device(table: Table) -> bool:
+    return table.step.is_cpu == table.param.is_cpu
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -285,8 +323,16 @@ def _log(beta: float) -> float:
     return math.log(beta) if beta > 0 else -math.inf
 
 
+_NOWHERE_ELSE = contextlib.nullcontext()
+
+
+@functools.cache
+def _several_devices() -> bool:
+    return torch.cuda.device_count() > 1
+
+
 def _on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     """Triton launches on the current device, which need not be the tensor's."""
-    if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
+    if _several_devices() and tensor.device.index != torch.cuda.current_device():
         return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
+    return _NOWHERE_ELSE
