@@ -225,11 +225,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--repeats", type=int, help="steps in a row per round (default: 20 on CUDA, 3 on the CPU)")
     parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--commit", default=commit(), help="what is measured, where git cannot tell")
     arguments = parser.parse_args()
     device = arguments.device
     repeats = arguments.repeats or (20 if device == "cuda" else 3)
     console = Console(width=140)
-    console.print(f"{hardware(device)}, torch {torch.__version__}, {date.today()}, commit {commit()}")
+    console.print(f"{hardware(device)}, torch {torch.__version__}, {date.today()}, commit {arguments.commit}")
     ceiling = copy_bandwidth(device)
     measurements = []
     for shape in arguments.shapes or SHAPES[device]:
@@ -240,7 +241,7 @@ def main() -> None:
             "hardware": hardware(device),
             "torch": torch.__version__,
             "date": str(date.today()),
-            "commit": commit(),
+            "commit": arguments.commit,
             "copy_gigabytes_per_second": ceiling,
             "measurements": [asdict(m) for m in measurements],
         }
