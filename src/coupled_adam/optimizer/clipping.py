@@ -30,7 +30,7 @@ def total_square(sums: Iterable[PartialSum]) -> Tensor:
     """Add up the squared norms of all signatures, on the device of the first."""
     first, *others = (partial_sum.values for partial_sum in sums)
     for other in others:
-        first = first + other.to(first.device, non_blocking=True)
+        first = first + other.to(first.device)
     return first
 
 

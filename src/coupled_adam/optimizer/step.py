@@ -182,7 +182,7 @@ def _scale_or_multiply(standard: list[GroupTensors], standard_grads: list[list[T
         if not tensors.group["fused"]:
             for device in {grad.device for grad in grads}:
                 on_device = [grad for grad in grads if grad.device == device]
-                torch._foreach_mul_(on_device, grad_factor.to(device, non_blocking=True))
+                torch._foreach_mul_(on_device, grad_factor.to(device))
     return grad_factor.reciprocal()
 
 
@@ -227,8 +227,8 @@ def _update_coupled(
     for i, param in enumerate(tensors.params):
         kernels = kernels_for(grads[i])
         device = grads[i].device
-        factor = None if grad_factor is None else grad_factor.to(device, non_blocking=True)
-        skip = None if found_inf is None else found_inf.to(device, non_blocking=True)
+        factor = None if grad_factor is None else grad_factor.to(device)
+        skip = None if found_inf is None else found_inf.to(device)
         if kernels is blockwise and skip is not None:
             if skip.item() != 0:
                 continue
