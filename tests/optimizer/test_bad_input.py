@@ -68,6 +68,16 @@ def test_flattened_fsdp1_parameters_are_refused() -> None:
         CoupledAdamW([{"params": [param], "coupled": True}])
 
 
+def test_a_table_that_was_flattened_after_construction_is_named_at_the_step() -> None:
+    """What FSDP1 with use_orig_params does to a parameter that an optimizer already holds."""
+    param = table((6, 2))
+    optimizer = CoupledAdamW([{"params": [("wte.weight", param)], "coupled": True}])
+    param.data = param.data.flatten()
+    param.grad = torch.zeros(12)
+    with pytest.raises(ValueError, match=r"'wte.weight' has shape \(12,\).*fully_shard"):
+        optimizer.step()
+
+
 def test_sparse_gradients_are_refused_with_torchs_error_type() -> None:
     embedding = nn.Embedding(10, 3, sparse=True)
     optimizer = CoupledAdamW(embedding)

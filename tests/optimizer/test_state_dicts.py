@@ -83,6 +83,12 @@ def test_clipping_and_scale_exponent_come_from_a_file_that_has_them() -> None:
     assert optimizer.defaults["max_grad_norm"] == 0.5
 
 
+def test_a_file_without_clipping_does_not_switch_it_off() -> None:
+    optimizer = coupled(table((5, 2)), max_grad_norm=0.5)
+    optimizer.load_state_dict(coupled(table((5, 2))).state_dict())
+    assert optimizer.defaults["max_grad_norm"] == optimizer.param_groups[0]["max_grad_norm"] == 0.5
+
+
 @pytest.mark.parametrize("model_class", [LanguageModel, UntiedModel])
 def test_baseline_groups_load_without_conversion(model_class: type[LanguageModel]) -> None:
     torch.manual_seed(0)

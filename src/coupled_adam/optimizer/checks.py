@@ -55,9 +55,7 @@ def check_group(index: int, group: dict[str, Any], defaults: dict[str, Any]) -> 
     if not group["coupled"]:
         return
     if group["differentiable"]:
-        raise ValueError(
-            f"coupled group {index}: differentiable=True is not supported; use a group without coupled=True"
-        )
+        raise ValueError(f"coupled group {index}: differentiable=True is not supported; use torch.optim.AdamW")
     for name, param in named_params(group):
         check_table(f"coupled group {index}: tensor {name!r}", param)
 
@@ -73,14 +71,17 @@ def check_table(label: str, param: Tensor) -> None:
         raise ValueError(f"{label} has complex dtype {param.dtype}; move it to a group without coupled=True")
     if param.dim() != 2:
         raise ValueError(
-            f"{label} has shape {tuple(param.shape)}, expected (V, H); move it to a group without coupled=True"
+            f"{label} has shape {tuple(param.shape)}, expected (V, H); move it to a group without coupled=True, "
+            "or, if FSDP1 flattened it, shard the model with fully_shard (FSDP2) before building the optimizer"
         )
     if param.shape[0] == 0 or param.shape[1] == 0:
         raise ValueError(f"{label} has shape {tuple(param.shape)}: a table without elements has no second moment")
 
 
 def check_gradients(group: dict[str, Any]) -> None:
-    """Check the gradients of a coupled group before a step."""
+    """Check a coupled group before a step: what was a table at construction may have been wrapped since."""
+    for name, param in named_params(group) if any(param.dim() != 2 for param in group["params"]) else []:
+        check_table(f"coupled group: tensor {name!r}", param)
     sparse = [param.grad is not None and param.grad.is_sparse for param in group["params"]]
     for (name, _), is_sparse in zip(named_params(group) if any(sparse) else [], sparse, strict=False):
         if is_sparse:

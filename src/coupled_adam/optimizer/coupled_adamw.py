@@ -68,7 +68,8 @@ class CoupledAdamW(AdamW):
     """
 
     grad_norm: Tensor | None = None
-    """Norm of all unscaled gradients before clipping, on their device; None until a step with clipping was taken."""
+    """Norm of all unscaled gradients before clipping, on their device; None before a step with clipping or with
+    `error_if_nonfinite` was taken."""
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class CoupledAdamW(AdamW):
 
         A (V, H) second moment of a coupled table is averaged over its rows, which continues an AdamW run exactly as
         if it had been coupled from here on. Whether a group is coupled is decided by this optimizer, never by the
-        file; `scale_exponent` and `max_grad_norm` are taken from the file where it has them. A coupled group keeps its
+        file; `scale_exponent` and `max_grad_norm` are taken from the file where it has them (and they are not None). A coupled group keeps its
         own weight decay when the file was written by torch.optim.AdamW.
 
         Args:

@@ -126,8 +126,9 @@ def _adapted_group(saved: dict[str, Any], live: dict[str, Any]) -> dict[str, Any
         group["weight_decay"] = live["weight_decay"]
     group["coupled"] = live["coupled"]
     group["error_if_nonfinite"] = live["error_if_nonfinite"]
-    for key in ("scale_exponent", "max_grad_norm"):
-        group.setdefault(key, live[key])
+    group.setdefault("scale_exponent", live["scale_exponent"])
+    if group.get("max_grad_norm") is None:  # a file without clipping does not switch it off
+        group["max_grad_norm"] = live["max_grad_norm"]
     return group
 
 

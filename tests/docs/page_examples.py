@@ -1,0 +1,93 @@
+"""The python examples of a Markdown page: read from it, and run as a reader would run them.
+
+A comment line before a block, invisible when rendered, says how the block is run:
+
+    <!-- file: NAME -->      not run, but saved as NAME beside the other examples, which import it
+    <!-- run: process -->    in a process of its own, for libraries with global state
+    <!-- run: torchrun N --> on N ranks
+    <!-- run: gpu -->        only where CUDA is
+
+A block without a comment is run in the test process. A `text` block that follows at once is what the example prints.
+"""
+
+import contextlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+USING_PAGE = ROOT / "docs" / "using-coupledadamw.md"
+README = ROOT / "README.md"
+
+BLOCK = re.compile(
+    r"^(?:<!-- (?P<key>run|file): (?P<value>[^\n]+) -->\n)?"
+    r"```python\n(?P<source>.*?)^```\n"
+    r"(?:```text\n(?P<output>.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One python block of a page."""
+
+    page: Path
+    title: str
+    """The heading above it."""
+    first_line: int
+    """Number of its first line in the page, from 1."""
+    source: str
+    file: str | None
+    """The name to save it under, when it is not run."""
+    run: str
+    """"here", "process", "torchrun N" or "gpu"."""
+    output: str | None
+    """What it prints, where the page says so."""
+
+    def __str__(self) -> str:
+        return f"{self.title}, line {self.first_line}"
+
+
+def read_examples(page: Path) -> list[Example]:
+    """All python blocks of a page, in their order."""
+    text = page.read_text(encoding="utf-8")
+    without_code = re.sub(r"^```.*?^```$", lambda m: " " * len(m.group()), text, flags=re.MULTILINE | re.DOTALL)
+    headings = [(match.start(), match.group(1)) for match in HEADING.finditer(without_code)]
+    return [
+        Example(
+            page=page,
+            title=[title for start, title in headings if start < match.start()][-1],
+            first_line=text.count("\n", 0, match.start("source")) + 1,
+            source=match["source"],
+            file=match["value"] if match["key"] == "file" else None,
+            run=match["value"] if match["key"] == "run" else "here",
+            output=match["output"],
+        )
+        for match in BLOCK.finditer(text)
+    ]
+
+
+def save_files(page: Path, folder: Path) -> None:
+    """Write the blocks that are files into a folder, for the others to import."""
+    for example in read_examples(page):
+        if example.file:
+            (folder / example.file).write_text(example.source, encoding="utf-8")
+
+
+def run_here(example: Example) -> dict[str, Any]:
+    """Run an example in this process, compare what it prints, and return the names it leaves behind."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    printed = io.StringIO()
+    torch.manual_seed(0)
+    # The empty lines make tracebacks show the line of the page.
+    code = compile("\n" * (example.first_line - 1) + example.source, str(example.page), "exec")
+    with contextlib.redirect_stdout(printed):
+        exec(code, namespace)
+    if example.output is not None:
+        assert printed.getvalue() == example.output
+    return namespace
