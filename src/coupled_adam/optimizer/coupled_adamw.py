@@ -138,8 +138,8 @@ class CoupledAdamW(AdamW):
 
         A (V, H) second moment of a coupled table is averaged over its rows, which continues an AdamW run exactly as
         if it had been coupled from here on. Whether a group is coupled is decided by this optimizer, never by the
-        file; `scale_exponent` and `max_grad_norm` are taken from the file where it has them (and they are not None). A coupled group keeps its
-        own weight decay when the file was written by torch.optim.AdamW.
+        file. `scale_exponent` and `max_grad_norm` are taken from the file where it has them and they are not None.
+        A coupled group keeps its own weight decay when the file was written by torch.optim.AdamW.
 
         Args:
             state_dict: what `state_dict()` returned. If its groups are not those of this optimizer, see
