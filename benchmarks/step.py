@@ -3,6 +3,7 @@
     python benchmarks/step.py                 CUDA when there is one, else the CPU
     python benchmarks/step.py --device cpu --shapes 50304x768
     python benchmarks/step.py --json OUT.json
+    python benchmarks/step.py --back-to-back  the host launches step after step and the cache stays warm
 
 Each peer has its own tensors. Rounds alternate between the peers and the median is taken, so that a slow moment
 of the machine hits all of them. On CUDA every step is timed by itself, with events and a cold cache, while the
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from coupled_adam import CoupledAdamW
 
+Timer = Callable[[Callable[[], object], int, str], float]
 SHAPES = {
     "cuda": ["50304x768", "50304x2560", "128256x4096", "262144x2304"],
     "cpu": ["50304x768"],
@@ -113,6 +115,18 @@ def seconds_of(function: Callable[[], object], repeats: int, device: str) -> flo
     return statistics.median(float(start.elapsed_time(end)) for start, end in events) / 1e3
 
 
+def back_to_back_seconds_of(function: Callable[[], object], repeats: int, device: str) -> float:
+    """Seconds per call when nothing hides the launches."""
+    if device == "cpu":
+        return host_seconds_of(function, repeats)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        function()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / repeats
+
+
 def host_seconds_of(function: Callable[[], object], repeats: int) -> float:
     """Seconds per call as the host sees it."""
     begin = time.perf_counter()
@@ -140,7 +154,7 @@ def temporary_bytes(function: Callable[[], object], device: str) -> int:
     return peak
 
 
-def measure_shape(shape: str, device: str, rounds: int, repeats: int) -> list[Measurement]:
+def measure_shape(shape: str, device: str, rounds: int, repeats: int, timer: Timer) -> list[Measurement]:
     V, H = (int(number) for number in shape.split("x"))
     contestants = peers()
     for peer in contestants:
@@ -150,7 +164,7 @@ def measure_shape(shape: str, device: str, rounds: int, repeats: int) -> list[Me
     times: dict[str, list[float]] = {peer.name: [] for peer in contestants}
     for _ in range(rounds):
         for peer in contestants:
-            times[peer.name].append(seconds_of(peer.step, repeats, device))
+            times[peer.name].append(timer(peer.step, repeats, device))
     measurements = []
     for peer in contestants:
         seconds = statistics.median(times[peer.name])
@@ -224,6 +238,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", metavar="VxH", help="default: the vocabularies of GPT-2, Llama 3, Gemma")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--repeats", type=int, help="steps in a row per round (default: 20 on CUDA, 3 on the CPU)")
+    parser.add_argument("--back-to-back", action="store_true", help="time steps in a row, host launches included")
     parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")
     parser.add_argument("--commit", default=commit(), help="what is measured, where git cannot tell")
     arguments = parser.parse_args()
@@ -232,9 +247,10 @@ def main() -> None:
     console = Console(width=140)
     console.print(f"{hardware(device)}, torch {torch.__version__}, {date.today()}, commit {arguments.commit}")
     ceiling = copy_bandwidth(device)
+    timer = back_to_back_seconds_of if arguments.back_to_back else seconds_of
     measurements = []
     for shape in arguments.shapes or SHAPES[device]:
-        measurements += measure_shape(shape, device, arguments.rounds, repeats)
+        measurements += measure_shape(shape, device, arguments.rounds, repeats, timer)
     show(measurements, ceiling, console)
     if arguments.json:
         report = {
