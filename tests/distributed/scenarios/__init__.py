@@ -1,0 +1,38 @@
+"""What is tested on several ranks: one function per scenario, which returns, or raises on the ranks where it fails.
+
+The reference is always the same model on one rank, unsharded, or the float64 oracle.
+"""
+
+from collections.abc import Callable
+
+from scenarios import (
+    checkpoints,
+    clipping,
+    collectives,
+    conversion,
+    data_parallel,
+    placements,
+    standard_groups,
+    tensor_parallel,
+)
+
+MODULES = (
+    data_parallel,
+    placements,
+    tensor_parallel,
+    collectives,
+    clipping,
+    standard_groups,
+    checkpoints,
+    conversion,
+)
+
+
+def scenarios_on(ranks: int) -> dict[str, Callable[[], None]]:
+    """The scenarios for this number of ranks, by name, in the order in which they are written down."""
+    return {
+        name: value
+        for module in MODULES
+        for name, value in vars(module).items()
+        if ranks in getattr(value, "ranks", ())
+    }
