@@ -110,32 +110,34 @@ class PartialSum:
 class Reduction:
     """All-reduces of many partial sums, in flight from construction until `wait`.
 
-    Sums over the same process group share one message. A sum over two groups (rows sharded by two mesh
-    dimensions) goes through them one after the other; only the first overlaps with what the caller does meanwhile.
+    Sums over the same process group share one message. A sum over two groups (rows sharded by two mesh dimensions)
+    goes through them one after the other; only the first overlaps with what the caller does meanwhile.
     """
 
     def __init__(self, sums: Sequence[PartialSum]) -> None:
-        self._sums = sums
-        self._in_flight = self._send(hop=0)
+        self._unsent: dict[Any, list[Tensor]] = {}  # the parts of each group's message, in an order all ranks share
+        for partial_sum in sums:
+            for group in partial_sum.groups:
+                self._unsent.setdefault(group, []).append(partial_sum.values)
+        self._in_flight = self._send()
 
     def wait(self) -> None:
         """Return when every sum is complete (on CUDA: when the current stream will see it so)."""
-        hop = 0
         while self._in_flight:
             for message, parts, work in self._in_flight:
                 work.wait()
                 for part, summed in zip(parts, message.split([part.numel() for part in parts]), strict=True):
                     part.copy_(summed.view_as(part))
-            hop += 1
-            self._in_flight = self._send(hop)
+            self._in_flight = self._send()
 
-    def _send(self, hop: int) -> list[tuple[Tensor, list[Tensor], Any]]:
-        parts_of_group: dict[Any, list[Tensor]] = {}
-        for partial_sum in self._sums:
-            if hop < len(partial_sum.groups):
-                parts_of_group.setdefault(partial_sum.groups[hop], []).append(partial_sum.values)
-        in_flight = []
-        for group, parts in parts_of_group.items():
-            message = torch.cat([part.reshape(-1) for part in parts])
-            in_flight.append((message, parts, dist.all_reduce(message, group=group, async_op=True)))
+    def _send(self) -> list[tuple[Tensor, list[Tensor], Any]]:
+        """Send the messages none of whose parts is in an earlier one that has not come back."""
+        in_flight: list[tuple[Tensor, list[Tensor], Any]] = []
+        taken: set[int] = set()
+        for group, parts in list(self._unsent.items()):
+            if taken.isdisjoint(map(id, parts)):
+                message = torch.cat([part.reshape(-1) for part in parts])
+                in_flight.append((message, parts, dist.all_reduce(message, group=group, async_op=True)))
+                del self._unsent[group]
+            taken.update(map(id, parts))
         return in_flight

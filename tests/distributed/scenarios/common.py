@@ -60,8 +60,9 @@ class GPT(nn.Module):
             self.lm_head.weight = self.wte.weight
         for table in (self.wte, self.wpe, self.lm_head):
             nn.init.normal_(table.weight, std=0.1)
+        # Not zeros: relative to what ten steps make of them, the rounding of small gradients would look large.
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):  # of zeros, what is left after ten steps is mostly the rounding of their gradients
+            if name.endswith("bias"):
                 nn.init.normal_(parameter, std=0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
