@@ -2,14 +2,11 @@
 
 import itertools
 import math
-import os
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
-from coupled_adam.demo import files
 from coupled_adam.demo.chart import line_chart, ticks
 from coupled_adam.demo.comparison import Outcome, Record
 from coupled_adam.demo.report import render_report
@@ -117,27 +114,3 @@ def test_ticks_enclose_the_values_with_few_even_steps(low: float, high: float) -
     assert 2 <= len(found) <= 7
     assert found[0] <= low <= high <= found[-1]
     assert distances == pytest.approx([distances[0]] * len(distances))
-
-
-def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "report.html"
-    files.write_whole(path, "old")
-
-    def interrupt(descriptor: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        files.write_whole(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync") or fsync(descriptor))
-    monkeypatch.setattr(os, "replace", lambda old, new: calls.append("replace") or replace(old, new))
-    files.write_whole(tmp_path / "report.html", "text é\n")
-    assert calls == ["fsync", "replace"]
-    assert (tmp_path / "report.html").read_bytes() == "text é\n".encode()

@@ -21,6 +21,8 @@ from coupled_adam import CoupledAdamW
         ({"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
         ({"amsgrad": True}, "Invalid amsgrad value: True.*torch.optim.AdamW"),
         ({"scale_exponent": float("nan")}, "Invalid scale_exponent value: nan"),
+        ({"scale_exponent": "1"}, "Invalid scale_exponent value: '1'"),
+        ({"max_grad_norm": "1"}, "Invalid max_grad_norm value: '1'"),
         ({"max_grad_norm": 0.0}, "Invalid max_grad_norm value: 0.0"),
         ({"max_grad_norm": float("nan")}, "Invalid max_grad_norm value: nan"),
         ({"couple": "lm_head.weight"}, r"couple=\['lm_head.weight'\]"),
@@ -95,6 +97,23 @@ def test_clipping_cannot_differ_between_groups() -> None:
 def test_amsgrad_in_a_group_is_refused() -> None:
     with pytest.raises(ValueError, match="Invalid amsgrad value: True"):
         CoupledAdamW([{"params": [table((3, 2))], "coupled": True}, {"params": [table((3, 2))], "amsgrad": True}])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "coupled group 0: Invalid learning rate"),
+        ({"betas": (0.9, 1.0)}, "coupled group 0: Invalid beta parameter at index 1"),
+        ({"eps": -1.0}, "coupled group 0: Invalid epsilon value"),
+        ({"weight_decay": -1.0}, "coupled group 0: Invalid weight_decay value"),
+        ({"scale_exponent": 2000}, "Invalid scale_exponent value: 2000"),
+        ({"couple": True}, "unknown option 'couple'; mark a group of vocabulary tables with coupled=True"),
+    ],
+    ids=str,
+)
+def test_wrong_options_of_a_group_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CoupledAdamW([{"params": [table((3, 2))], "coupled": True, **options}])
 
 
 def test_fused_and_foreach_together_are_refused_as_in_torch() -> None:

@@ -1,6 +1,7 @@
 """max_grad_norm inside the step equals clip_grad_norm_ before it."""
 
 import copy
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,14 +11,14 @@ from test_against_adamw import LanguageModel, train
 from torch import nn
 
 from coupled_adam import CoupledAdamW
-from coupled_adam.optimizer import clipping
+from coupled_adam.optimizer import blockwise, clipping, step
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 0.1, 1e6])
 @pytest.mark.parametrize(
     "flags", [{}, {"fused": True}, {"foreach": False}, {"capturable": False, "maximize": True}], ids=str
 )
-def test_clipping_inside_equals_clip_grad_norm_before(max_norm: float, flags: dict[str, Any]) -> None:
+def test_clipping_inside_equals_clip_grad_norm_before(path: ModuleType, max_norm: float, flags: dict[str, Any]) -> None:
     torch.manual_seed(0)
     inside = LanguageModel()
     before = copy.deepcopy(inside)
@@ -27,7 +28,7 @@ def test_clipping_inside_equals_clip_grad_norm_before(max_norm: float, flags: di
         assert relative_error(mine, theirs) < 1e-6
 
 
-def test_clipped_second_moment_is_that_of_the_clipped_gradient() -> None:
+def test_clipped_second_moment_is_that_of_the_clipped_gradient(path: ModuleType) -> None:
     param = table((20, 4))
     grads = gradients((20, 4), 5)
     clipped = [grad * min(1.0, 0.1 / (grad.double().norm().item() + 1e-6)) for grad in grads]
@@ -68,13 +69,59 @@ def test_coupled_gradients_are_not_changed_and_standard_ones_are_clipped() -> No
     torch.testing.assert_close(other.grad, standard_before * (1e-3 / (optimizer.grad_norm + 1e-6)))
 
 
+def test_gradients_just_at_the_limit_are_scaled_as_torch_does() -> None:
+    """torch divides by norm + 1e-6; at tiny norms that is a factor of its own."""
+    param = table((4, 2))
+    grad = torch.full((4, 2), 1e-7)
+    expected = oracle(param, [grad * (1e-7 / (grad.double().norm().item() + 1e-6))], eps=0.0, betas=(0.0, 0.0))
+    optimizer = coupled(param, max_grad_norm=1e-7, eps=0.0, betas=(0.0, 0.0))
+    run(optimizer, param, [grad])
+    assert relative_error(optimizer.state[param]["exp_avg"], expected.first_moment) < 1e-6
+
+
+def test_a_float64_parameter_beside_a_float32_table_is_clipped_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its factor is float64, which the Triton kernels of the table must not see."""
+    triton_kernels = pytest.importorskip("coupled_adam.optimizer.triton_kernels")
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(
+            step, "kernels_for", lambda tensor: blockwise if tensor.dtype == torch.float64 else triton_kernels
+        )
+    param, other = table((20, 4)), nn.Parameter(torch.randn(3, dtype=torch.float64))
+    optimizer = CoupledAdamW([{"params": [param], "coupled": True}, {"params": [other]}], max_grad_norm=0.1)
+    param.grad, other.grad = torch.randn(20, 4), torch.randn(3, dtype=torch.float64)
+    expected = oracle(
+        param, [param.grad * 0.1 / torch.cat([param.grad.flatten(), other.grad]).norm()], weight_decay=0.01
+    )
+    optimizer.step()
+    assert relative_error(param, expected.embeddings) < 1e-5
+
+
+def test_max_grad_norm_can_be_changed_during_training() -> None:
+    param = table((20, 4))
+    optimizer = coupled(param, max_grad_norm=1.0, betas=(0.0, 0.9))
+    optimizer.max_grad_norm = 0.25
+    run(optimizer, param, [torch.ones(20, 4)])
+    torch.testing.assert_close(optimizer.state[param]["exp_avg"].norm().item(), 0.25, rtol=1e-5, atol=0)
+    assert optimizer.state_dict()["param_groups"][0]["max_grad_norm"] == 0.25
+    optimizer.param_groups[0]["max_grad_norm"] = 2.0
+    with pytest.raises(ValueError, match=r"set optimizer.max_grad_norm"):
+        optimizer.step()
+    with pytest.raises(ValueError, match="Invalid max_grad_norm value: -1"):
+        optimizer.max_grad_norm = -1
+
+
+def test_float16_gradients_beside_complex_ones_do_not_overflow() -> None:
+    grads = [torch.full((1000,), 30000.0, dtype=torch.float16), torch.ones(2, dtype=torch.complex64)]
+    assert clipping.square_norm(grads).isfinite()
+
+
 def test_complex_gradients_count_with_their_absolute_value() -> None:
     grad = torch.randn(5, dtype=torch.complex64)
     torch.testing.assert_close(clipping.square_norm([grad]), grad.abs().square().sum())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_nonfinite_gradients_are_not_masked(value: float) -> None:
+def test_nonfinite_gradients_are_not_masked(path: ModuleType, value: float) -> None:
     """One bad entry spoils its column for the whole vocabulary, and no other column."""
     param = table((10, 4))
     before = param.detach().clone()
@@ -92,7 +139,9 @@ def test_nonfinite_gradients_are_not_masked(value: float) -> None:
 
 @pytest.mark.parametrize("where", ["coupled", "standard"])
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_error_if_nonfinite_names_the_tensor_and_writes_nothing(where: str, clip: float | None) -> None:
+def test_error_if_nonfinite_names_the_tensor_and_writes_nothing(
+    path: ModuleType, where: str, clip: float | None
+) -> None:
     param, other = table((10, 4)), nn.Parameter(torch.randn(3))
     optimizer = CoupledAdamW(
         [{"params": [("wte.weight", param)], "coupled": True}, {"params": [("norm.bias", other)]}],

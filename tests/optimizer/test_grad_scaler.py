@@ -1,6 +1,7 @@
 """torch.amp.GradScaler: a skipped step leaves everything as it was, a taken one sees the unscaled gradients."""
 
 import copy
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def train_plainly(model: nn.Module, optimizer: torch.optim.Optimizer, skipped: i
 @pytest.mark.parametrize("unscale", [False, True], ids=["scaled", "unscaled"])
 @pytest.mark.parametrize("flags", [{}, {"fused": True}], ids=["foreach", "fused"])
 def test_scaled_training_equals_unscaled_training(
-    flags: dict[str, Any], unscale: bool, max_grad_norm: float | None, overflow_at: int | None
+    path: ModuleType, flags: dict[str, Any], unscale: bool, max_grad_norm: float | None, overflow_at: int | None
 ) -> None:
     torch.manual_seed(0)
     scaled = LanguageModel()

@@ -532,3 +532,40 @@ def test_sharded_tables_count_with_all_their_rows(tmp_path: Any) -> None:
         assert sharded.summary() == plain.summary()
     finally:
         torch.distributed.destroy_process_group()
+
+
+class Parts(nn.Module):
+    """Modules under names of the test's choosing."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+def test_a_classifier_beside_a_type_table_is_not_taken_for_the_vocabulary() -> None:
+    model = Parts(words=nn.Embedding(100, 8), types=nn.Embedding(2, 8), classifier=nn.Linear(8, 2))
+    with pytest.raises(ValueError, match=r"ambiguous.*'classifier.weight' \(2, 8\).*'words.weight' \(100, 8\)"):
+        param_groups(model)
+
+
+def test_a_padded_head_is_never_silently_left_to_adamw() -> None:
+    model = Parts(wte=nn.Embedding(100, 8), wpe=nn.Embedding(128, 8), fc=nn.Linear(8, 40), lm_head=nn.Linear(8, 128))
+    with pytest.raises(ValueError, match=r"ambiguous.*'lm_head.weight' \(128, 8\).*'wte.weight' \(100, 8\)"):
+        param_groups(model)
+    del model.wpe
+    with pytest.raises(ValueError, match=r"ambiguous.*'wte.weight' \(100, 8\).*'lm_head.weight' \(128, 8\)"):
+        param_groups(model)
+    groups = param_groups(model, couple=["lm_head.weight"])
+    assert [name for name, _ in groups[0]["params"]] == ["lm_head.weight"]
+
+
+def test_further_heads_of_a_tied_model_are_heads_too() -> None:
+    model = Parts(
+        wte=nn.Embedding(100, 8), lm_head=nn.Linear(8, 100, bias=False), mtp_head=nn.Linear(8, 100, bias=False)
+    )
+    model.lm_head.weight = model.wte.weight
+    groups = param_groups(model, weight_decay=0.1)
+    assert [(group["name"], [name for name, _ in group["params"]]) for group in groups] == [
+        ("output_embeddings", ["wte.weight", "mtp_head.weight"])
+    ]

@@ -6,12 +6,9 @@ import pytest
 import torch
 from oracle import assert_matches, coupled, gradients, oracle, run, table
 
-from coupled_adam.optimizer import blockwise, step
 from coupled_adam.optimizer.reference import reference_step
 
 triton_kernels = pytest.importorskip("coupled_adam.optimizer.triton_kernels", reason="triton is not installed")
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU here, see tests/gpu")
-PATHS = [pytest.param(blockwise, id="blockwise"), pytest.param(triton_kernels, id="triton", marks=interpreted)]
 OPTIONS = [
     {},
     {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-3},
@@ -21,16 +18,6 @@ OPTIONS = [
     {"betas": (0.0, 0.5)},
     {"betas": (0.9, 0.0)},
 ]
-
-
-@pytest.fixture(params=PATHS)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Send every tensor through one implementation."""
-    kernels: ModuleType = request.param
-    monkeypatch.setattr(step, "kernels_for", lambda tensor: kernels)
-    # Small blocks, so that a small table has many of them and a last one that is not full.
-    monkeypatch.setattr(blockwise, "BLOCK_ELEMENTS", 100)
-    return kernels
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

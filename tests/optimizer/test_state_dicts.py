@@ -201,6 +201,11 @@ def test_amsgrad_files_are_refused() -> None:
     run(adamw, param, gradients((5, 2), 1))
     with pytest.raises(ValueError, match="amsgrad=True"):
         coupled(param).load_state_dict(adamw.state_dict())
+    model = LanguageModel()
+    other = torch.optim.AdamW(model.named_parameters(), amsgrad=True)
+    train(model, other, steps=1)
+    with pytest.raises(ValueError, match="amsgrad=True"):
+        CoupledAdamW(model).load_state_dict(other.state_dict())
 
 
 def test_loading_does_not_change_the_given_state_dict() -> None:
@@ -214,6 +219,30 @@ def test_loading_does_not_change_the_given_state_dict() -> None:
     run(optimizer, param, gradients((5, 2), 1))
     assert written["param_groups"] == before["param_groups"]
     assert torch.equal(written["state"][0]["exp_avg_sq"], before["state"][0]["exp_avg_sq"])
+
+
+def test_loading_twice_leaves_no_hooks_behind() -> None:
+    optimizer = coupled(table((5, 2)))
+    for _ in range(2):
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert not optimizer._optimizer_load_state_dict_pre_hooks
+    assert not optimizer._optimizer_load_state_dict_post_hooks
+
+
+def test_the_check_for_nonfinite_gradients_is_the_live_optimizers() -> None:
+    optimizer = coupled(table((5, 2)), error_if_nonfinite=True)
+    optimizer.load_state_dict(coupled(table((5, 2))).state_dict())
+    assert optimizer.param_groups[0]["error_if_nonfinite"] is True
+
+
+def test_two_parameters_of_one_name_are_not_mixed_up() -> None:
+    first, second = table((6, 3)), nn.Parameter(torch.randn(6, 3))
+    adamw = torch.optim.AdamW([("weight", first), ("weight", second)])
+    first.grad, second.grad = torch.ones(6, 3), torch.full((6, 3), 2.0)
+    adamw.step()
+    optimizer = CoupledAdamW([{"params": [("a", first)], "coupled": True}, {"params": [("b", second)]}])
+    with pytest.raises(ValueError, match=r"several parameters are called \['weight'\]"):
+        optimizer.load_state_dict(adamw.state_dict())
 
 
 def test_hooks_of_the_user_run_around_the_adaptation() -> None:

@@ -1,7 +1,8 @@
 """The coupled update in plain torch operations, for the CPU and every device without a Triton kernel.
 
-A table is walked in blocks of rows, so nothing of its size is ever allocated: the blocks stay in the cache, and
-a step costs about as much memory traffic as torch's fused AdamW. `triton_kernels` has the same three functions.
+A table is walked in blocks of rows, each at most a quarter of it, so nothing of its size is ever allocated. The blocks
+stay in the cache, and a step costs about as much memory traffic as torch's fused AdamW. `triton_kernels` has the same
+functions.
 
 Legend: V vocabulary rows, H hidden size, t optimizer step.
 """
@@ -33,10 +34,10 @@ def column_square_sums(grad: Tensor) -> Tensor:
     accumulator_dtype = torch.promote_types(grad.dtype, torch.float32)
     if torch.compiler.is_compiling():  # the compiler fuses the square into the sum
         return grad.to(accumulator_dtype).square().sum(dim=0, keepdim=True)
-    rows = min(_rows_per_block(grad), grad.shape[0])
+    rows = _rows_per_block(grad)
     # Adding whole blocks and reducing once is faster than a reduction per block, and rounds less.
     accumulator = torch.zeros(rows, grad.shape[1], dtype=accumulator_dtype, device=grad.device)
-    for block in grad.split(max(rows, 1)):
+    for block in grad.split(rows):
         block = block.to(accumulator_dtype)
         accumulator[: block.shape[0]].addcmul_(block, block)
     return accumulator.sum(dim=0, keepdim=True)
@@ -121,4 +122,4 @@ def _bias_correction(beta: float, step: float | Tensor) -> float | Tensor:
 def _rows_per_block(tensor: Tensor) -> int:
     if torch.compiler.is_compiling():  # the compiler fuses the whole update; a loop would only be unrolled
         return max(tensor.shape[0], 1)
-    return max(BLOCK_ELEMENTS // max(tensor.shape[1], 1), 1)
+    return max(min(BLOCK_ELEMENTS // max(tensor.shape[1], 1), -(-tensor.shape[0] // 4)), 1)

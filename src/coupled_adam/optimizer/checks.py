@@ -1,27 +1,33 @@
 """What a user can get wrong, each as an error that names the thing, the value and the remedy."""
 
-import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
 
-def check_options(scale_exponent: float, max_grad_norm: float | None, amsgrad: bool) -> None:
-    """Check the options that torch.optim.AdamW does not know."""
+def check_amsgrad(amsgrad: bool) -> None:
+    """Coupled Adam has no amsgrad."""
     if amsgrad:
         raise ValueError(
             "Invalid amsgrad value: True. The maximum of amsgrad does not commute with the average over the "
             "vocabulary; use amsgrad=False, or torch.optim.AdamW"
         )
-    if not math.isfinite(scale_exponent):
+
+
+def check_scale_exponent(value: object) -> None:
+    """2^-n must be a number that float32 can hold."""
+    if not (isinstance(value, Real) and abs(float(value)) <= 64):
         raise ValueError(
-            f"Invalid scale_exponent value: {scale_exponent}. Use a finite number, 0 for the paper's method"
+            f"Invalid scale_exponent value: {value!r}. Use a number from -64 to 64, 0 for the paper's method"
         )
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(
-            f"Invalid max_grad_norm value: {max_grad_norm}. Use a positive number, or None for no clipping"
-        )
+
+
+def check_max_grad_norm(value: object) -> None:
+    """A positive number, or None."""
+    if value is not None and not (isinstance(value, Real) and float(value) > 0):
+        raise ValueError(f"Invalid max_grad_norm value: {value!r}. Use a positive number, or None for no clipping")
 
 
 def check_couple_unused(couple: str | Sequence[str]) -> None:
@@ -45,24 +51,50 @@ def check_any_coupled(groups: list[dict[str, Any]]) -> None:
 
 def check_group(index: int, group: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Check one param group after torch has filled in the defaults."""
-    check_options(group["scale_exponent"], group["max_grad_norm"], group["amsgrad"])
-    for key in ("max_grad_norm", "error_if_nonfinite"):
-        if group[key] != defaults[key]:
-            raise ValueError(
-                f"group {index}: {key} is {group[key]}, but {defaults[key]} for the optimizer. "
-                "The gradient norm is taken over all groups; pass it to CoupledAdamW, not to a group"
-            )
+    check_agreement([group], defaults, first=index)
+    check_scale_exponent(group["scale_exponent"])
+    check_amsgrad(group["amsgrad"])
+    if "couple" in group:
+        raise ValueError(f"group {index}: unknown option 'couple'; mark a group of vocabulary tables with coupled=True")
     if not group["coupled"]:
         return
+    beta1, beta2 = group["betas"]
+    limits = {
+        "learning rate": group["lr"] >= 0,
+        "beta parameter at index 0": 0 <= beta1 < 1,
+        "beta parameter at index 1": 0 <= beta2 < 1,
+        "epsilon value": group["eps"] >= 0,
+        "weight_decay value": group["weight_decay"] >= 0,
+    }
+    for option, holds in limits.items():
+        if not holds:
+            values = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+            raise ValueError(f"coupled group {index}: Invalid {option} among {values}")
     if group["differentiable"]:
         raise ValueError(f"coupled group {index}: differentiable=True is not supported; use torch.optim.AdamW")
     for name, param in named_params(group):
         check_table(f"coupled group {index}: tensor {name!r}", param)
 
 
+def check_agreement(groups: list[dict[str, Any]], defaults: dict[str, Any], first: int = 0) -> None:
+    """The gradient norm is taken over all groups, so that what is done with it cannot differ between them."""
+    for index, group in enumerate(groups, first):
+        for key in ("max_grad_norm", "error_if_nonfinite"):
+            if group[key] != defaults[key]:
+                raise ValueError(
+                    f"group {index}: {key} is {group[key]}, but {defaults[key]} for the optimizer. The gradient norm "
+                    "is taken over all groups; pass it to CoupledAdamW, or set optimizer.max_grad_norm later"
+                )
+
+
+def is_flattened(param: Tensor) -> bool:
+    """Whether FSDP1 has flattened a parameter. By name, because importing torch.distributed.fsdp is slow."""
+    return getattr(param, "_fsdp_flattened", False) or type(param).__name__ == "FlatParameter"
+
+
 def check_table(label: str, param: Tensor) -> None:
     """Check that a tensor can be a vocabulary table."""
-    if getattr(param, "_fsdp_flattened", False) or type(param).__name__ == "FlatParameter":
+    if is_flattened(param):
         raise ValueError(
             f"{label} is a flattened FSDP1 parameter of shape {tuple(param.shape)}: its rows are lost. "
             "Shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"
@@ -75,19 +107,20 @@ def check_table(label: str, param: Tensor) -> None:
             "or, if FSDP1 flattened it, shard the model with fully_shard (FSDP2) before building the optimizer"
         )
     if param.shape[0] == 0 or param.shape[1] == 0:
-        raise ValueError(f"{label} has shape {tuple(param.shape)}: a table without elements has no second moment")
+        raise ValueError(
+            f"{label} has shape {tuple(param.shape)}: a table without elements; leave it out of the groups"
+        )
 
 
 def check_gradients(group: dict[str, Any]) -> None:
     """Check a coupled group before a step: what was a table at construction may have been wrapped since."""
-    for name, param in named_params(group) if any(param.dim() != 2 for param in group["params"]) else []:
-        check_table(f"coupled group: tensor {name!r}", param)
-    sparse = [param.grad is not None and param.grad.is_sparse for param in group["params"]]
-    for (name, _), is_sparse in zip(named_params(group) if any(sparse) else [], sparse, strict=False):
-        if is_sparse:
+    for i, param in enumerate(group["params"]):
+        if param.dim() != 2:
+            check_table(f"coupled group: tensor {named_params(group)[i][0]!r}", param)
+        if param.grad is not None and param.grad.is_sparse:
             raise RuntimeError(
-                f"CoupledAdamW does not support sparse gradients: tensor {name!r} has one. Build its nn.Embedding "
-                "with sparse=False"
+                f"CoupledAdamW does not support sparse gradients: tensor {named_params(group)[i][0]!r} has one. "
+                "Build its nn.Embedding with sparse=False"
             )
 
 

@@ -19,11 +19,10 @@ def square_norm(grads: list[Tensor]) -> Tensor:
         >>> square_norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
         tensor(25.)
     """
-    dtypes = {grad.dtype for grad in grads}
-    wide = torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
-    # A norm taken in float16 would overflow; complex gradients refuse a real dtype and are never that narrow.
-    norms = torch._foreach_norm(grads, 2, dtype=None if any(dtype.is_complex for dtype in dtypes) else wide)
-    return torch.stack([norm.to(wide) for norm in norms]).square().sum()
+    grads = [torch.view_as_real(grad) if grad.is_complex() else grad for grad in grads]
+    wide = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
+    # A norm taken in float16 would overflow.
+    return torch.stack(torch._foreach_norm(grads, 2, dtype=wide)).square().sum()
 
 
 def total_square(sums: Iterable[PartialSum]) -> Tensor:

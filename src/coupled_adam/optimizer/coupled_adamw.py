@@ -89,12 +89,14 @@ class CoupledAdamW(AdamW):
         maximize: bool = False,
         amsgrad: bool = False,
     ) -> None:
-        checks.check_options(scale_exponent, max_grad_norm, amsgrad)
+        checks.check_scale_exponent(scale_exponent)
+        checks.check_max_grad_norm(max_grad_norm)
+        checks.check_amsgrad(amsgrad)
         # Optimizer.__init__ copies the defaults into each group, but builds them itself: add_param_group adds ours.
         self._own_defaults = {
             "coupled": False,
-            "scale_exponent": scale_exponent,
-            "max_grad_norm": max_grad_norm,
+            "scale_exponent": float(scale_exponent),
+            "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
             "error_if_nonfinite": error_if_nonfinite,
         }
         if isinstance(params, nn.Module):
@@ -132,6 +134,18 @@ class CoupledAdamW(AdamW):
                 group.setdefault(key, self.defaults[key])
         # torch sets this in __init__ only, so that GradScaler misjudges a copied, unpickled or loaded optimizer.
         self._step_supports_amp_scaling = all(group["fused"] for group in self.param_groups)
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """The global norm to clip to; set it here to change it during training."""
+        value: float | None = self.defaults["max_grad_norm"]
+        return value
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: float | None) -> None:
+        checks.check_max_grad_norm(value)
+        for options in (self.defaults, *self.param_groups):
+            options["max_grad_norm"] = value
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of CoupledAdamW or of torch.optim.AdamW.
@@ -209,6 +223,7 @@ class CoupledAdamW(AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        checks.check_agreement(self.param_groups, self.defaults)
         collected = []
         for group in self.param_groups:
             params: list[Tensor] = []
@@ -221,7 +236,7 @@ class CoupledAdamW(AdamW):
             collected.append(GroupTensors(group, params, grads, exp_avgs, exp_avg_sqs, steps, has_complex))
         norm = coupled_adamw_step(
             collected,
-            max_grad_norm=self.defaults["max_grad_norm"],
+            max_grad_norm=self.max_grad_norm,
             error_if_nonfinite=self.defaults["error_if_nonfinite"],
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),

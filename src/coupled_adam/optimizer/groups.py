@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from coupled_adam.optimizer.checks import is_flattened
 from coupled_adam.optimizer.vocabulary import (
     Inventory,
     Reading,
@@ -193,11 +194,8 @@ def _require_couple(couple: object) -> None:
 
 
 def _refuse_flattened_parameters(model: nn.Module) -> None:
-    # By class name, because importing torch.distributed.fsdp is slow.
     classes = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
-    classes |= {type(parameter).__name__ for parameter in model.parameters()}
-    marked = any(getattr(parameter, "_fsdp_flattened", False) for parameter in model.parameters())
-    if marked or classes & {"FullyShardedDataParallel", "FlatParameter"}:
+    if "FullyShardedDataParallel" in classes or any(is_flattened(parameter) for parameter in model.parameters()):
         raise ValueError(
             "the model is sharded by FullyShardedDataParallel (FSDP1), whose flattened parameters have no "
             "rows; use torch.distributed.fsdp.fully_shard (FSDP2)"

@@ -57,6 +57,7 @@ def convert_state_dict(
         >>> tuple(coupled.state[model[1].weight]["exp_avg_sq"].shape)
         (1, 2)
     """
+    _refuse_amsgrad(state_dict)
     saved_id = dict(zip(_saved_names(state_dict, param_names), _saved_ids(state_dict), strict=True))
     live_names = _live_names(optimizer)
     missing = [name for name in live_names if name not in saved_id]
@@ -64,7 +65,8 @@ def convert_state_dict(
     if missing or unknown:
         raise ValueError(
             f"state dict and optimizer have different parameters: the file lacks {missing or 'none'}, the optimizer "
-            f"lacks {unknown or 'none'}; give param_names in the order of the optimizer that wrote the file"
+            f"lacks {unknown or 'none'}; build the optimizer from the same parameters (frozen ones are left out), "
+            "or correct param_names: they are in the order of the optimizer that wrote the file"
         )
     converted = optimizer.state_dict()
     live_ids = _saved_ids(converted)
@@ -87,6 +89,7 @@ def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
     Returns:
         A state dict whose groups have all options and whose second moments have the live shapes.
     """
+    _refuse_amsgrad(state_dict)
     if _groups_differ(state_dict, optimizer):
         if not all("param_names" in group for group in state_dict["param_groups"]):
             raise ValueError(
@@ -116,12 +119,15 @@ def restore_second_moments(adapted: StateDict, optimizer: Optimizer) -> None:
             optimizer.state[param]["exp_avg_sq"] = exp_avg_sq.to(device=param.device, dtype=dtype, copy=True)
 
 
-def _adapted_group(saved: dict[str, Any], live: dict[str, Any]) -> dict[str, Any]:
-    group = dict(saved)
-    if group.get("amsgrad"):
+def _refuse_amsgrad(state_dict: StateDict) -> None:
+    if any(group.get("amsgrad") for group in state_dict["param_groups"]):
         raise ValueError(
             "state dict was written with amsgrad=True, which Coupled Adam does not have; load it into torch.optim.AdamW"
         )
+
+
+def _adapted_group(saved: dict[str, Any], live: dict[str, Any]) -> dict[str, Any]:
+    group = dict(saved)
     if live["coupled"] and not saved.get("coupled"):
         group["weight_decay"] = live["weight_decay"]
     group["coupled"] = live["coupled"]
@@ -206,10 +212,11 @@ def _saved_names(state_dict: StateDict, param_names: Sequence[str] | None) -> li
                 "e.g. [name for name, _ in model.named_parameters()]"
             )
         param_names = list(chain.from_iterable(group["param_names"] for group in state_dict["param_groups"]))
+    param_names = list(param_names)
     count = len(_saved_ids(state_dict))
     if len(param_names) != count:
         raise ValueError(f"param_names has {len(param_names)} names, but the state dict {count} parameters")
-    return [plain_name(name) for name in param_names]
+    return _plain_names(param_names)
 
 
 def _live_names(optimizer: Optimizer) -> list[str]:
@@ -217,4 +224,14 @@ def _live_names(optimizer: Optimizer) -> list[str]:
         raise ValueError(
             "the optimizer's groups have no parameter names; build it from the model, or from (name, tensor) pairs"
         )
-    return [plain_name(name) for group in optimizer.param_groups for name in group["param_names"]]
+    return _plain_names([name for group in optimizer.param_groups for name in group["param_names"]])
+
+
+def _plain_names(names: list[str]) -> list[str]:
+    """Names without wrappers' prefixes, or with them where two parameters would share one."""
+    plain = [plain_name(name) for name in names]
+    chosen = plain if len(set(plain)) == len(plain) else names
+    twice = sorted({name for name in chosen if chosen.count(name) > 1}) if len(set(chosen)) < len(chosen) else []
+    if twice:
+        raise ValueError(f"several parameters are called {twice}; give every parameter a name of its own")
+    return chosen

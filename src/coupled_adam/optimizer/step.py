@@ -146,6 +146,7 @@ def _norm_sums(
 
 def _clip_factor(total: Tensor, grad_scale: Tensor | None, max_norm: float) -> tuple[Tensor, Tensor]:
     kernels = kernels_for(total)
+    grad_scale = None if grad_scale is None else grad_scale.to(total.device)
     if kernels is blockwise:
         return clipping.clip_factor(total, grad_scale, max_norm)
     norm, grad_factor = kernels.clip_factor(total, grad_scale, max_norm)
@@ -156,9 +157,9 @@ def _raise_if_nonfinite(norm: Tensor, found_inf: Tensor | None, groups: list[Gro
     if torch.isfinite(norm) or (found_inf is not None and found_inf.item() != 0):
         return  # finite, or GradScaler knows and skips the step
     names = [
-        group_name
+        name
         for tensors in groups
-        for group_name, param in zip(_names(tensors), tensors.params, strict=True)
+        for name, param in zip(_names(tensors), tensors.params, strict=True)
         if param.grad is not None and not torch.isfinite(local_part(param.grad)).all()
     ]
     where = ", ".join(repr(name) for name in names) or "a gradient on another rank, or in the sum of finite ones"
@@ -227,7 +228,7 @@ def _update_coupled(
     for i, param in enumerate(tensors.params):
         kernels = kernels_for(grads[i])
         device = grads[i].device
-        factor = None if grad_factor is None else grad_factor.to(device)
+        factor = None if grad_factor is None else grad_factor.to(device, torch.float32)
         skip = None if found_inf is None else found_inf.to(device)
         if kernels is blockwise and skip is not None:
             if skip.item() != 0:
@@ -240,7 +241,7 @@ def _update_coupled(
             exp_avg=local_part(tensors.exp_avgs[i]),
             exp_avg_sq=local_part(tensors.exp_avg_sqs[i]),
             step=tensors.steps[i],
-            hyper=hyper,
+            hyper=hyper.on(device),
         )
         options = {} if skip is None else {"found_inf": skip}
         coefficient = kernels.advance_second_moment(table, square_sums[i], factor, **options)

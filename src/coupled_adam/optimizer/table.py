@@ -3,7 +3,7 @@
 Legend: V vocabulary rows, H hidden size, t optimizer step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,11 @@ class Hyperparameters:
         """
         lr = group["lr"]
         if isinstance(lr, Tensor) and lr.device.type == "cpu" and not torch.compiler.is_compiling():
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "lr is a tensor on the CPU, whose value a CUDA graph would keep for ever; "
+                    "put it on the device of the table: lr=torch.tensor(..., device='cuda')"
+                )
             lr = lr.item()
         if not isinstance(lr, Tensor):
             lr = float(lr)
@@ -51,6 +56,12 @@ class Hyperparameters:
             second_moment_scale=2.0 ** -group["scale_exponent"],
             maximize=group["maximize"],
         )
+
+    def on(self, device: torch.device) -> "Hyperparameters":
+        """The same with a learning rate in a tensor brought to the device of the table."""
+        if isinstance(self.lr, Tensor) and self.lr.device != device:
+            return replace(self, lr=self.lr.to(device))
+        return self
 
 
 @dataclass(slots=True)

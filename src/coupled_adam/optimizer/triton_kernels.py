@@ -323,7 +323,7 @@ def _log(beta: float) -> float:
     return math.log(beta) if beta > 0 else -math.inf
 
 
-_NOWHERE_ELSE = contextlib.nullcontext()
+_NO_CHANGE = contextlib.nullcontext()
 
 
 @functools.cache
@@ -335,4 +335,4 @@ def _on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     """Triton launches on the current device, which need not be the tensor's."""
     if _several_devices() and tensor.device.index != torch.cuda.current_device():
         return torch.cuda.device(tensor.device)
-    return _NOWHERE_ELSE
+    return _NO_CHANGE

@@ -15,6 +15,8 @@ from torch import nn
 # Components that DDP, torch.compile and activation checkpointing put into parameter names.
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
 POSITION_TABLES = re.compile(r"wpe|pos_emb|pos_embed|pos_embedding|position_embeddings?|positional_embedding")
+# A Linear with such a name predicts tokens, whatever its size; padded heads have more rows than the embedding.
+HEADS = re.compile(r"lm_head|embed_out|unembed|unembedding|output_projection")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,8 @@ class Inventory:
             self.names.setdefault(parameter, []).append(plain if count[plain] == 1 else name)
         self.embeddings = self._weights(nn.Embedding)
         self.linears = self._weights(nn.Linear)
+        tokens = {w: n for w, n in self.embeddings.items() if not POSITION_TABLES.fullmatch(n.rpartition(".")[2])}
+        self.token_embeddings = tokens or self.embeddings
 
     def _weights(self, kind: type[nn.Module]) -> dict[nn.Parameter, str]:
         weights: dict[nn.Parameter, str] = {}  # with the name of the first module that has it
@@ -84,12 +88,23 @@ def plain_name(name: str) -> str:
 
 def find_readings(inventory: Inventory) -> list[Reading]:
     """All readings that the first applicable rule allows; none for a model without nn.Embedding."""
-    return (
-        _from_accessors(inventory)
-        or _from_tied_linears(inventory)
-        or _from_equal_rows(inventory)
-        or _from_largest_embedding(inventory)
-    )
+    certain = _from_accessors(inventory) or _from_tied_linears(inventory)
+    if certain:
+        return [_with_further_heads(reading, inventory) for reading in certain]
+    return _from_equal_rows(inventory) or _from_largest_embedding(inventory)
+
+
+def _with_further_heads(reading: Reading, inventory: Inventory) -> Reading:
+    """Add the heads beside the main one, as in multi-token prediction: called so, and with V outputs."""
+    V = reading[0].weight.shape[0]
+    known = {table.weight for table in reading}
+    return reading + [
+        inventory.table(
+            weight, "output", f"Linear {module!r}, a head with as many outputs as {reading[0].name!r} has rows"
+        )
+        for weight, module in inventory.linears.items()
+        if weight not in known and weight.shape[0] == V and "head" in module
+    ]
 
 
 def _from_accessors(inventory: Inventory) -> list[Reading]:
@@ -142,13 +157,27 @@ def _from_equal_rows(inventory: Inventory) -> list[Reading]:
             input_rule = f"nn.Embedding with as many rows as Linear {head_module!r} has outputs"
             reading = [inventory.table(weight, "input", input_rule) for weight in inputs]
             readings.append([inventory.table(head, "output", output_rule), *reading])
+    # A classifier of two classes beside a table of two token types is no vocabulary: the largest table must be in it.
+    found = {table.weight for reading in readings for table in reading}
+    largest = _largest_embeddings(inventory)
+    if readings and not any(table.weight in found for (table,) in largest):
+        readings += largest
     return readings
 
 
 def _from_largest_embedding(inventory: Inventory) -> list[Reading]:
-    largest = max((weight.numel() for weight in inventory.embeddings), default=0)
+    readings = _largest_embeddings(inventory)
+    heads = {w: module for w, module in inventory.linears.items() if HEADS.fullmatch(module.rpartition(".")[2])}
+    # Coupling the embedding alone would silently leave such a head to AdamW.
+    return readings + [[inventory.table(w, "output", f"Linear {module!r}")] for w, module in heads.items() if readings]
+
+
+def _largest_embeddings(inventory: Inventory) -> list[Reading]:
+    """The largest nn.Embedding that is not called a position table; several where they are equally large."""
+    embeddings = inventory.token_embeddings
+    largest = max((weight.numel() for weight in embeddings), default=0)
     rule = "only nn.Embedding" if len(inventory.embeddings) == 1 else "largest nn.Embedding"
-    return [[inventory.table(w, "tied", rule)] for w in inventory.embeddings if w.numel() == largest]
+    return [[inventory.table(weight, "tied", rule)] for weight in embeddings if weight.numel() == largest]
 
 
 def only_reading(readings: list[Reading]) -> Reading:
