@@ -1,0 +1,182 @@
+"""Time of all measures of one embedding matrix, against the literal way, as ratios in one run.
+
+    python benchmarks/measure.py                 50304 x 768, the GPT-2 vocabulary at the size of GPT-2 small
+    python benchmarks/measure.py --large         262144 x 4096 (4 GiB), time and memory of `measure` alone
+    python benchmarks/measure.py --json OUT.json
+
+The literal way is numpy's `eig` of the Gram matrix, one matrix-vector product per eigenvector, and an SVD of it all.
+It is timed in float64, which it needs to be right to six digits as `measure` is, and in float32, the matrix's own type.
+Rounds alternate between the peers and the median is taken, so that a slow moment of the machine hits all of them.
+
+Legend: V vocabulary rows, H hidden size.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from coupled_adam.embeddings import measure
+from step import commit, hardware
+
+Matrix = npt.NDArray[np.floating]
+Measures = dict[str, float]
+
+
+@dataclass
+class Measurement:
+    """One peer on one matrix."""
+
+    shape: str
+    peer: str
+    seconds: float
+    error: float | None
+    """Largest relative error of iso, mu_norm_ratio, kappa and rho_log against the literal way in float64."""
+
+
+def table(V: int, H: int) -> npt.NDArray[np.float32]:
+    """A matrix like a trained one: rows about one long, a common shift, a decaying spectrum. Made in pieces."""
+    random = np.random.default_rng(0)
+    spread = np.geomspace(3, 0.1, H, dtype=np.float32) / np.float32(np.sqrt(H))
+    shift = random.standard_normal(H, dtype=np.float32) / np.float32(np.sqrt(H))
+    E = np.empty((V, H), np.float32)
+    for start in range(0, V, 4096):
+        rows = E[start : start + 4096]
+        random.standard_normal(out=rows, dtype=np.float32)
+        rows *= spread
+        rows += shift
+    return E
+
+
+def zipf_counts(V: int) -> npt.NDArray[np.int64]:
+    return (1e9 / np.arange(1, V + 1)).astype(np.int64)
+
+
+def literal(E: Matrix, counts: npt.NDArray[np.int64]) -> Measures:
+    """The paper's definitions, line by line."""
+    _, C = np.linalg.eig(E.T @ E)
+    mu = E.mean(0)
+    Z = []
+    for c in C.T.real:
+        c = c if c @ mu >= 0 else -c
+        Z.append(np.exp(E @ c).sum())
+    sigma = np.linalg.svd(E, compute_uv=False)
+    norms = np.linalg.norm(E, axis=1)
+    p = counts / counts.sum()
+    return {
+        "iso": float(min(Z) / max(Z)),
+        "mu_norm_ratio": float(np.linalg.norm(mu) / norms.mean()),
+        "kappa": float(100 * sigma.min() / sigma.max()),
+        "rho_log": float(100 * np.corrcoef(norms, np.log(p + 1e-10))[0, 1]),
+    }
+
+
+def by_measure(E: Matrix, counts: npt.NDArray[np.int64]) -> Measures:
+    metrics = measure(E, unigram=counts)
+    return {name: getattr(metrics, name) for name in ("iso", "mu_norm_ratio", "kappa", "rho_log")}
+
+
+def compare(V: int, H: int, rounds: int) -> list[Measurement]:
+    E, counts = table(V, H), zipf_counts(V)
+    E64 = E.astype(np.float64)
+    peers: dict[str, Callable[[], Measures]] = {
+        "literal, float64": lambda: literal(E64, counts),
+        "literal, float32": lambda: literal(E, counts),
+        "measure": lambda: by_measure(E, counts),
+    }
+    by_measure(E[:4096], counts[:4096])  # starts the threads
+    seconds: dict[str, list[float]] = {peer: [] for peer in peers}
+    results: dict[str, Measures] = {}
+    for _ in range(rounds):
+        for peer, run in peers.items():
+            begin = time.perf_counter()
+            results[peer] = run()
+            seconds[peer].append(time.perf_counter() - begin)
+    exact = results["literal, float64"]
+    return [
+        Measurement(
+            shape=f"{V}x{H}",
+            peer=peer,
+            seconds=statistics.median(seconds[peer]),
+            error=max(abs(result[name] / exact[name] - 1) for name in exact),
+        )
+        for peer, result in results.items()
+    ]
+
+
+def show(measurements: list[Measurement], console: Console) -> None:
+    by_peer = {m.peer: m.seconds for m in measurements}
+    table = Table(title=f"all measures of {measurements[0].shape}, float32")
+    table.add_column("peer")
+    for column in ("seconds", "measure is faster by", "relative error"):
+        table.add_column(column, justify="right")
+    for m in measurements:
+        table.add_row(m.peer, f"{m.seconds:.2f}", f"{m.seconds / by_peer['measure']:.1f} x", f"{m.error:.0e}")
+    console.print(table)
+
+
+def status_bytes(field: str) -> int:
+    """A line of /proc/self/status, such as VmRSS (memory in use) or VmHWM (the most so far)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"no {field} in /proc/self/status")
+
+
+def measure_large(V: int, H: int, console: Console) -> dict[str, object]:
+    E, counts = table(V, H), zipf_counts(V)
+    console.print(f"{V} x {H} float32: {E.nbytes / 2**30:.2f} GiB")
+    before = status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    begin = time.perf_counter()
+    metrics = measure(E, unigram=counts)
+    seconds = time.perf_counter() - begin
+    above = status_bytes("VmHWM") - before
+    console.print(f"{seconds:.0f} s, at most {above / 2**30:.2f} GiB above the matrix itself")
+    return {"shape": f"{V}x{H}", "seconds": seconds, "bytes_above_input": above, "metrics": metrics.to_dict()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="50304x768", metavar="VxH")
+    parser.add_argument("--large", action="store_true", help="time and memory at 262144 x 4096; Linux only")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--commit", default=commit(), help="what is measured, where git cannot tell")
+    arguments = parser.parse_args()
+    console = Console(width=140)
+    console.print(
+        f"{hardware('cpu')}, torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}, "
+        f"{date.today()}, commit {arguments.commit}"
+    )
+    report: dict[str, object] = {
+        "hardware": hardware("cpu"),
+        "torch": torch.__version__,
+        "date": str(date.today()),
+        "commit": arguments.commit,
+    }
+    if arguments.large:
+        report["large"] = measure_large(262144, 4096, console)
+    else:
+        V, H = (int(number) for number in arguments.shape.split("x"))
+        measurements = compare(V, H, arguments.rounds)
+        show(measurements, console)
+        report["measurements"] = [asdict(m) for m in measurements]
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""One embedding matrix, whatever holds it, read in blocks of rows.
+
+A numpy array, a memory-mapped file and a torch tensor of any float type on any device all become blocks of float32 or
+float64 on the device that measures. Nothing of the size of the matrix is ever copied.
+
+Legend: V vocabulary rows, H hidden size, n rows of one block.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = npt.NDArray[Any]
+Report = Callable[[float], None]
+
+# Of a block in float64. On the CPU the allocator keeps pieces up to this size instead of asking for new ones each time.
+BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**28}
+# Every block adds to an H x H matrix; with fewer rows that would cost more than the products.
+FEWEST_ROWS = 1024
+# Squares of entries within these bounds, and their sums over a whole matrix, are ordinary float64 numbers.
+SMALLEST_UNSCALED, LARGEST_UNSCALED, LARGEST = 1e-100, 1e100, 1e300
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding matrix E (V, H) as the measures read it."""
+
+    source: Array | Tensor
+    device: torch.device
+    block_rows: int
+    scale: float = 1.0
+    """Power of two that the rows are divided by, so that squares of extreme float64 entries stay finite."""
+
+    @property
+    def V(self) -> int:
+        return int(self.source.shape[0])
+
+    @property
+    def H(self) -> int:
+        return int(self.source.shape[1])
+
+    def spans(self, report: Report | None = None) -> Iterator[slice]:
+        """The blocks of rows in order; the finished fraction is reported after each."""
+        for start in range(0, self.V, self.block_rows):
+            stop = min(start + self.block_rows, self.V)
+            yield slice(start, stop)
+            if report is not None:
+                report(stop / self.V)
+
+    def rows(self, span: slice | Array) -> Tensor:
+        """E[span] / scale, (n, H), in float64 or in float32 where that is exact. May share the caller's memory."""
+        block = torch_rows(self.source, span).to(self.device)
+        if block.dtype not in (torch.float32, torch.float64):
+            block = block.float()
+        return block if self.scale == 1.0 else block.double() / self.scale
+
+
+def part(report: Report | None, begin: float, end: float) -> Report | None:
+    """Reports the fraction of a part as the fraction of the whole, from `begin` to `end`."""
+    return None if report is None else lambda fraction: report(begin + (end - begin) * fraction)
+
+
+def torch_rows(source: Array | Tensor, span: slice | Array) -> Tensor:
+    """Some rows as a torch tensor, without a copy where that is possible."""
+    if isinstance(source, Tensor):
+        index = span if isinstance(span, slice) else torch.from_numpy(span).to(source.device)
+        return source[index]
+    block = np.ascontiguousarray(source[span])
+    if block.dtype not in (np.float16, np.float32, np.float64):
+        block = block.astype(np.float64)
+    # torch warns of memory that it must not write to, such as a file mapped for reading.
+    return torch.from_numpy(block if block.flags.writeable else block.copy())
+
+
+def open_table(E: Array | Tensor, device: str | torch.device | None, block_rows: int | None) -> Table:
+    """Check what a user can get wrong about the matrix and choose where and in which pieces it is measured."""
+    check_matrix(E)
+    source = E.detach() if isinstance(E, Tensor) else E
+    table = Table(source, place(source, device), 1)
+    if block_rows is None:
+        bytes_at_once = BLOCK_BYTES.get(table.device.type, BLOCK_BYTES["cuda"])
+        block_rows = max(FEWEST_ROWS, bytes_at_once // (8 * table.H))
+    if block_rows < 1:
+        raise ValueError(f"Invalid block_rows value: {block_rows}. Use a positive number of rows, or None")
+    return replace(table, block_rows=min(block_rows, table.V))
+
+
+def check_matrix(E: Array | Tensor) -> None:
+    """E must be a matrix of floating-point numbers with at least one entry."""
+    if not isinstance(E, (np.ndarray, Tensor)):
+        raise ValueError(f"E is a {type(E).__name__}; pass a numpy array or a torch tensor of shape (V, H)")
+    shape = tuple(E.shape)
+    if len(shape) != 2:
+        raise ValueError(f"E has shape {shape}, expected (V, H); pass the matrix with one row per token")
+    if 0 in shape:
+        raise ValueError(f"E has shape {shape}: there is nothing to measure")
+    if isinstance(E, Tensor):
+        is_float = E.dtype.is_floating_point and E.layout == torch.strided and E.device.type != "meta"
+    else:
+        # bfloat16 arrays come from ml_dtypes; numpy does not count them as floating point.
+        is_float = np.issubdtype(E.dtype, np.floating) or E.dtype.name == "bfloat16"
+    if not is_float:
+        raise ValueError(
+            f"E has dtype {E.dtype}, expected a dense matrix of floating-point numbers; "
+            "dequantise or convert it first, for example with E.astype('float32')"
+        )
+
+
+def place(source: Array | Tensor, device: str | torch.device | None) -> torch.device:
+    """Where to measure: as asked, else where the matrix is."""
+    if device is None:
+        where = source.device if isinstance(source, Tensor) else torch.device("cpu")
+        return torch.device("cpu") if where.type == "mps" else where  # Apple's GPUs have no float64
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"Invalid device value: {device!r}. Use 'cpu' or 'cuda'") from error
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"Invalid device value: {device!r}. torch sees no CUDA device here; use 'cpu'")
+    if where.type == "mps":
+        raise ValueError(f"Invalid device value: {device!r}. It has no float64; use 'cpu'")
+    return where
+
+
+def scaled(table: Table, report: Report | None) -> Table:
+    """The same table with a scale at which no square overflows or vanishes; non-finite entries are refused."""
+    largest = 0.0
+    for span in table.spans(report):
+        block = table.rows(span)
+        low, high = torch.aminmax(block)
+        largest = max(largest, -float(low), float(high))
+        if not math.isfinite(float(low) + float(high)):
+            refuse_non_finite(block, span.start)
+    if largest > LARGEST:
+        raise ValueError(f"E has an entry of size {largest:g}: its squares leave float64. Divide the matrix first")
+    if largest == 0.0 or SMALLEST_UNSCALED <= largest <= LARGEST_UNSCALED:
+        return table
+    return replace(table, scale=math.ldexp(1.0, math.frexp(largest)[1]))
+
+
+def refuse_non_finite(block: Tensor, start: int) -> None:
+    bad = (~torch.isfinite(block)).nonzero()
+    if len(bad):
+        row, column = (int(index) for index in bad[0])
+        raise ValueError(
+            f"E: row {start + row} has the non-finite entry {float(block[row, column])} in column {column}. "
+            "Nothing can be measured; take an earlier checkpoint, or leave such rows out"
+        )

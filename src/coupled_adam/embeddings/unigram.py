@@ -1,0 +1,155 @@
+"""How often each token occurs in a text: read from unigram.npy, or counted from token shards or from a text.
+
+Legend: V vocabulary rows.
+"""
+
+import json
+import lzma
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from coupled_adam.embeddings.single_tokens import SingleTokens
+from coupled_adam.embeddings.table import Array
+
+Counts = npt.NDArray[np.int64]
+
+TOKEN_TYPES = {"uint16", "uint32", "int32", "int64"}
+TOKENS_AT_ONCE = 2**22
+CHARACTERS_AT_ONCE = 2**20
+
+
+def check_counts(counts: Array | Tensor, vocabulary_size: int, name: str = "unigram") -> Counts:
+    """Counts as int64, (V,), after a look at everything that can be wrong with them."""
+    counts = counts.cpu().numpy() if isinstance(counts, Tensor) else np.asarray(counts)
+    if not np.issubdtype(counts.dtype, np.integer):
+        raise ValueError(f"{name} has dtype {counts.dtype}, expected whole numbers: how often each token occurs")
+    if counts.shape != (vocabulary_size,):
+        raise ValueError(
+            f"{name} has shape {counts.shape}, expected ({vocabulary_size},): one count per row of the table. "
+            "Count with the same tokenizer; rows that only pad the table have count 0"
+        )
+    if counts.min() < 0:
+        raise ValueError(
+            f"{name}: token {int(counts.argmin())} has the count {counts.min()}; counts cannot be negative"
+        )
+    if not counts.any():
+        raise ValueError(f"{name}: all counts are zero; count a text that has some of the tokens")
+    return counts.astype(np.int64)
+
+
+def load_unigram(path: str | Path, vocabulary_size: int) -> Counts:
+    """Read unigram.npy, (V,) integers.
+
+    A shorter file belongs to a table that is padded at its end: those rows get count 0, and a warning says so.
+    """
+    path = Path(path)
+    try:
+        counts = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"unigram: {path} cannot be read as .npy ({error}); save the counts with numpy.save"
+        ) from error
+    if isinstance(counts, np.ndarray) and counts.ndim == 1 and 0 < len(counts) < vocabulary_size:
+        padding = vocabulary_size - len(counts)
+        warnings.warn(
+            f"{path} has {len(counts)} counts and the table {vocabulary_size} rows: "
+            f"the last {padding} are taken as padding",
+            stacklevel=2,
+        )
+        counts = np.pad(counts, (0, padding))
+    return check_counts(counts, vocabulary_size, str(path))
+
+
+def count_unigram(
+    paths: str | Path | Sequence[str | Path], vocabulary_size: int, *, dtype: str | None = None
+) -> Counts:
+    """Count the tokens of shards.
+
+    Args:
+        paths: .bin files (headerless, little-endian), .u16.xz files, or folders of them.
+        vocabulary_size: V, the number of rows of the table.
+        dtype: of the .bin files; None for what manifest.json beside them says, else uint16 with a warning.
+    """
+    counts = np.zeros(vocabulary_size, np.int64)
+    for path in shard_files([paths] if isinstance(paths, (str, Path)) else paths):
+        for tokens in read_tokens(path, dtype):
+            add_counts(counts, tokens, path)
+    return check_counts(counts, vocabulary_size, "the token shards")
+
+
+def count_unigram_text(path: str | Path, tokenizer: SingleTokens, vocabulary_size: int) -> Counts:
+    """Count the tokens of a text in UTF-8, plain or as .xz. It is cut at line ends, about every million letters."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"text: {path} is not a file; pass a text in UTF-8, plain or as .xz")
+    open_text = lzma.open if path.suffix == ".xz" else open
+    counts = np.zeros(vocabulary_size, np.int64)
+    try:
+        with open_text(path, "rt", encoding="utf-8") as file:
+            while lines := file.readlines(CHARACTERS_AT_ONCE):
+                add_counts(counts, np.array(tokenizer.encode("".join(lines)), np.int64), path)
+    except (UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"text: {path} cannot be read as UTF-8 text ({error})") from error
+    return check_counts(counts, vocabulary_size, str(path))
+
+
+def shard_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The files meant by `paths`, folders replaced by the shards in them."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted([*path.glob("*.bin"), *path.glob("*.u16.xz")]) if path.is_dir() else [path]
+        if not inside or not all(file.is_file() for file in inside):
+            raise ValueError(f"token shards: {path} is not a file, nor a folder with .bin or .u16.xz files")
+        files += inside
+    if not files:
+        raise ValueError("token shards: no file given")
+    return files
+
+
+def read_tokens(path: Path, dtype: str | None) -> Iterator[Array]:
+    """The tokens of one shard, a few million at a time."""
+    is_compressed = path.name.endswith(".u16.xz")
+    kind = np.dtype("uint16" if is_compressed else dtype or shard_dtype(path)).newbyteorder("<")
+    try:
+        with lzma.open(path) if is_compressed else path.open("rb") as file:
+            while data := file.read(TOKENS_AT_ONCE * kind.itemsize):
+                if len(data) % kind.itemsize:
+                    raise ValueError(
+                        f"{path}: its length is not a multiple of {kind.itemsize} bytes ({kind.name} tokens)"
+                    )
+                yield np.frombuffer(data, kind)
+    except (lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"{path}: damaged .xz file ({error}); copy it again") from error
+
+
+def shard_dtype(path: Path) -> str:
+    """The number type of a .bin file, from manifest.json beside it."""
+    manifest = path.parent / "manifest.json"
+    if not manifest.is_file():
+        warnings.warn(f"{path} has no manifest.json beside it: its tokens are taken as uint16", stacklevel=2)
+        return "uint16"
+    try:
+        dtype = json.loads(manifest.read_text())["dtype"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{manifest}: expected JSON with a 'dtype' ({type(error).__name__}: {error})") from error
+    if str(dtype) not in TOKEN_TYPES:
+        raise ValueError(f"{manifest}: dtype {dtype!r} is unknown; expected one of {', '.join(sorted(TOKEN_TYPES))}")
+    return str(dtype)
+
+
+def add_counts(counts: Counts, tokens: Array, path: Path) -> None:
+    """Add the tokens to their counts, in place."""
+    if tokens.size == 0:
+        return
+    for token in (tokens.min(), tokens.max()):
+        if not 0 <= token < len(counts):
+            raise ValueError(
+                f"{path}: has the token {token}, but the vocabulary has {len(counts)} rows; "
+                "pass the shards of this tokenizer, or the right dtype"
+            )
+    counts += np.bincount(tokens, minlength=len(counts))

@@ -1,0 +1,135 @@
+"""Tables from folders: a run or checkpoint of ours, a Hugging Face model (one file or shards), a hub model.
+
+A Hugging Face model is read through `fetch`, which gives the path of a file by its name, or None: a folder and the hub
+differ in nothing else, and of a sharded model only the shards with the tables are fetched.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from coupled_adam.inspection.files import SUFFIXES, open_file
+from coupled_adam.inspection.hub import fetch_from_hub
+from coupled_adam.inspection.stored import Shape, Stored
+from coupled_adam.inspection.tables_file import FILE_NAME
+
+Fetch = Callable[[str], Path | None]
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+TOKENIZER = "tokenizer.json"
+
+
+def open_folder(folder: Path) -> Stored:
+    """Open a run or checkpoint of ours, a Hugging Face model, or the only model file in the folder."""
+    tables = newest_tables(folder)
+    if tables is not None:
+        return open_file(tables)
+
+    def fetch(file: str) -> Path | None:
+        return folder / file if (folder / file).is_file() else None
+
+    stored = open_model(fetch)
+    if stored is not None:
+        tokenizer = fetch(TOKENIZER)
+        return replace(stored, tokenizer=(lambda: str(tokenizer)) if tokenizer else None)
+    files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file())
+    if len(files) == 1:
+        return open_file(files[0])
+    if files:
+        raise ValueError(f"{folder}: several model files, give one of them: {', '.join(file.name for file in files)}")
+    raise ValueError(
+        f"{folder}: no model in this folder; expected {FILE_NAME}, checkpoints/step-<number>/{FILE_NAME}, "
+        f"{' or '.join(WEIGHTS)}, or one file that ends in {', '.join(SUFFIXES)}"
+    )
+
+
+def open_hub_model(name: str) -> Stored:
+    """Open the model "org/name" of the Hugging Face hub."""
+
+    def fetch(file: str) -> Path | None:
+        return fetch_from_hub(name, file)
+
+    def fetch_tokenizer() -> str:
+        path = fetch(TOKENIZER)
+        if path is None:
+            raise ValueError(f"{name}: no {TOKENIZER} on the hub; give a tokenizer with --tokenizer")
+        return str(path)
+
+    stored = open_model(fetch)
+    if stored is None:
+        raise ValueError(f"{name}: this hub model has neither {' nor '.join(WEIGHTS)}")
+    return replace(stored, tokenizer=fetch_tokenizer)
+
+
+def newest_tables(folder: Path) -> Path | None:
+    """The `tables.safetensors` of a checkpoint folder of ours, or of the newest checkpoint of a run."""
+    if (folder / FILE_NAME).is_file():
+        return folder / FILE_NAME
+    steps = {}
+    for tables in folder.glob(f"checkpoints/step-*/{FILE_NAME}"):
+        number = tables.parent.name.removeprefix("step-")
+        if number.isdecimal():
+            steps[int(number)] = tables
+    return steps[max(steps)] if steps else None
+
+
+def open_model(fetch: Fetch) -> Stored | None:
+    """Open a Hugging Face model from its files; None without weights."""
+    for weights in WEIGHTS:
+        if index := fetch(f"{weights}.index.json"):
+            stored = open_shards(index, fetch)
+        elif whole := fetch(weights):
+            stored = open_file(whole)
+        else:
+            continue
+        config = fetch("config.json")
+        return replace(stored, tied=_tied_in_config(_read_json(config))) if config else stored
+    return None
+
+
+def open_shards(index: Path, fetch: Fetch) -> Stored:
+    """Open a model in shards; a shard is opened when a tensor in it is looked at."""
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index}: no weight_map, so it is not the index of a sharded model")
+
+    @cache
+    def open_shard(file: str) -> Stored:
+        # An index from a stranger may not point outside its folder.
+        path = fetch(file) if re.fullmatch(r"[\w.-]+", file) else None
+        if path is None:
+            raise ValueError(f"{index}: names the shard {file!r}, which is not beside it; download the model again")
+        return open_file(path)
+
+    def shape(name: str) -> Shape:
+        return shard_of(name).shape(name)
+
+    def shard_of(name: str) -> Stored:
+        shard = open_shard(str(weight_map[name]))
+        if name not in shard.names:
+            raise ValueError(f"{index}: says that {name!r} is in {weight_map[name]!r}, which does not have it")
+        return shard
+
+    return Stored(names=list(weight_map), shape=shape, read=lambda name: shard_of(name).read(name), in_shards=True)
+
+
+def _tied_in_config(config: dict[str, Any]) -> bool | None:
+    text_config = config.get("text_config")  # of models that also read images or sound
+    for part in (config, text_config if isinstance(text_config, dict) else {}):
+        if isinstance(part.get("tie_word_embeddings"), bool):
+            return bool(part["tie_word_embeddings"])
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: not a JSON file ({error}); copy or download it again") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    return content

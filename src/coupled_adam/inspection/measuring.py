@@ -1,0 +1,166 @@
+"""From a PATH to its measures: read the tables, the token counts and the word pairs, and measure.
+
+Legend: V vocabulary rows, H hidden size.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coupled_adam.embeddings import (
+    EmbeddingMetrics,
+    WordPairs,
+    count_unigram,
+    fetch_word_pairs,
+    load_unigram,
+    load_word_pairs,
+    measure,
+    open_tokenizer,
+)
+from coupled_adam.inspection.sampling import Sample, draw_sample
+from coupled_adam.inspection.tables import Model, Role, read_model
+
+DOWNLOAD = "download"
+COUNTS_NEEDED = "needs token counts: --unigram FILE"
+WORDS_NEEDED = "needs word pairs with human scores: --wordsim DIR"
+TOKENIZER_NEEDED = "needs the tokenizer of the model: --tokenizer SPEC"
+UNDEFINED = "not defined for this table"
+FEW_PAIRS = "a benchmark is missing, or too few of its words are single tokens"
+
+Counts = NDArray[np.int64]  # (V,)
+Progress = Callable[[str, float], None]
+"""Called with what is being measured, and the part of it that is done, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure, the same for every PATH."""
+
+    tensor: str | None = None
+    """The only table wanted; None: the input and the output table."""
+    unigram: Path | None = None
+    """Token counts (.npy), or token shards to be counted."""
+    wordsim: str | None = None
+    """A folder of word pairs with human scores, or "download"."""
+    tokenizer: str | None = None
+    """For all models; None: the one that comes with each."""
+    device: str | None = None
+    pictures: bool = False
+    """Also draw a sample of every table."""
+
+
+@dataclass(frozen=True)
+class MeasuredTable:
+    """One table and its measures."""
+
+    name: str
+    role: Role
+    metrics: EmbeddingMetrics
+    missing: Mapping[str, str]
+    """Why a measure, by its name, may be missing."""
+    counts: Counts | None
+    sample: Sample | None
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """The tables of one PATH."""
+
+    path: str
+    tied: bool
+    tables: Sequence[MeasuredTable]
+
+
+def inspect_models(paths: Sequence[str], request: Request, progress: Progress) -> list[MeasuredModel]:
+    """Measure the tables of every PATH, one after the other; only one is held in memory."""
+    _require_device(request.device)
+    word_pairs = _read_word_pairs(request.wordsim)
+
+    @cache
+    def counts_of(rows: int) -> Counts | None:
+        return _read_counts(request.unigram, rows)
+
+    return [
+        _measure_model(read_model(path, request.tensor), request, word_pairs, counts_of, progress) for path in paths
+    ]
+
+
+def json_object(models: Sequence[MeasuredModel]) -> dict[str, object]:
+    """The measures as one JSON object; what is missing is null."""
+    return {
+        "models": [
+            {
+                "path": model.path,
+                "tied": model.tied,
+                "tables": [
+                    {"name": table.name, "role": table.role, **table.metrics.to_dict()} for table in model.tables
+                ],
+            }
+            for model in models
+        ]
+    }
+
+
+def _measure_model(
+    model: Model,
+    request: Request,
+    word_pairs: Mapping[str, WordPairs] | None,
+    counts_of: Callable[[int], Counts | None],
+    progress: Progress,
+) -> MeasuredModel:
+    specification = request.tokenizer
+    if word_pairs and specification is None and model.tokenizer is not None:
+        specification = model.tokenizer()
+    tokenizer = open_tokenizer(specification) if word_pairs and specification else None
+    tables = []
+    for table in model.tables:
+        counts = counts_of(table.matrix.shape[0])
+        try:
+            metrics = measure(
+                table.matrix,
+                unigram=counts,
+                tokenizer=tokenizer,
+                word_pairs=word_pairs if tokenizer else None,
+                device=request.device,
+                progress=partial(progress, f"{model.path} {table.name}"),
+            )
+        except ValueError as error:
+            raise ValueError(f"{model.path}: tensor {table.name!r}: {error}") from None
+        missing = {
+            **dict.fromkeys(("rho", "rho_log"), COUNTS_NEEDED if counts is None else UNDEFINED),
+            **dict.fromkeys(
+                ("r_cos", "r_cos_5", "spearman"),
+                FEW_PAIRS if tokenizer else TOKENIZER_NEEDED if word_pairs else WORDS_NEEDED,
+            ),
+        }
+        sample = draw_sample(table.matrix) if request.pictures else None
+        tables.append(MeasuredTable(table.name, table.role, metrics, missing, counts, sample))
+    return MeasuredModel(model.path, model.tied, tables)
+
+
+def _read_word_pairs(wordsim: str | None) -> Mapping[str, WordPairs] | None:
+    if wordsim is None:
+        return None
+    # A folder of that name comes first.
+    if wordsim == DOWNLOAD and not Path(wordsim).is_dir():
+        return fetch_word_pairs()
+    return load_word_pairs(Path(wordsim))
+
+
+def _read_counts(unigram: Path | None, rows: int) -> Counts | None:
+    if unigram is None:
+        return None
+    return load_unigram(unigram, rows) if unigram.suffix == ".npy" else count_unigram([unigram], rows)
+
+
+def _require_device(device: str | None) -> None:
+    try:
+        torch.zeros(1, device=device or "cpu").item()
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        reason = str(error).split("\n", maxsplit=1)[0]
+        raise ValueError(f"device {device!r} cannot be used: {reason}") from None

@@ -1,0 +1,121 @@
+"""The measures of all tables side by side, as text: what the terminal and the page both show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coupled_adam.inspection.measures import MEASURES, Measure, sentence, shown
+from coupled_adam.inspection.measuring import UNDEFINED, MeasuredModel, MeasuredTable
+
+DASH = "—"
+MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One table of one model."""
+
+    model: str
+    role: str
+    tensor: str
+    sentence: str
+
+    @property
+    def heading(self) -> str:
+        """The table in one line."""
+        return f"{self.model}, {self.role} table {self.tensor}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure of every table."""
+
+    label: str
+    better: str
+    meaning: str
+    cells: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The whole table, and the notes that its marks point to."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    notes: Sequence[str]
+
+
+def compare(models: Sequence[MeasuredModel]) -> Overview:
+    """Set the tables of all models side by side."""
+    labels = short_names([printable(model.path) for model in models])
+    pairs = [(label, table) for label, model in zip(labels, models, strict=True) for table in model.tables]
+    tables = [table for _, table in pairs]
+    columns = [Column(label, table.role, printable(table.name), sentence(table.metrics)) for label, table in pairs]
+    notes: list[str] = []
+    rows = [Row("rows x columns", "", "the vocabulary and the width of the model", [_shape(table) for table in tables])]
+    for measure in MEASURES:
+        cells = [_cell(measure, table, notes) for table in tables]
+        rows.append(Row(measure.label, measure.better, measure.meaning, cells))
+    rows += _benchmark_rows(tables) + _zero_rows(tables)
+    return Overview(columns, rows, [f"{MARKS[number]} {note}" for number, note in enumerate(notes)])
+
+
+def printable(text: str) -> str:
+    """Text from a file without anything that could move the cursor of a terminal or end a line.
+
+    Example:
+        >>> printable("wte\\x1b[2J")
+        'wte\\\\x1b[2J'
+    """
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The ends of the paths, as short as they differ.
+
+    Example:
+        >>> short_names(["runs/adam/export", "runs/coupled/export", "gpt2.npy"])
+        ['adam/export', 'coupled/export', 'gpt2.npy']
+    """
+    parts = [Path(path).parts for path in paths]
+    lengths = [1] * len(paths)
+    for number, own in enumerate(parts):
+        while lengths[number] < len(own) and any(
+            own != other and own[-lengths[number] :] == other[-lengths[number] :] for other in parts
+        ):
+            lengths[number] += 1
+    return [str(Path(*own[-length:])) for own, length in zip(parts, lengths, strict=True)]
+
+
+def _shape(table: MeasuredTable) -> str:
+    return " x ".join(f"{size:,}" for size in table.metrics.shape)
+
+
+def _cell(measure: Measure, table: MeasuredTable, notes: list[str]) -> str:
+    value: float | None = getattr(table.metrics, measure.field)
+    if value is not None:
+        return shown(value)
+    note = table.missing.get(measure.field, UNDEFINED)
+    if note not in notes:
+        notes.append(note)
+    return DASH + MARKS[notes.index(note)]
+
+
+def _benchmark_rows(tables: Sequence[MeasuredTable]) -> list[Row]:
+    names = dict.fromkeys(name for table in tables for name in table.metrics.word_similarity)
+    meaning = "r_cos (pairs of single tokens / all pairs)"
+    return [Row(name, "↑", meaning, [_agreement(name, table) for table in tables]) for name in names]
+
+
+def _agreement(name: str, table: MeasuredTable) -> str:
+    result = table.metrics.word_similarity.get(name)
+    if result is None:
+        return DASH
+    return f"{DASH if result.pearson is None else shown(result.pearson)} ({result.pairs_used}/{result.pairs_total})"
+
+
+def _zero_rows(tables: Sequence[MeasuredTable]) -> list[Row]:
+    counts = [table.metrics.zero_rows for table in tables]
+    if not any(counts):
+        return []
+    return [Row("zero rows", "", "embeddings of length 0", [f"{count:,}" for count in counts])]

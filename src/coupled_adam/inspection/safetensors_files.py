@@ -1,0 +1,53 @@
+"""Tables from safetensors files. Only the bytes of a table that is looked at are read."""
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from coupled_adam.inspection.stored import FLOATING, Stored, map_storage, refuse_type
+from coupled_adam.inspection.tables_file import parse_header
+
+TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def open_safetensors(path: Path) -> Stored:
+    """Open a safetensors file; the header of our `tables.safetensors` tells its tables."""
+    try:
+        with safe_open(path, "np"):  # checks the header against the file
+            pass
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path}: not a whole safetensors file ({error}); it may be cut off: copy or download it again"
+        ) from None
+    begin, entries = _read_header(path)
+    metadata = entries.pop("__metadata__", {})
+
+    def read(name: str) -> Tensor:
+        entry = entries[name]
+        if entry["dtype"] not in TYPES:
+            refuse_type(path, name, entry["dtype"])
+        start, end = entry["data_offsets"]
+        dtype = FLOATING[TYPES[entry["dtype"]]]
+        return map_storage(path, begin + start, end - start, dtype).reshape(entry["shape"])
+
+    stored = Stored(names=list(entries), shape=lambda name: tuple(entries[name]["shape"]), read=read)
+    header = parse_header(metadata, path)
+    if header is None:
+        return stored
+    for name in (header["input"], header["output"]):
+        if name not in entries:
+            raise ValueError(f"{path}: the header names table {name!r}, but the file holds {', '.join(entries)}")
+    return replace(stored, **header)
+
+
+def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors begin, and the header: 8 bytes give its length, then it is JSON."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, Any] = json.loads(file.read(length))
+    return 8 + length, header

@@ -1,0 +1,84 @@
+"""A small sample of a table, enough for the pictures: where its rows lie, and the angles between them.
+
+The same table always gives the same sample.
+
+Legend: V vocabulary rows, H hidden size, S sampled rows, P pairs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coupled_adam.inspection.stored import Matrix
+
+SAMPLED_ROWS = 10_000
+SAMPLED_PAIRS = 50_000
+SEED = 0
+BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the pictures of one table need."""
+
+    rows: NDArray[np.int64]  # (S,) ascending
+    places: NDArray[np.float32]  # (S, 3): along the mean, and along the two first principal components across it
+    cosines: NDArray[np.float32]  # (P,) of random pairs of different rows
+
+
+def draw_sample(matrix: Matrix) -> Sample:
+    """Sample the rows of `matrix` (V, H), place them around the origin, and pair them at random."""
+    generator = np.random.default_rng(SEED)
+    count = matrix.shape[0]
+    rows = np.sort(generator.choice(count, min(count, SAMPLED_ROWS), replace=False))
+    points = _as_float(matrix[rows])  # (S, H)
+    axes = _axes(points, column_mean(matrix))  # (H, 3)
+    return Sample(rows, (points @ axes).numpy(), _cosines(points, generator))
+
+
+def column_mean(matrix: Matrix) -> Tensor:
+    """The mean row (H,), summed in float64."""
+    total = torch.zeros(matrix.shape[1], dtype=torch.float64)
+    for start in range(0, matrix.shape[0], BLOCK_ROWS):
+        total += _as_float(matrix[start : start + BLOCK_ROWS]).sum(0, dtype=torch.float64)
+    return total / matrix.shape[0]
+
+
+def _axes(points: Tensor, mean: Tensor) -> Tensor:
+    """Three orthonormal directions (H, 3), filled up with zeros when H < 3."""
+    along_mean = torch.nn.functional.normalize(mean, dim=0).float()  # zero stays zero
+    across = points - torch.outer(points @ along_mean, along_mean)
+    with torch.random.fork_rng(devices=[]):  # svd_lowrank starts from random vectors
+        torch.manual_seed(SEED)
+        wanted = min(8, *points.shape)
+        components = torch.svd_lowrank(across - across.mean(0), q=wanted, niter=8)[2][:, :2]  # (H, 2)
+    # The sign of a principal component is arbitrary: turn its largest entry positive.
+    largest = components.gather(0, components.abs().argmax(0, keepdim=True))
+    components = components * torch.where(largest < 0, -1.0, 1.0)
+    axes = torch.zeros(points.shape[1], 3)
+    axes[:, 0] = along_mean
+    axes[:, 1 : 1 + components.shape[1]] = components
+    return axes
+
+
+def _cosines(points: Tensor, generator: np.random.Generator) -> NDArray[np.float32]:
+    norms = points.norm(dim=1, keepdim=True)
+    directions = (points / norms)[norms[:, 0] > 0]  # (S', H): a zero row has no direction
+    count = len(directions)
+    if count < 2:
+        return np.zeros(0, np.float32)
+    first = generator.integers(count, size=SAMPLED_PAIRS)
+    second = (first + generator.integers(1, count, size=SAMPLED_PAIRS)) % count  # never the same row
+    cosines = [
+        (directions[first[start : start + BLOCK_ROWS]] * directions[second[start : start + BLOCK_ROWS]]).sum(1)
+        for start in range(0, SAMPLED_PAIRS, BLOCK_ROWS)
+    ]
+    return torch.cat(cosines).numpy()
+
+
+def _as_float(rows: Matrix) -> Tensor:
+    # A copy: the rows may be mapped from a file that is open for reading only.
+    return rows.float() if isinstance(rows, Tensor) else torch.from_numpy(rows.astype(np.float32))

@@ -1,0 +1,35 @@
+"""docs/inspect.md shows what the command prints, and names every format, measure and threshold."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from coupled_adam.cli import app
+from coupled_adam.inspection.files import SUFFIXES
+from coupled_adam.inspection.measures import ANISOTROPIC_FROM, CENTRED_BELOW, EVEN_FROM, MEASURES, STRONGLY_FROM
+
+PAGE = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text(encoding="utf-8")
+
+
+def test_the_first_example_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = re.findall(r"```sh\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    commands, printed = examples[0]
+    program, inspect = re.fullmatch(r'python -c "(.*)"\ncoupled-adam (.*)\n', commands).groups()
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert np.load("centred.npy").shape == (5000, 64)
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, inspect.split())
+    assert result.stdout == printed
+
+
+def test_the_page_knows_every_format_measure_and_threshold() -> None:
+    for suffix in SUFFIXES:
+        assert f"`{suffix}`" in PAGE
+    for measure in MEASURES:
+        assert f"| {measure.label} | `{measure.field}` |" in PAGE
+    assert f"below {CENTRED_BELOW} | centred at the origin; with ISO below {EVEN_FROM}" in PAGE
+    assert f"{CENTRED_BELOW} to {ANISOTROPIC_FROM} | somewhat off-centre" in PAGE
+    assert f"{ANISOTROPIC_FROM} to {STRONGLY_FROM} | anisotropic" in PAGE
