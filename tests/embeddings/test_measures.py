@@ -6,6 +6,7 @@ Legend: V vocabulary rows, H hidden size.
 import importlib.util
 import json
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,13 @@ def test_arrays_in_every_layout_are_measured_alike(tmp_path: Path) -> None:
             assert_close(measure(layout), expected)
 
 
+def test_a_file_mapped_for_reading_causes_no_warning(tmp_path: Path) -> None:
+    np.save(tmp_path / "E.npy", normal())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measure(np.load(tmp_path / "E.npy", mmap_mode="r"))
+
+
 def test_the_matrix_is_not_changed() -> None:
     for E in (normal(), normal().astype(np.float32), 1e200 * normal()):
         before = E.copy()
@@ -99,11 +107,11 @@ def test_the_signs_that_lapack_gives_to_eigenvectors_do_not_matter(monkeypatch: 
 
 @pytest.mark.parametrize("exponent", [-310, -150, -20, 3, 20, 150, 290])
 def test_no_finite_matrix_overflows(exponent: int) -> None:
-    E = trained_like()
-    expected = reference(E)
-    metrics = measure(E * 10.0**exponent)
+    E, counts = trained_like(), zipf_counts()
+    expected = reference(E, counts)
+    metrics = measure(E * 10.0**exponent, unigram=counts)
     tolerance = 1e-6 if exponent > -300 else 1e-3  # float64 itself holds fewer digits there
-    for name in ("mu_norm_ratio", "kappa", "iso_score", "mean_cosine"):
+    for name in ("mu_norm_ratio", "kappa", "rho", "rho_log", "iso_score", "mean_cosine"):
         assert getattr(metrics, name) == pytest.approx(expected[name], rel=tolerance), name
     assert metrics.mean_norm == pytest.approx(expected["mean_norm"] * 10.0**exponent, rel=tolerance)
     assert 0 <= metrics.iso <= 1

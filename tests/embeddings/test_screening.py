@@ -68,6 +68,23 @@ def test_the_bounds_hold(name: str) -> None:
         assert torch.all(known.z <= upper)
 
 
+@pytest.mark.parametrize("name", ["short", "about one long", "shifted"])
+def test_the_bounds_hold_however_coarse_the_products_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With entries rounded to bfloat16, errors come close to what the bounds allow; in float32 they stay far from it."""
+    known = prepare(SCALED[name])
+    coarse = Table(torch.from_numpy(SCALED[name]).bfloat16(), known.table.device, 512)
+    directions = known.spectrum.eigenvectors.bfloat16().double()
+    means = screening.float32_means(coarse, directions, None)
+    monkeypatch.setattr(screening, "float32_means", lambda *_: means)
+    monkeypatch.setattr(screening, "ROUNDING", 2.0**-8 / (H + 3))
+    arguments = (known.table, known.spectrum.eigenvectors, known.first, known.second, known.longest, None)
+    lower, upper = screening.float32_bounds(*arguments)
+    assert torch.all(lower <= known.z)
+    assert torch.all(known.z <= upper)
+    uncorrected = (means[0] - known.z).abs().max()
+    assert uncorrected > 10 * (upper + lower - 2 * known.z).abs().max() / 2
+
+
 def test_the_bounds_are_tight_for_short_rows() -> None:
     known = prepare(normal() / 7)
     lower, upper = screening.float32_bounds(
