@@ -10,6 +10,7 @@ from oracle import coupled, oracle, relative_error, run
 from torch import Tensor, nn
 
 from coupled_adam.optimizer import blockwise
+from coupled_adam.optimizer.table import Hyperparameters, Table
 
 ROWS, COLUMNS = 12, 3
 # Zero, or not so small that its square vanishes in float32.
@@ -67,12 +68,31 @@ def test_any_gradients_give_the_updates_of_algorithm_1(grads: list[Tensor], expo
 
 
 @given(gradient_lists, st.lists(st.integers(1, ROWS - 1), unique=True, max_size=4))
-def test_table_split_into_shards_has_the_same_column_sums(grads: list[Tensor], cuts: list[int]) -> None:
-    bounds = [0, *sorted(cuts), ROWS]
+def test_table_split_into_shards_is_updated_as_the_whole(grads: list[Tensor], cuts: list[int]) -> None:
+    """Each shard is updated by itself; only the column sums of squares are added up over the shards."""
+    sizes = [end - start for start, end in itertools.pairwise([0, *sorted(cuts), ROWS])]
+    whole = nn.Parameter(torch.linspace(-1, 1, ROWS * COLUMNS, dtype=torch.float64).reshape(ROWS, COLUMNS))
+    hyper = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 1.0, False)
+    shards = [
+        Table(
+            rows=ROWS,
+            param=part.clone(),
+            grad=part,
+            exp_avg=torch.zeros_like(part),
+            exp_avg_sq=torch.zeros(1, COLUMNS, dtype=torch.float64),
+            step=torch.tensor(0.0),
+            hyper=hyper,
+        )
+        for part in whole.detach().split(sizes)
+    ]
     for grad in grads:
-        parts = [grad[start:end] for start, end in itertools.pairwise(bounds)]
-        summed = sum(blockwise.column_square_sums(part) for part in parts)
-        torch.testing.assert_close(summed, blockwise.column_square_sums(grad), rtol=1e-6, atol=1e-12)
+        for shard, part in zip(shards, grad.double().split(sizes), strict=True):
+            shard.grad = part
+        sums = torch.cat([blockwise.column_square_sums(shard.grad) for shard in shards])
+        for shard in shards:
+            blockwise.apply_update(shard, blockwise.advance_second_moment(shard, sums, None), None)
+    run(coupled(whole, lr=0.1), whole, [grad.double() for grad in grads])
+    torch.testing.assert_close(torch.cat([shard.param for shard in shards]), whole.detach(), rtol=1e-10, atol=1e-12)
 
 
 @given(gradient_lists)
