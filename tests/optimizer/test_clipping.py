@@ -96,6 +96,15 @@ def test_a_float64_parameter_beside_a_float32_table_is_clipped_with_it(monkeypat
     assert relative_error(param, expected.embeddings) < 1e-5
 
 
+def test_float64_tables_are_clipped_in_float64() -> None:
+    param = table((20, 4), torch.float64)
+    grads = gradients((20, 4), 5, torch.float64)
+    expected = oracle(param, [grad * (0.1 / (grad.norm() + 1e-6)).clamp(max=1.0) for grad in grads])
+    optimizer = coupled(param, max_grad_norm=0.1)
+    run(optimizer, param, grads)
+    assert relative_error(param, expected.embeddings) < 1e-13
+
+
 def test_max_grad_norm_can_be_changed_during_training() -> None:
     param = table((20, 4))
     optimizer = coupled(param, max_grad_norm=1.0, betas=(0.0, 0.9))

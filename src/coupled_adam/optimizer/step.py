@@ -28,7 +28,10 @@ from coupled_adam.optimizer.table import Hyperparameters, Table
 
 @dataclass(slots=True)
 class GroupTensors:
-    """A param group and the tensors of its parameters that have a gradient, in the same order."""
+    """A param group and the tensors of its parameters that have a gradient, in the same order.
+
+    The gradients are this rank's parts, cut like the parameters; the others are as the optimizer keeps them.
+    """
 
     group: dict[str, Any]
     params: list[Tensor]
@@ -38,9 +41,8 @@ class GroupTensors:
     steps: list[Tensor]
     has_complex: bool
 
-    def local_gradients(self) -> list[Tensor]:
-        """Each gradient's part on this rank, cut like its parameter."""
-        return [local_gradient(grad, param) for grad, param in zip(self.grads, self.params, strict=True)]
+    def __post_init__(self) -> None:
+        self.grads = [local_gradient(grad, param) for grad, param in zip(self.grads, self.params, strict=True)]
 
 
 def coupled_adamw_step(
@@ -65,17 +67,14 @@ def coupled_adamw_step(
     """
     coupled = [tensors for tensors in groups if tensors.group["coupled"] and tensors.params]
     standard = [tensors for tensors in groups if not tensors.group["coupled"] and tensors.params]
-    coupled_grads = [tensors.local_gradients() for tensors in coupled]
-    standard_grads = [tensors.local_gradients() for tensors in standard]
     column_sums = [
         _column_sums(param, grad)
-        for tensors, grads in zip(coupled, coupled_grads, strict=True)
-        for param, grad in zip(tensors.params, grads, strict=True)
+        for tensors in coupled
+        for param, grad in zip(tensors.params, tensors.grads, strict=True)
     ]
-    norm_wanted = max_grad_norm is not None or error_if_nonfinite
     norm_sums: list[PartialSum] = []
-    if norm_wanted:
-        norm_sums = _norm_sums(coupled, column_sums, standard, standard_grads)
+    if max_grad_norm is not None or error_if_nonfinite:
+        norm_sums = _norm_sums(coupled, column_sums, standard)
     reduction = Reduction(column_sums + norm_sums)
 
     norm = None
@@ -89,14 +88,14 @@ def coupled_adamw_step(
         if max_grad_norm is not None:
             grad_factor = clipping_factor
             if standard:
-                grad_scale = _scale_or_multiply(standard, standard_grads, clipping_factor)
+                grad_scale = _scale_or_multiply(standard, clipping_factor)
 
-    for tensors, grads in zip(standard, standard_grads, strict=True):
-        _update_standard(tensors, grads, grad_scale, found_inf)
+    for tensors in standard:
+        _update_standard(tensors, grad_scale, found_inf)
     reduction.wait()
     sums = iter(column_sums)
-    for tensors, grads in zip(coupled, coupled_grads, strict=True):
-        _update_coupled(tensors, grads, [next(sums).values for _ in grads], grad_factor, found_inf)
+    for tensors in coupled:
+        _update_coupled(tensors, [next(sums).values for _ in tensors.params], grad_factor, found_inf)
     return norm
 
 
@@ -125,10 +124,7 @@ def _column_sums(param: Tensor, grad: Tensor) -> PartialSum:
 
 
 def _norm_sums(
-    coupled: list[GroupTensors],
-    column_sums: list[PartialSum],
-    standard: list[GroupTensors],
-    standard_grads: list[list[Tensor]],
+    coupled: list[GroupTensors], column_sums: list[PartialSum], standard: list[GroupTensors]
 ) -> list[PartialSum]:
     """Squared gradient norms on this rank, one for each way of being sharded and each device."""
     coupled_params = [param for tensors in coupled for param in tensors.params]
@@ -137,8 +133,8 @@ def _norm_sums(
         for param, column_sum in zip(coupled_params, column_sums, strict=True)
     ]
     alike: dict[tuple[Any, ...], list[Tensor]] = {}
-    for tensors, grads in zip(standard, standard_grads, strict=True):
-        for param, grad in zip(tensors.params, grads, strict=True):
+    for tensors in standard:
+        for param, grad in zip(tensors.params, tensors.grads, strict=True):
             alike.setdefault((process_groups(param), grad.device), []).append(grad)
     sums += [PartialSum(clipping.square_norm(grads), groups) for (groups, _), grads in alike.items()]
     return sums
@@ -159,8 +155,8 @@ def _raise_if_nonfinite(norm: Tensor, found_inf: Tensor | None, groups: list[Gro
     names = [
         name
         for tensors in groups
-        for name, param in zip(_names(tensors), tensors.params, strict=True)
-        if param.grad is not None and not torch.isfinite(local_part(param.grad)).all()
+        for name, grad in zip(_names(tensors), tensors.grads, strict=True)
+        if not torch.isfinite(grad).all()
     ]
     where = ", ".join(repr(name) for name in names) or "a gradient on another rank, or in the sum of finite ones"
     raise RuntimeError(
@@ -174,28 +170,26 @@ def _names(tensors: GroupTensors) -> list[str]:
     return [name for name, param in named_params(tensors.group) if param.grad is not None]
 
 
-def _scale_or_multiply(standard: list[GroupTensors], standard_grads: list[list[Tensor]], grad_factor: Tensor) -> Tensor:
+def _scale_or_multiply(standard: list[GroupTensors], grad_factor: Tensor) -> Tensor:
     """Clip the gradients of standard groups, or return the `grad_scale` that makes the fused kernels do it.
 
     The fused kernels divide by grad_scale and write the result back into the gradient.
     """
-    for tensors, grads in zip(standard, standard_grads, strict=True):
+    for tensors in standard:
         if not tensors.group["fused"]:
-            for device in {grad.device for grad in grads}:
-                on_device = [grad for grad in grads if grad.device == device]
+            for device in {grad.device for grad in tensors.grads}:
+                on_device = [grad for grad in tensors.grads if grad.device == device]
                 torch._foreach_mul_(on_device, grad_factor.to(device))
     return grad_factor.reciprocal()
 
 
-def _update_standard(
-    tensors: GroupTensors, grads: list[Tensor], grad_scale: Tensor | None, found_inf: Tensor | None
-) -> None:
+def _update_standard(tensors: GroupTensors, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
     """torch's AdamW on each rank's parts: it is elementwise, and plain tensors of any mesh go into one call."""
     group = tensors.group
     beta1, beta2 = group["betas"]
     adamw(
         [local_part(param) for param in tensors.params],
-        grads,
+        tensors.grads,
         [local_part(exp_avg) for exp_avg in tensors.exp_avgs],
         [local_part(exp_avg_sq) for exp_avg_sq in tensors.exp_avg_sqs],
         [],
@@ -218,17 +212,14 @@ def _update_standard(
 
 
 def _update_coupled(
-    tensors: GroupTensors,
-    grads: list[Tensor],
-    square_sums: list[Tensor],
-    grad_factor: Tensor | None,
-    found_inf: Tensor | None,
+    tensors: GroupTensors, square_sums: list[Tensor], grad_factor: Tensor | None, found_inf: Tensor | None
 ) -> None:
     hyper = Hyperparameters.from_group(tensors.group)
-    for i, param in enumerate(tensors.params):
-        kernels = kernels_for(grads[i])
-        device = grads[i].device
-        factor = None if grad_factor is None else grad_factor.to(device, torch.float32)
+    for i, (param, grad, exp_avg_sq) in enumerate(zip(tensors.params, tensors.grads, tensors.exp_avg_sqs, strict=True)):
+        kernels = kernels_for(grad)
+        device = grad.device
+        # A float64 parameter elsewhere makes the factor float64, which the Triton kernels must not see.
+        factor = None if grad_factor is None else grad_factor.to(device, exp_avg_sq.dtype)
         skip = None if found_inf is None else found_inf.to(device)
         if kernels is blockwise and skip is not None:
             if skip.item() != 0:
@@ -237,9 +228,9 @@ def _update_coupled(
         table = Table(
             rows=param.shape[0],
             param=local_part(param),
-            grad=grads[i],
+            grad=grad,
             exp_avg=local_part(tensors.exp_avgs[i]),
-            exp_avg_sq=local_part(tensors.exp_avg_sqs[i]),
+            exp_avg_sq=local_part(exp_avg_sq),
             step=tensors.steps[i],
             hyper=hyper.on(device),
         )
