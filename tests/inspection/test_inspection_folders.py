@@ -24,7 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from coupled_adam.inspection import folders
 from coupled_adam.inspection.tables import read_model
-from coupled_adam.inspection.tables_file import write_tables
+from coupled_adam.tables_file import write_tables
 
 V, H = 120, 16
 

@@ -4,6 +4,6 @@ A PATH is opened as `Stored` (stored.py) by the reader of its format, `tables.py
 measures them with `coupled_adam.embeddings`, and `terminal.py` and `page.py` show what `overview.py` sets side by side.
 """
 
-from coupled_adam.inspection.tables_file import write_tables
+from coupled_adam.tables_file import write_tables
 
 __all__ = ["write_tables"]

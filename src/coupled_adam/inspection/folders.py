@@ -15,7 +15,7 @@ from typing import Any
 from coupled_adam.inspection.files import SUFFIXES, open_file
 from coupled_adam.inspection.hub import fetch_from_hub
 from coupled_adam.inspection.stored import Shape, Stored
-from coupled_adam.inspection.tables_file import FILE_NAME
+from coupled_adam.tables_file import FILE_NAME
 
 Fetch = Callable[[str], Path | None]
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from coupled_adam.inspection.stored import FLOATING, Stored, map_storage, refuse_type
-from coupled_adam.inspection.tables_file import parse_header
+from coupled_adam.tables_file import parse_header
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

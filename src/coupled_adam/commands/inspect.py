@@ -1,0 +1,93 @@
+"""`coupled-adam inspect`."""
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from coupled_adam.commands.refusal import refuse
+
+
+def inspect(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH",
+            help="A file (.safetensors, .npy, .npz, .gguf, .pt, .pth, .bin, .ckpt), a folder (a Hugging Face model, a "
+            "run or a checkpoint of ours), or the name of a model on the Hugging Face hub.",
+            show_default=False,
+        ),
+    ],
+    tensor: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Measure this tensor only; the end of its name is enough.")
+    ] = None,
+    unigram: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Token counts (.npy), or tokens to count (.bin, .u16.xz).")
+    ] = None,
+    wordsim: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of word pairs with human scores; `download` fetches them once."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="A tokenizer.json, a model folder, a GGUF file or a tiktoken name."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT.html", help="Also write a page with pictures, one file.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where to compute: `cpu`, `cuda`, `cuda:1`.")] = None,
+) -> None:
+    """Measure the embeddings of finished models, side by side.
+
+    Finds the input and the output table, says whether they are tied, and reads nothing else. Files are read without
+    running any code in them.
+
+    Look at the **mean-embedding ratio**: 0 when the embeddings are centred at the origin, near 1 when they all point
+    the same way.
+
+    Try: `coupled-adam inspect model.safetensors`, `coupled-adam inspect runs/adamw runs/coupled --html compare.html`
+    """
+    started = time.perf_counter()
+
+    from coupled_adam.atomic import require_writable, write_whole
+    from coupled_adam.inspection.measuring import Request, inspect_models, json_object
+    from coupled_adam.inspection.overview import compare, printable
+    from coupled_adam.inspection.terminal import measuring_bar, print_overview
+
+    if html is not None:
+        try:
+            from coupled_adam.inspection.page import page_facts, render_page
+        except ModuleNotFoundError as error:
+            refuse(f"--html needs the package {error.name}: pip install 'coupled-adam[study]'")
+        try:
+            require_writable(html)  # now, not after the measuring
+        except OSError as error:
+            _refuse_page(html, error)
+    request = Request(tensor, unigram, wordsim, tokenizer, device, pictures=html is not None)
+    try:
+        with measuring_bar() as on_progress:
+            models = inspect_models(paths, request, on_progress)
+    except (ValueError, OSError, ImportError) as error:
+        refuse(printable(str(error)))
+
+    if as_json:
+        typer.echo(json.dumps(json_object(models), allow_nan=False))
+    else:
+        print_overview(Console(highlight=False), compare(models))
+    if html is not None:
+        facts = page_facts(printable(shlex.join(["coupled-adam", *sys.argv[1:]])), time.perf_counter() - started)
+        try:
+            write_whole(html, render_page(models, facts))
+        except OSError as error:
+            _refuse_page(html, error)
+        typer.echo(f"Page: {html}", err=as_json)
+
+
+def _refuse_page(page: Path, error: OSError) -> NoReturn:
+    refuse(f"cannot write {str(page)!r} ({error.strerror}); give another file with --html")
