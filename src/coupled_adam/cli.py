@@ -8,6 +8,7 @@ import typer
 from coupled_adam import __version__
 from coupled_adam.commands.demo import demo
 from coupled_adam.commands.inspect import inspect
+from coupled_adam.commands.train import train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,3 +52,4 @@ def coupled_adam(
 
 app.command()(demo)
 app.command()(inspect)
+app.command()(train)

@@ -4,23 +4,19 @@ Every Python brings it along, so that nothing is downloaded. It differs a little
 machine it is always the same, in the same order.
 """
 
-import ast
-import os
 import re
 import sysconfig
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-Documentable = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+from coupled_adam.data.python_docs import docstring_documents, topic_documents
 
 UNKNOWN = "<unk>"
-SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 VALIDATION_EVERY = 20
 
 # Words, numbers, runs of one punctuation mark (">>>", "-----"), ends of line; other white space is dropped.
@@ -47,47 +43,6 @@ def standard_library_corpus(vocabulary_size: int) -> Corpus:
             f"{VALIDATION_EVERY}; use a Python that is installed with its .py files"
         )
     return build_corpus(documents, vocabulary_size)
-
-
-def docstring_documents(folder: Path) -> list[str]:
-    """One document for each Python file under `folder`: its docstrings, files in the order of their paths."""
-    paths = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
-        paths += [Path(parent, name) for name in files if name.endswith(".py")]
-    texts = (_docstrings(path) for path in sorted(paths))
-    return [text for text in texts if text]
-
-
-def _docstrings(path: Path) -> str:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as an invalid escape in somebody else's file
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (OSError, SyntaxError, ValueError):
-            return ""
-    docstrings = (ast.get_docstring(node) for node in _documentable(tree))
-    return "\n\n".join(docstring for docstring in docstrings if docstring)
-
-
-def _documentable(tree: ast.Module) -> Iterator[Documentable]:
-    """The module, its classes and functions in the order of the file; not ast.walk, which enters expressions too."""
-    pending: list[ast.AST] = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, Documentable):
-            yield node
-        children = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)]
-        pending += reversed(children)
-
-
-def topic_documents() -> list[str]:
-    """The chapters of the language reference that `help()` shows, in the order of their names."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:  # some distributions package it apart
-        return []
-    return [text for _, text in sorted(topics.items())]
 
 
 def tokenize(text: str) -> list[str]:

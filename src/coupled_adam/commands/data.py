@@ -1,0 +1,309 @@
+"""`coupled-adam data prepare`, `data info` and `data count`."""
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from coupled_adam.commands.refusal import refuse
+
+if TYPE_CHECKING:
+    from coupled_adam.data import prepare as preparation
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Turn text into token shards, and look at them.",
+)
+
+SECONDS_BETWEEN_LINES = 60.0
+
+
+@app.command()
+def prepare(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="`python-docs` (built in), `openwebtext`, `slimpajama`, `hf:NAME[:CONFIG[:SPLIT[:COLUMN]]]`, "
+            "`text:FILES` (.txt, .jsonl, .parquet, also .gz, .xz, .zst) or `tokens:FILES` (.bin, .u16.xz). FILES is a "
+            "file, a folder or a pattern in quotes.",
+        ),
+    ] = "python-docs",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder to write; by default in `data/`, named by what is in it.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="`gpt2` (tiktoken), the path of a tokenizer.json, or `bpe:N`: train one of N tokens. By default "
+            "`bpe:4096` for python-docs, `gpt2` for the others.",
+        ),
+    ] = None,
+    field: Annotated[
+        str, typer.Option(metavar="NAME", help="Field of .jsonl, .parquet and hub datasets that has the text.")
+    ] = "text",
+    separator: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Special token behind every document, such as `</s>`.")
+    ] = None,
+    val: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Part of the documents for validation. By default 0.05 of a small source, 0.005 of a large one.",
+        ),
+    ] = None,
+    test: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Part of the documents for the test; default as for --val.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Decides which documents are held out.")] = 0,
+    shard_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of one file, at most.")] = "100M",
+    max_tokens: Annotated[
+        str | None, typer.Option(metavar="N", help="Stop at about so many tokens, such as `10B`.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes that tokenize; by default one per core.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what other settings have left in the folder.")
+    ] = False,
+) -> None:
+    """Turn text into token shards, split into train, val and test by document.
+
+    Stopped or killed, it goes on where it was when you run it again. The result is the same, byte for byte, for any
+    number of processes.
+
+    Try: `coupled-adam data prepare`, `coupled-adam data prepare 'text:books/*.txt' --tokenizer bpe:8192`
+    """
+    from coupled_adam.data.manifest import FILE_NAME
+    from coupled_adam.data.prepare import prepare as run
+    from coupled_adam.data.settings import default_folder, default_tokenizer
+
+    tokenizer = tokenizer or default_tokenizer(source)
+    folder = out or default_folder(source, tokenizer)
+    was_complete = (folder / FILE_NAME).is_file() and not overwrite
+    with _refusing(), _notes(), _preparation_bar() as on_progress:
+        corpus = run(
+            source,
+            tokenizer,
+            folder,
+            field=field,
+            separator=separator,
+            val=val,
+            test=test,
+            seed=seed,
+            shard_tokens=_tokens("--shard-tokens", shard_tokens),
+            max_tokens=None if max_tokens is None else _tokens("--max-tokens", max_tokens),
+            processes=processes,
+            overwrite=overwrite,
+            on_progress=on_progress,
+        )
+    if was_complete:
+        typer.echo(f"Nothing to do: {folder} is complete, and was made with these settings.")
+        return
+    splits = ", ".join(f"{name} {corpus.manifest.splits[name].tokens:,}" for name in corpus.splits)
+    typer.echo(f"Tokens: {splits}. Vocabulary: {corpus.vocabulary_size:,}. Folder: {folder}")
+
+
+@app.command()
+def info(
+    folder: Annotated[Path, typer.Argument(help="A folder that `data prepare` or nanoGPT has written.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read all shards and compare their sha256.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show what a folder of token shards holds.
+
+    Try: `coupled-adam data info data/python-docs-bpe4096`
+    """
+    from coupled_adam.data.corpus import open_corpus
+    from coupled_adam.data.overview import describe
+
+    with _refusing(), _notes():
+        corpus = open_corpus(folder)
+        if verify:
+            corpus.verify()
+        facts = describe(corpus) | {"verified": verify}
+    if as_json:
+        typer.echo(json.dumps(facts, allow_nan=False))
+    else:
+        _print_info(Console(highlight=False), facts)
+
+
+@app.command()
+def count(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH", help="A prepared folder, .bin or .u16.xz files, or folders of them.", show_default=False
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the counts, such as to unigram.npy.")] = None,
+    split: Annotated[str, typer.Option(help="Of a prepared folder: which split to count.")] = "train",
+    vocabulary_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Of loose files: number of tokens of their tokenizer.")
+    ] = 50257,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Count how often each token occurs: the unigram counts that `inspect --unigram` reads.
+
+    Try: `coupled-adam data count data/python-docs-bpe4096`, `coupled-adam data count train.bin --out unigram.npy`
+    """
+    import numpy as np
+
+    from coupled_adam.atomic import replacing, require_writable
+    from coupled_adam.data.corpus import open_corpus
+    from coupled_adam.data.overview import entropy, is_corpus, most_frequent
+    from coupled_adam.embeddings.unigram import count_unigram
+
+    with _refusing(), _notes():
+        if out is not None:
+            require_writable(out)
+        tokenizer: Path | str | None = None
+        if len(paths) == 1 and is_corpus(paths[0]):
+            corpus = open_corpus(paths[0])
+            counts = count_unigram(corpus.tokens(split).paths, corpus.vocabulary_size, dtype=corpus.manifest.dtype)
+            tokenizer = corpus.tokenizer_file() or corpus.tokenizer
+        else:
+            counts = count_unigram(paths, vocabulary_size)
+        frequent = most_frequent(counts, tokenizer)
+        if out is not None:
+            with replacing(out) as temporary, temporary.open("wb") as file:
+                np.save(file, counts)
+    facts: dict[str, Any] = {
+        "tokens": int(counts.sum()),
+        "vocabulary_size": len(counts),
+        "unseen": int((counts == 0).sum()),
+        "entropy": entropy(counts),
+        "most_frequent": [vars(token) for token in frequent],
+        "out": None if out is None else str(out),
+    }
+    if as_json:
+        typer.echo(json.dumps(facts, allow_nan=False))
+    else:
+        _print_counts(Console(highlight=False), facts)
+
+
+def _print_info(console: Console, facts: dict[str, Any]) -> None:
+    splits = facts["splits"]
+    table = Table("split")
+    for name in splits:
+        table.add_column(name, justify="right")
+    for label in ("tokens", "documents", "shards"):
+        table.add_row(label, *(_number(split[label]) for split in splits.values()))
+    table.add_row("size", *(f"{split['bytes'] / 1e6:,.1f} MB" for split in splits.values()))
+    for label, value in (
+        ("folder", facts["folder"]),
+        ("source", facts["source"] or "unknown"),
+        ("tokenizer", facts["tokenizer"] or "unknown"),
+        ("vocabulary", f"{facts['vocabulary_size']:,} tokens as {facts['dtype']}"),
+        ("separator", "unknown" if facts["separator"] is None else facts["separator"]),
+        ("fingerprint", facts["fingerprint"]),
+    ):
+        console.print(Text(f"{label:12} {_printable(str(value))}"), soft_wrap=True)
+    console.print(table)
+    _print_frequent(console, facts["most_frequent"])
+    if facts["verified"]:
+        console.print("All shards are as the manifest says.")
+
+
+def _print_counts(console: Console, facts: dict[str, Any]) -> None:
+    console.print(
+        f"{facts['tokens']:,} tokens, {facts['vocabulary_size'] - facts['unseen']:,} of {facts['vocabulary_size']:,} "
+        f"different ones. Their entropy is {facts['entropy']:.3f} nats: the loss of a model that knows nothing but "
+        "how frequent tokens are.",
+        soft_wrap=True,
+    )
+    _print_frequent(console, facts["most_frequent"])
+    if facts["out"] is not None:
+        console.print(Text(f"Counts: {facts['out']}"), soft_wrap=True)
+
+
+def _print_frequent(console: Console, tokens: list[dict[str, Any]]) -> None:
+    table = Table("most frequent", "token")
+    table.add_column("count", justify="right")
+    for token in tokens:
+        table.add_row(Text(token["text"] or "—"), str(token["token"]), f"{token['count']:,}")
+    console.print(table)
+
+
+def _number(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+def _printable(text: str) -> str:
+    from coupled_adam.inspection.overview import printable
+
+    return printable(text)
+
+
+def _tokens(option: str, text: str) -> int:
+    from coupled_adam.training.amounts import parse_tokens
+
+    number = parse_tokens(text)
+    if not isinstance(number, int) or number < 1:
+        refuse(f"{option} is {text!r}, expected a number of tokens such as 300000, 300k or 10B")
+    return number
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        refuse(_printable(str(error)))
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Warnings become notes on the error output."""
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            for note in {str(note.message): None for note in notes if issubclass(note.category, UserWarning)}:
+                typer.echo(f"Note: {_printable(note)}", err=True)
+
+
+@contextmanager
+def _preparation_bar() -> "Iterator[Callable[[preparation.Progress], None]]":
+    """A bar on the error output, with the time left where that can be known; a line a minute if it is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens"),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    stages: dict[str, Any] = {}
+    last_line = time.monotonic()
+
+    def on_progress(progress: "preparation.Progress") -> None:
+        nonlocal last_line
+        if progress.stage not in stages:
+            if progress.stage == "tokenizing" and progress.tokens:
+                typer.echo(f"Going on after {progress.tokens:,} tokens.", err=True)
+            for task in stages.values():
+                bar.update(task, visible=False)
+            stages[progress.stage] = bar.add_task(progress.stage, total=None, tokens=0)
+        total = None if progress.done is None else 1.0
+        bar.update(stages[progress.stage], total=total, completed=progress.done or 0.0, tokens=progress.tokens)
+        if not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+            last_line = time.monotonic()
+            part = "" if progress.done is None else f" {progress.done:.0%},"
+            typer.echo(f"{progress.stage}:{part} {progress.tokens:,} tokens", err=True)
+
+    with bar:
+        yield on_progress

@@ -1,0 +1,81 @@
+"""`coupled-adam export`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from coupled_adam.commands.refusal import refuse
+
+if TYPE_CHECKING:
+    from coupled_adam.evaluation.run_export import Exported
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, as `train` writes it.", show_default=False)
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder for the model, made if it is missing.", show_default=False)
+    ],
+    checkpoint: Annotated[
+        int | None, typer.Option(metavar="STEP", min=0, help="Export this checkpoint instead of the newest whole one.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="How the weights are stored; training keeps float32.")
+    ] = "float32",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="A tokenizer.json or `gpt2`, where the corpus of the run is not here."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older exported model in DIR.")] = False,
+) -> None:
+    """Write the model of a run as a Hugging Face folder.
+
+    GPT-2 becomes a GPT2LMHeadModel, the Llama-style model a StableLmForCausalLM, with the same logits. transformers,
+    lm-eval and `coupled-adam inspect` read the folder; writing it needs none of them.
+
+    Try: `coupled-adam export runs/tiny-coupled-seed1 models/tiny`
+    """
+    from coupled_adam.evaluation.run_export import export_run
+    from coupled_adam.inspection.overview import printable
+
+    try:
+        exported = export_run(
+            run,
+            folder,
+            checkpoint=checkpoint,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            overwrite=overwrite,
+            on_skip=_note,
+        )
+    except (ValueError, OSError, ImportError) as error:
+        refuse("\n".join(map(printable, str(error).splitlines())))  # a config may have several mistakes
+    _print_summary(exported, folder, dtype)
+
+
+def _print_summary(exported: "Exported", folder: Path, dtype: str) -> None:
+    from coupled_adam.inspection.overview import printable
+    from coupled_adam.models.config import parameter_count
+
+    parameters = parameter_count(exported.model)
+    typer.echo(f"Exported {exported.name}, step {exported.step:,}: {parameters:,} parameters in {dtype}.")
+    loaders = {"model": "AutoModelForCausalLM"}
+    if exported.no_tokenizer is None:
+        loaders["tokenizer"] = "AutoTokenizer"
+    else:
+        _note(
+            f"no tokenizer files ({exported.no_tokenizer}); add them by exporting again with --overwrite --tokenizer "
+            "FILE, a tokenizer.json or gpt2"
+        )
+    typer.echo(f"Folder: {printable(str(folder))}. To load it:\n")
+    typer.echo(f"    from transformers import {', '.join(loaders.values())}")
+    for name, loader in loaders.items():
+        typer.echo(f"    {name} = {loader}.from_pretrained({str(folder)!r})")
+
+
+def _note(sentence: str) -> None:
+    from coupled_adam.inspection.overview import printable
+
+    typer.echo(f"Note: {printable(sentence)}", err=True)

@@ -1,0 +1,126 @@
+"""`coupled-adam train`."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from coupled_adam.commands.refusal import refuse
+
+if TYPE_CHECKING:
+    from coupled_adam.training.run import Outcome
+
+SHOWN = {
+    "training loss": "loss",
+    "validation loss": "val_loss",
+    "mean-embedding ratio": "embeddings_output_mu_norm_ratio",
+    "mean-embedding ratio, input table": "embeddings_input_mu_norm_ratio",
+    "isotropy ISO": "embeddings_output_iso",
+    "condition number, %": "embeddings_output_kappa",
+    "correlation of length and log frequency": "embeddings_output_rho_log",
+    "word similarity": "embeddings_output_r_cos",
+}
+
+
+def train(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONFIG", help="A preset (see --list), a TOML file, or the folder of a run.", show_default=False
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, such as `optimizer.embeddings=adamw`."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the run.  [default: runs/NAME-EMBEDDINGS-seedSEED]"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest whole checkpoint, if there is one.")
+    ] = False,
+    list_presets: Annotated[
+        bool, typer.Option("--list", help="Show the presets and what they need, and exit.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the resolved config as TOML, and exit.")] = False,
+) -> None:
+    """Train a language model as the paper does.
+
+    Try: `coupled-adam train tiny`, about 15 seconds on a laptop. Then with AdamW, to compare:
+    `coupled-adam train tiny --set optimizer.embeddings=adamw`, and
+    `coupled-adam inspect runs/tiny-adamw-seed1 runs/tiny-coupled-seed1`.
+
+    A config of your own: `coupled-adam train gpt2-125m --show > mine.toml`, edit it, `coupled-adam train mine.toml`.
+
+    Stop with Ctrl-C: the run saves and ends. Go on with `coupled-adam train RUN --resume`.
+
+    Several GPUs: `torchrun --nproc-per-node 8 -m coupled_adam train gpt2-125m`.
+    """
+    from coupled_adam.training.config import load_config, to_toml
+
+    console = Console(highlight=False)
+    if list_presets:
+        from coupled_adam.training.estimates import preset_table
+
+        console.print(preset_table())
+        return
+    if config is None:
+        refuse("CONFIG is missing: a preset (see --list), a TOML file or the folder of a run; try `train tiny`")
+    try:
+        resolved = load_config(config, settings or [])
+    except (ValueError, OSError) as error:
+        refuse(str(error))
+    if show:
+        typer.echo(to_toml(resolved), nl=False)
+        return
+
+    own_folder = Path(config) if (Path(config) / "config.toml").is_file() else None
+    folder = out or own_folder or Path("runs") / f"{resolved.name}-{resolved.optimizer.embeddings}-seed{resolved.seed}"
+
+    from coupled_adam.training.run import run_training
+    from coupled_adam.training.trainer import TrainingStopped
+
+    is_first = os.environ.get("RANK", "0") == "0"
+    try:
+        outcome = run_training(resolved, folder, resume=resume, console=console)
+    except (ValueError, OSError, ImportError) as error:
+        if is_first:
+            refuse(str(error))
+        raise typer.Exit(2) from None
+    except TrainingStopped as error:
+        if is_first:
+            typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    if is_first:
+        _print_outcome(console, outcome)
+
+
+def _print_outcome(console: Console, outcome: "Outcome") -> None:
+    from coupled_adam.training.units import duration
+
+    if not outcome.is_finished:
+        console.print(
+            f"{outcome.signal}: saved after step {outcome.step} of {outcome.total_steps}. Go on with: "
+            f"coupled-adam train {shlex.quote(str(outcome.folder))} --resume",
+            markup=False,
+            soft_wrap=True,
+        )
+        return
+    table = Table("after training", Column("", justify="right"))
+    for label, name in SHOWN.items():
+        value = outcome.values.get(name)
+        if value is not None:
+            table.add_row(label, f"{value:.4g}")
+    if table.row_count:
+        console.print(table)
+    console.print(
+        f"Trained in {duration(outcome.seconds)}: {outcome.folder}\nLook at the embeddings: coupled-adam inspect "
+        f"{shlex.quote(str(outcome.folder))}",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,184 @@
+"""A folder of token shards: opened through its manifest, or as nanoGPT leaves it (train.bin, val.bin, uint16).
+
+Opening reads the sizes of the files and the first tokens of each; `verify` reads everything.
+
+Legend: V vocabulary rows.
+"""
+
+import hashlib
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from coupled_adam.data.manifest import (
+    FILE_NAME,
+    SPLITS,
+    TOKENIZER_FILE,
+    UNIGRAM_FILE,
+    Manifest,
+    Shard,
+    Split,
+    read_manifest,
+)
+from coupled_adam.data.tokens import Tokens
+
+UNFINISHED = "unfinished"
+"""Folder of a preparation that is not finished; it goes when the manifest is written."""
+FIRST_TOKENS = 4096
+GPT2_VOCABULARY = 50257
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token shards of a folder, and what they mean."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V: tokens of the tokenizer, without padding."""
+        return self.manifest.vocabulary_size
+
+    @property
+    def tokenizer(self) -> str | None:
+        """A tiktoken name such as "gpt2", "tokenizer.json" for the file in the folder, or None where nobody knows."""
+        return self.manifest.tokenizer
+
+    def tokenizer_file(self) -> Path | None:
+        """The tokenizer.json of this corpus; None for a tiktoken name, which has no such file."""
+        return self.folder / TOKENIZER_FILE if self.tokenizer == TOKENIZER_FILE else None
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change when the tokens do."""
+        return self.manifest.fingerprint
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that have tokens, of "train", "val" and "test"."""
+        return [name for name, split in self.manifest.splits.items() if split.tokens]
+
+    def tokens(self, split: str) -> Tokens:
+        """The tokens of one split, memory-mapped."""
+        if split not in self.splits:
+            raise ValueError(f"{self.folder}: there is no split {split!r}; it has {', '.join(self.splits)}")
+        paths = [self.folder / shard.file for shard in self.manifest.splits[split].shards]
+        return Tokens(paths, self.manifest.dtype, self.vocabulary_size, f"{self.folder}, split {split}")
+
+    def unigram(self) -> npt.NDArray[np.int64]:
+        """How often each token occurs in the training split, (V,); counted where unigram.npy is missing."""
+        from coupled_adam.embeddings.unigram import count_unigram, load_unigram
+
+        if (self.folder / UNIGRAM_FILE).is_file():
+            return load_unigram(self.folder / UNIGRAM_FILE, self.vocabulary_size)
+        paths = [self.folder / shard.file for shard in self.manifest.splits["train"].shards]
+        return count_unigram(paths, self.vocabulary_size, dtype=self.manifest.dtype)
+
+    def verify(self) -> None:
+        """Read every shard: its hash where the manifest has one, and that all tokens belong to the vocabulary."""
+        for split in self.splits:
+            for shard in self.manifest.splits[split].shards:
+                path = self.folder / shard.file
+                if shard.sha256 is not None and file_hash(path) != shard.sha256:
+                    raise ValueError(
+                        f"{path}: its sha256 differs from the manifest, so it was changed or damaged; copy it again, "
+                        "or prepare the folder again with --overwrite"
+                    )
+            tokens = self.tokens(split)
+            for start in range(0, len(tokens), 2**22):
+                tokens.read(start, min(2**22, len(tokens) - start))
+
+
+def open_corpus(folder: str | Path) -> Corpus:
+    """Open a folder that `prepare` or nanoGPT has written.
+
+    Args:
+        folder: has manifest.json; or train.bin and val.bin (test.bin too), which are taken as uint16 tokens of GPT-2,
+            and a warning says so.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"corpus: {folder} is not a folder; make it with `coupled-adam data prepare SOURCE {folder}`")
+    if (folder / FILE_NAME).is_file():
+        manifest = read_manifest(folder / FILE_NAME)
+    elif (folder / UNFINISHED).is_dir():
+        raise ValueError(
+            f"corpus: {folder} is not finished; run the same `coupled-adam data prepare` again, and it goes on"
+        )
+    else:
+        manifest = _manifest_of_plain_folder(folder)
+    corpus = Corpus(folder, manifest)
+    _check_files(corpus)
+    return corpus
+
+
+def file_hash(path: Path) -> str:
+    """The sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _manifest_of_plain_folder(folder: Path) -> Manifest:
+    files = {name: folder / f"{name}.bin" for name in SPLITS if (folder / f"{name}.bin").is_file()}
+    if "train" not in files:
+        raise ValueError(
+            f"corpus: {folder} has neither {FILE_NAME} nor train.bin; make it with "
+            f"`coupled-adam data prepare SOURCE {folder}`"
+        )
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    for name, size in sizes.items():
+        if size % 2 or size == 0:
+            raise ValueError(
+                f"{files[name]}: has {size} bytes, expected uint16 tokens, two bytes each; write a {FILE_NAME} with "
+                "its dtype, or copy the file again"
+            )
+    warnings.warn(
+        f"{folder} has no {FILE_NAME}: its tokens are taken as uint16, of GPT-2's {GPT2_VOCABULARY} tokens",
+        stacklevel=3,
+    )
+    return Manifest.model_validate(
+        {
+            "tokenizer": "gpt2",
+            "vocabulary_size": GPT2_VOCABULARY,
+            "dtype": "uint16",
+            "separator": GPT2_VOCABULARY - 1,
+            "splits": {
+                name: Split(tokens=size // 2, shards=[Shard(file=f"{name}.bin", tokens=size // 2)])
+                for name, size in sizes.items()
+            },
+        }
+    )
+
+
+def _check_files(corpus: Corpus) -> None:
+    """What can be seen without reading the shards: names, sizes, and whether their first tokens make sense."""
+    itemsize = np.dtype(corpus.manifest.dtype).itemsize
+    for name, split in corpus.manifest.splits.items():
+        if split.tokens != sum(shard.tokens for shard in split.shards):
+            raise ValueError(
+                f"{corpus.folder / FILE_NAME}: the shards of {name} do not add up to its {split.tokens} tokens; "
+                "correct the numbers, or prepare the folder again with --overwrite"
+            )
+        for shard in split.shards:
+            path = corpus.folder / shard.file
+            if not path.is_file():
+                raise ValueError(
+                    f"{path}: this shard is missing; copy it again, or prepare the folder again with --overwrite"
+                )
+            size = path.stat().st_size
+            if size != shard.tokens * itemsize:
+                raise ValueError(
+                    f"{path}: has {size} bytes, expected {shard.tokens * itemsize} for {shard.tokens} tokens of "
+                    f"{corpus.manifest.dtype}; it was cut off or has another dtype. Copy it again, or prepare the "
+                    "folder again with --overwrite"
+                )
+            tokens = Tokens([path], corpus.manifest.dtype, corpus.vocabulary_size, str(path))
+            tokens.read(0, min(FIRST_TOKENS, len(tokens)))
+    if corpus.tokenizer == TOKENIZER_FILE and not (corpus.folder / TOKENIZER_FILE).is_file():
+        raise ValueError(
+            f"{corpus.folder}: {TOKENIZER_FILE} is missing; copy it again, or prepare the folder again with --overwrite"
+        )

@@ -1,0 +1,98 @@
+"""`manifest.json`: what a folder of token shards holds. Written last, so that a folder with a manifest is complete.
+
+    {"tokenizer": "gpt2", "vocabulary_size": 50257, "dtype": "uint16", "separator": 50256, "source": "text:books/*.txt",
+     "splits": {"train": {"tokens": 1200, "documents": 3, "shards": [{"file": "train-00000.bin", "tokens": 1200,
+                                                                      "sha256": "..."}]}}}
+
+`tokenizer` is a tiktoken name, or "tokenizer.json" for the file of that name in the folder. Folders made by other
+programs need `vocabulary_size`, `dtype` and `splits` only.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError, field_validator
+
+from coupled_adam.atomic import write_whole
+
+FILE_NAME = "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"
+UNIGRAM_FILE = "unigram.npy"
+SPLITS = ("train", "val", "test")
+
+
+class Shard(BaseModel):
+    """One file of tokens: headerless, little-endian."""
+
+    model_config = ConfigDict(frozen=True)
+
+    file: str
+    tokens: PositiveInt
+    sha256: str | None = None
+
+    @field_validator("file")
+    @classmethod
+    def _lies_in_the_folder(cls, file: str) -> str:
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise ValueError("a shard must lie in the folder of the manifest")
+        return file
+
+
+class Split(BaseModel):
+    """The shards of one split, in order: one sequence of tokens cut into files."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tokens: NonNegativeInt
+    documents: NonNegativeInt | None = None
+    shards: list[Shard]
+
+
+class Manifest(BaseModel):
+    """The whole of manifest.json; keys that are not listed here are kept and ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    tokenizer: str | None = None
+    """A tiktoken name, "tokenizer.json" for the file in the folder, or None where nobody knows."""
+    vocabulary_size: PositiveInt
+    dtype: Literal["uint16", "uint32", "int32", "int64"]
+    separator: NonNegativeInt | None = None
+    """The token after every document."""
+    source: str | None = None
+    splits: dict[str, Split]
+    settings: dict[str, Any] = {}
+    """What `prepare` was asked for, to tell an equal request from another one."""
+
+    @field_validator("splits")
+    @classmethod
+    def _has_known_names(cls, splits: dict[str, Split]) -> dict[str, Split]:
+        if "train" not in splits or not set(splits) <= set(SPLITS):
+            raise ValueError(f"splits are {', '.join(splits) or 'none'}, expected train, and val and test if any")
+        return {name: splits[name] for name in SPLITS if name in splits}
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change with the tokens and their meaning, not with where the text came from."""
+        what = self.model_dump(mode="json", include={"tokenizer", "vocabulary_size", "dtype", "separator", "splits"})
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and check manifest.json."""
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ValueError(
+            f"{path}: {where}: {first['msg']}; write it as docs/data.md shows, or prepare the folder again with "
+            "--overwrite"
+        ) from None
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write manifest.json, as a whole or not at all."""
+    write_whole(path, json.dumps(manifest.model_dump(mode="json"), indent=1) + "\n")

@@ -1,0 +1,80 @@
+"""What a preparation is asked for, and how it differs from what a folder has."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from coupled_adam.data.tokenizing import BYTES
+
+SHARD_TOKENS = 100_000_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the bytes of a folder; None is the default of the source or of the tokenizer."""
+
+    source: str
+    tokenizer: str
+    field: str = "text"
+    separator: str | None = None
+    val: float | None = None
+    test: float | None = None
+    seed: int = 0
+    shard_tokens: int = SHARD_TOKENS
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shard_tokens < 1:
+            raise ValueError(f"shard_tokens is {self.shard_tokens}, expected 1 or more")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}, expected 1 or more")
+        if self.tokenizer.startswith("bpe:"):
+            bpe_size(self.tokenizer)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def default_tokenizer(source: str) -> str:
+    """The tokenizer of a source when nobody says: one that needs no download for the built-in text, else GPT-2's."""
+    return "bpe:4096" if source == "python-docs" else "gpt2"
+
+
+def default_folder(source: str, tokenizer: str) -> Path:
+    """Where a corpus goes when nobody says.
+
+    Example:
+        >>> print(default_folder("python-docs", "bpe:4096"), default_folder("text:my books/*.txt", "gpt2"))
+        data/python-docs-bpe4096 data/my-books-txt-gpt2
+    """
+    name = re.sub("[^A-Za-z0-9]+", "-", re.sub("^(hf|text|tokens):", "", source)).strip("-")
+    return Path("data", f"{name}-{re.sub('[^A-Za-z0-9]+', '', Path(tokenizer).name)}")
+
+
+def bpe_size(tokenizer: str) -> int:
+    """The N of "bpe:N".
+
+    Example:
+        >>> bpe_size("bpe:4096")
+        4096
+    """
+    size = tokenizer.removeprefix("bpe:")
+    if not size.isdecimal() or not BYTES < int(size) <= 2**20:
+        raise ValueError(
+            f"tokenizer {tokenizer!r}: expected bpe:N with N from {BYTES + 1} (every byte, and the separator) to "
+            f"{2**20}"
+        )
+    return int(size)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What changed, in words.
+
+    Example:
+        >>> differences({"tokenizer": "gpt2", "seed": 0}, {"tokenizer": "bpe:4096", "seed": 0})
+        ["tokenizer was 'gpt2' and is 'bpe:4096'"]
+    """
+    keys = [*before, *(key for key in now if key not in before)]
+    return [f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in keys if before.get(key) != now.get(key)]

@@ -1,0 +1,42 @@
+"""Which split a document belongs to: decided by a hash of its content and a seed.
+
+So the split does not depend on the order of the documents or on the number of processes, a document stays where it is
+when others are added, and equal documents are never on both sides.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fractions:
+    """The parts of the documents that are held out; the rest is for training."""
+
+    val: float
+    test: float
+    seed: int = 0
+    """Decides which documents they are."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("val", self.val), ("test", self.test)):
+            if not 0 <= value < 1:
+                raise ValueError(f"the fraction {name} is {value}, expected 0 (none) to less than 1")
+        if self.val + self.test >= 1:
+            raise ValueError(f"the fractions val {self.val} and test {self.test} leave nothing for training")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed is {self.seed}, expected 0 to 2^64 - 1")
+
+    def split_of(self, content: bytes) -> str:
+        """The split of a document.
+
+        Example:
+            >>> fractions = Fractions(val=0.3, test=0.2)
+            >>> [fractions.split_of(content) for content in (b"one", b"two", b"three", b"four", b"five")]
+            ['train', 'test', 'train', 'val', 'val']
+        """
+        salt = self.seed.to_bytes(16, "little")
+        digest = hashlib.blake2b(content, digest_size=8, salt=salt).digest()
+        place = int.from_bytes(digest, "little") / 2**64
+        if place < self.test:
+            return "test"
+        return "val" if place < self.test + self.val else "train"

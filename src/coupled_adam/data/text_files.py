@@ -1,0 +1,99 @@
+"""`text:` files: .txt, .jsonl and .parquet, each also as .gz, .xz or .zst.
+
+In a .txt file documents are separated by a line `<|endoftext|>`; without such a line the file is one document. In the
+others every line or row is a document.
+"""
+
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from coupled_adam.data.files import COMPRESSED, Files, matching_files
+from coupled_adam.data.sources import Piece
+from coupled_adam.embeddings.optional import require
+
+KINDS = (".txt", ".jsonl", ".parquet")
+SUFFIXES = [kind + compression for kind in KINDS for compression in ("", *COMPRESSED)]
+SEPARATOR_LINE = "<|endoftext|>"
+# Of one piece of a .txt document. Cut at line ends, where it matters least to the tokens.
+PIECE_CHARACTERS = 2**20
+ROWS_AT_ONCE = 1000
+
+
+class TextFiles(Files):
+    """The documents of the files that match a pattern, in the order of their names."""
+
+    def __init__(self, pattern: str, field: str) -> None:
+        super().__init__(matching_files(pattern, SUFFIXES))
+        self.field = field
+
+    def pieces_of_file(self, path: Path, content: BinaryIO) -> Iterator[Piece]:
+        kind = next(suffix for suffix in path.suffixes[-2:] if suffix in KINDS)
+        if kind == ".parquet":
+            return self._rows(path, content)
+        # A mark of the byte order, as Windows writes it, is no part of the text.
+        lines = io.TextIOWrapper(content, encoding="utf-8-sig")
+        return _parts_of_text(lines) if kind == ".txt" else self._lines(path, lines)
+
+    def _lines(self, path: Path, lines: io.TextIOWrapper) -> Iterator[Piece]:
+        for number, line in enumerate(lines, start=1):
+            if line.isspace():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON ({error}); every line must be one object") from None
+            if not isinstance(record, dict) or self.field not in record:
+                has = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+                raise ValueError(
+                    f"{path}, line {number}: no field {self.field!r} (it has: {has}); name the field of the text with "
+                    "--field"
+                )
+            if not isinstance(record[self.field], str):
+                raise ValueError(f"{path}, line {number}: {self.field!r} is {record[self.field]!r}, expected text")
+            if record[self.field]:
+                yield Piece(record[self.field])
+
+    def _rows(self, path: Path, content: BinaryIO) -> Iterator[Piece]:
+        parquet = require("pyarrow.parquet", "hf", f"to read {path}")
+        arrow = require("pyarrow", "hf", f"to read {path}")
+        with tempfile.TemporaryFile() as copy:
+            if path.suffix in COMPRESSED:  # parquet is read from its end
+                shutil.copyfileobj(content, copy)
+                copy.seek(0)
+            try:
+                file = parquet.ParquetFile(copy if path.suffix in COMPRESSED else content)
+                if self.field not in file.schema_arrow.names:
+                    raise ValueError(
+                        f"{path}: no column {self.field!r} (it has: {', '.join(file.schema_arrow.names)}); name the "
+                        "column of the text with --field"
+                    )
+                for rows in file.iter_batches(ROWS_AT_ONCE, columns=[self.field]):
+                    yield from (Piece(text) for text in rows.column(0).cast("string").to_pylist() if text)
+            except arrow.ArrowException as error:
+                raise ValueError(f"{path}: cannot be read as .parquet ({error}); copy it again") from error
+
+
+def _parts_of_text(file: io.TextIOWrapper) -> Iterator[Piece]:
+    lines: list[str] = []
+    characters = 0
+    given = False  # of this document, that is
+    while line := file.readline(PIECE_CHARACTERS):
+        if line.rstrip("\r\n") == SEPARATOR_LINE:
+            text = "".join(lines).strip("\n")
+            if text or given:
+                yield Piece(text)
+            lines, characters, given = [], 0, False
+            continue
+        lines.append(line)
+        characters += len(line)
+        if characters >= PIECE_CHARACTERS:
+            yield Piece("".join(lines), ends_document=False)
+            lines, characters, given = [], 0, True
+    text = "".join(lines).strip("\n")
+    if text or given:
+        yield Piece(text)

@@ -1,0 +1,1 @@
+"""Finished models: their weights from a run, and their way into other programs."""

@@ -1,0 +1,156 @@
+"""A trained model as a folder that `transformers`, lm-eval and everything built on them load.
+
+    config.json  generation_config.json     what the model is
+    model.safetensors                       its weights; above 5 GB in shards, with model.safetensors.index.json
+    tokenizer.json  tokenizer_config.json  special_tokens_map.json
+    README.md                               the model card
+
+Written with torch and safetensors alone, to a temporary folder that is renamed when it is whole.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from coupled_adam.evaluation.hugging_face import hugging_face_config, hugging_face_name, hugging_face_weights
+from coupled_adam.evaluation.model_card import Training, model_card
+from coupled_adam.evaluation.tokenizer_files import Tokenizer, write_json, write_tokenizer
+from coupled_adam.evaluation.whole_folder import replacing_folder, require_free
+from coupled_adam.models.config import ModelConfig, build_model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SHARD_BYTES = 5 * 10**9
+WEIGHTS = "model.safetensors"
+
+
+def export_model(
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None,
+    folder: Path,
+    *,
+    end_of_text: int | None = None,
+    dtype: str = "float32",
+    training: Training | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a model as a Hugging Face folder, as a whole or not at all.
+
+    Args:
+        config: the model.
+        weights: its parameters by our names, as `model.named_parameters()` gives them.
+        tokenizer: its tokenizer; None: no tokenizer files are written.
+        folder: where to; new, empty, or with `overwrite` an older exported model.
+        end_of_text: number of the token between documents; None: the tokenizer's.
+        dtype: of the stored weights, "float32" or "bfloat16".
+        training: for the model card.
+        overwrite: replace an older model.
+
+    Example:
+        >>> import tempfile
+        >>> config = ModelConfig("gpt2", layers=1, heads=2, width=8, context=16, vocabulary_size=32)
+        >>> folder = Path(tempfile.mkdtemp()) / "model"
+        >>> export_model(config, dict(build_model(config).named_parameters()), None, folder)
+        >>> sorted(path.name for path in folder.iterdir())
+        ['README.md', 'config.json', 'generation_config.json', 'model.safetensors']
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"Invalid dtype: {dtype!r}; expected {' or '.join(DTYPES)}")
+    tokens = None if tokenizer is None else tokenizer.size
+    if tokenizer is not None and end_of_text is None:
+        end_of_text = tokenizer.end_of_text
+    _check_tokens(config, tokens, end_of_text)
+    require_free(folder, overwrite=overwrite)
+    tensors = hugging_face_weights(config, weights)
+    with replacing_folder(folder) as temporary:
+        _require_space(temporary, tensors, DTYPES[dtype])
+        write_json(temporary / "config.json", hugging_face_config(config, dtype, end_of_text))
+        # Here the padding token only fills up what a batch generates; transformers would choose the same, and warn.
+        special = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": end_of_text}
+        write_json(temporary / "generation_config.json", special)
+        card = model_card(config, training, tokens)
+        (temporary / "README.md").write_text(card, encoding="utf-8", newline="\n")
+        if tokenizer is not None:
+            write_tokenizer(temporary, tokenizer, config.context)
+        _write_weights(temporary, tensors, DTYPES[dtype], _table_header(config, tokens))
+
+
+def _check_tokens(config: ModelConfig, tokens: int | None, end_of_text: int | None) -> None:
+    rows = config.vocabulary_size
+    if tokens is not None and tokens > rows:
+        raise ValueError(
+            f"the tokenizer has {tokens} tokens, but the model's table {rows} rows: it belongs to another model; give "
+            "the one this model was trained with"
+        )
+    if end_of_text is not None and not 0 <= end_of_text < rows:
+        raise ValueError(f"Invalid end_of_text: {end_of_text}; expected a row of the model's table, 0 to {rows - 1}")
+
+
+def _table_header(config: ModelConfig, tokens: int | None) -> dict[str, str]:
+    """What our `tables.safetensors` says of its tables, so that `inspect` leaves out the padding rows here too."""
+    if tokens is None:
+        return {}
+    with torch.device("meta"):
+        model = build_model(config)
+    return {
+        "input": hugging_face_name(config, model.input_table_name),
+        "output": hugging_face_name(config, model.output_table_name),
+        "tied": "true" if config.tied else "false",
+        "vocabulary_size": str(tokens),
+    }
+
+
+def _require_space(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Say now, and not after half of the writing, that the disk is too full."""
+    needed, free = _size(tensors, dtype), shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(
+            f"{folder.parent}: the model needs {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free; make room, or "
+            "give a folder on another disk"
+        )
+
+
+def _write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, header: dict[str, str]) -> None:
+    shards = _shards(tensors, dtype)
+    if len(shards) == 1:
+        _write_shard(folder / WEIGHTS, shards[0], dtype, header)
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        # Without the header: the tables it names may be in another shard.
+        _write_shard(folder / file, shard, dtype, {})
+        weight_map |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": _size(tensors, dtype)}, "weight_map": weight_map}
+    write_json(folder / f"{WEIGHTS}.index.json", index)
+
+
+def _shards(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    """The tensors in order, cut where the next one would make a file longer than SHARD_BYTES."""
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if shards[-1] and _size(shards[-1], dtype) + _size({name: tensor}, dtype) > SHARD_BYTES:
+            shards.append({})
+        shards[-1][name] = tensor
+    return shards
+
+
+def _size(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> int:
+    """Bytes of the tensors when they are stored."""
+    return sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+
+
+def _write_shard(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, header: dict[str, str]) -> None:
+    # Transposed and converted here: a copy of one shard at a time, never of the whole model.
+    stored = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(stored, path, metadata={"format": "pt"} | header)
+    except SafetensorError as error:  # a full disk, for one
+        raise OSError(f"{path}: cannot be written ({error}); make room, or give another folder") from error
+    # safetensors makes files that only their owner can read; a model is as open as the files beside it.
+    shutil.copymode(path.with_name("config.json"), path)

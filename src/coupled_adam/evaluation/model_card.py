@@ -1,0 +1,119 @@
+"""README.md of an exported model: how to load it, what it is, and how it was trained.
+
+What comes from a config may be any text; it is shown as code, in which Markdown and HTML mean nothing.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coupled_adam import __version__
+from coupled_adam.models.config import ModelConfig, parameter_count
+
+if TYPE_CHECKING:
+    from coupled_adam.training.config import Config
+
+CLASSES = {
+    "gpt2": "GPT-2 with exact GELU, as GPT2LMHeadModel",
+    "llama": "Llama-style (rotary positions, SwiGLU) with LayerNorm, as StableLmForCausalLM",
+}
+EMBEDDINGS = {
+    "adamw": "AdamW, like all other weights",
+    "coupled": "Coupled Adam: one second moment for the whole vocabulary",
+    "sgd": "SGD with momentum",
+}
+HEAD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- coupled-adam
+---
+"""
+USE = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path/of/this/folder")
+tokenizer = AutoTokenizer.from_pretrained("path/of/this/folder")
+```
+"""
+NO_TOKENIZER = (
+    "The files of its tokenizer are not here: put tokenizer.json and tokenizer_config.json beside this page.\n"
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model came about."""
+
+    config: "Config"
+    step: int
+    """Optimizer steps taken."""
+
+
+def model_card(config: ModelConfig, training: Training | None, tokens: int | None) -> str:
+    """The text of README.md.
+
+    Args:
+        config: the model.
+        training: how it was trained; None where nobody knows.
+        tokens: of the tokenizer in the folder; None without one.
+    """
+    rows = f"{config.vocabulary_size:,} rows in the embedding table"
+    if tokens is not None and tokens < config.vocabulary_size:
+        rows += f", of which the tokenizer has {tokens:,}; the others are padding that no text uses"
+    model = [
+        f"{CLASSES[config.architecture]}{', with biases' if config.bias else ''}",
+        f"{parameter_count(config):,} parameters; {config.layers} layers, {config.heads} heads, width {config.width:,}",
+        f"up to {config.context:,} tokens of text",
+        rows,
+        "one table for input and output" if config.tied else "separate tables for input and output",
+    ]
+    sections = [
+        f"{HEAD}\n# {code(training.config.name) if training else 'A language model'}\n",
+        USE,
+        *([] if tokens is not None else [NO_TOKENIZER]),
+        "## Model\n",
+        _listed(model),
+    ]
+    if training is not None:
+        sections += ["## Training\n", _listed(_training_facts(training.config, training.step))]
+    return "\n".join([*sections, f"Exported by coupled-adam {__version__}.\n"])
+
+
+def _training_facts(run: "Config", step: int) -> list[str]:
+    optimizer = run.optimizer
+    # The name of a folder tells enough; the rest of its path is nobody's business.
+    source = run.data.source or Path(run.data.folder).name
+    return [
+        f"data: {code(source)}",
+        f"{step * run.tokens_per_step:,} tokens: {step:,} of {run.total_steps:,} steps of "
+        f"{run.training.batch_size:,} x {run.model.context:,}",
+        f"embeddings: {EMBEDDINGS[optimizer.embeddings]}"
+        + (f" (scale exponent {optimizer.scale_exponent:g})" if optimizer.scale_exponent else "")
+        + ("; centred after each step" if optimizer.centre else ""),
+        f"other weights: AdamW, betas {optimizer.beta1:g} and {optimizer.beta2:g}, weight decay "
+        f"{optimizer.weight_decay:g}",
+        f"learning rate {optimizer.lr:g}, {run.schedule.kind}, {run.warmup_steps:,} steps of warm-up",
+        f"seed {run.seed}",
+    ]
+
+
+def _listed(facts: list[str]) -> str:
+    return "".join(f"- {fact}\n" for fact in facts)
+
+
+def code(text: str) -> str:
+    """A text as Markdown code: shown as it is, whatever it holds.
+
+    Example:
+        >>> print(code("text:a`b<i>.txt"))
+        ``text:a`b<i>.txt``
+    """
+    text = text if text.isprintable() else repr(text)[1:-1]
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    # A space at each end is not shown, and keeps the text's own backticks and spaces apart from the fence.
+    space = " " if text.strip("` ") != text else ""
+    return f"{fence}{space}{text}{space}{fence}"

@@ -1,0 +1,93 @@
+"""Exporting a run: its newest checkpoint, the tokenizer of its corpus, and its config on the model card."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from coupled_adam.data.corpus import Corpus
+from coupled_adam.evaluation.export import export_model
+from coupled_adam.evaluation.model_card import Training
+from coupled_adam.evaluation.tokenizer_files import Tokenizer, corpus_tokenizer, open_for_export
+from coupled_adam.evaluation.weights import find_checkpoint, load_weights, run_config, run_corpus
+from coupled_adam.evaluation.whole_folder import require_free
+from coupled_adam.models.config import ModelConfig
+from coupled_adam.training.checkpoint_record import Record, read_record
+from coupled_adam.training.config import Config
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was exported."""
+
+    name: str
+    """Name of the run."""
+    step: int
+    model: ModelConfig
+    no_tokenizer: str | None
+    """Why there are no tokenizer files; None when there are."""
+
+
+def export_run(
+    run: Path,
+    folder: Path,
+    *,
+    checkpoint: int | None = None,
+    dtype: str = "float32",
+    tokenizer: str | None = None,
+    overwrite: bool = False,
+    on_skip: Callable[[str], None],
+) -> Exported:
+    """Write the model of a run as a Hugging Face folder.
+
+    Args:
+        run: the folder that training wrote.
+        folder: where to; new, empty, or with `overwrite` an older exported model.
+        checkpoint: its step; None: the newest that is whole.
+        dtype: of the stored weights, "float32" or "bfloat16".
+        tokenizer: "gpt2", or the path of a tokenizer.json; None: that of the run's corpus. Where that cannot be had,
+            the model is exported without.
+        overwrite: replace an older model.
+        on_skip: called with a sentence about each damaged checkpoint that is passed over.
+    """
+    config = run_config(run)
+    model = config.model.to_model_config()
+    require_free(folder, overwrite=overwrite)  # now, not after the reading
+    path = find_checkpoint(run, checkpoint, on_skip)
+    record = read_record(path)
+    corpus, missing = _corpus(config, record)
+    end_of_text = None if corpus is None else corpus.manifest.separator
+    opened: Tokenizer | None = None
+    if tokenizer is not None:
+        opened, missing = open_for_export(tokenizer, end_of_text), None
+    elif corpus is not None:
+        opened, missing = _tokenizer_of(corpus)
+    export_model(
+        model,
+        load_weights(model, path),
+        opened,
+        folder,
+        end_of_text=end_of_text,
+        dtype=dtype,
+        training=Training(config, record.step),
+        overwrite=overwrite,
+    )
+    return Exported(config.name, record.step, model, missing)
+
+
+def _corpus(config: Config, checkpoint: Record) -> tuple[Corpus | None, str | None]:
+    """The corpus of a run, or why there is none."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # what it warns of was said when the run was trained
+            corpus = run_corpus(config, checkpoint)
+    except (ValueError, OSError) as error:
+        return None, str(error)
+    return corpus, None if corpus else f"the corpus of the run, {config.data.folder}, is not here"
+
+
+def _tokenizer_of(corpus: Corpus) -> tuple[Tokenizer | None, str | None]:
+    """The tokenizer of a corpus, or why there is none."""
+    try:
+        return corpus_tokenizer(corpus), None
+    except (ValueError, OSError, ImportError) as error:
+        return None, str(error)

@@ -1,0 +1,131 @@
+"""What a model is made of, and what follows from that alone: its size and its cost, without building it.
+
+Letters: V vocabulary rows, H width, L layers, T context.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coupled_adam.models.language_model import LanguageModel
+
+ARCHITECTURES = ("gpt2", "llama")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a language model.
+
+    Args:
+        architecture: "gpt2" (learned positions, GELU) or "llama" (RoPE, SwiGLU).
+        layers: L.
+        heads: attention heads, a divisor of the width.
+        width: H.
+        context: T, the longest sequence.
+        vocabulary_size: V, rows of the table; at least the tokens of the tokenizer.
+        tied: one table for input and output.
+        bias: biases in linear layers and LayerNorms; GPT-2 only.
+
+    Example:
+        >>> ModelConfig("gpt2", layers=12, heads=12, width=768).head_size
+        64
+    """
+
+    architecture: str
+    layers: int
+    heads: int
+    width: int
+    context: int = 1024
+    vocabulary_size: int = 50304
+    tied: bool = True
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            expected = " or ".join(repr(name) for name in ARCHITECTURES)
+            raise ValueError(f"Invalid architecture: {self.architecture!r}; expected {expected}")
+        for name in ("layers", "heads", "width", "context", "vocabulary_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"Invalid {name}: {value!r}; expected a whole number of at least 1")
+        if self.width % self.heads:
+            raise ValueError(
+                f"Invalid heads: {self.heads} do not divide the width {self.width}; choose a divisor of it"
+            )
+        if self.architecture == "llama" and self.head_size % 2:
+            raise ValueError(
+                f"Invalid heads: {self.heads} heads of width {self.head_size} each, but RoPE turns pairs of "
+                "numbers; choose heads so that width / heads is even"
+            )
+        if self.architecture == "llama" and self.bias:
+            raise ValueError("Invalid bias: True; the Llama-style model has none, set bias = false")
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.width // self.heads
+
+    @property
+    def mlp_width(self) -> int:
+        """Hidden width of the MLP: 4H, or for SwiGLU's three matrices 8H/3 rounded up to a multiple of 256."""
+        if self.architecture == "gpt2":
+            return 4 * self.width
+        return -(-8 * self.width // (3 * 256)) * 256
+
+
+def build_model(config: ModelConfig) -> "LanguageModel":
+    """The model of a config, its parameters not initialised (see `initial.initialise`).
+
+    Args:
+        config: what to build.
+
+    Returns:
+        The model, on the current default device: under `with torch.device("meta")` nothing is allocated.
+
+    Example:
+        >>> model = build_model(ModelConfig("llama", layers=1, heads=2, width=8, context=16, vocabulary_size=32))
+        >>> model.output_table_name
+        'embed_tokens.weight'
+    """
+    # Here, because a config must be readable without torch, and the models import this module.
+    from coupled_adam.models.gpt2 import GPT2
+    from coupled_adam.models.llama import Llama
+
+    return GPT2(config) if config.architecture == "gpt2" else Llama(config)
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """N: all parameters, a tied table counted once.
+
+    Example:
+        >>> parameter_count(ModelConfig("gpt2", layers=12, heads=12, width=768))
+        124373760
+    """
+    H, table = config.width, config.vocabulary_size * config.width
+    norm = 2 * H if config.bias else H
+    if config.architecture == "gpt2":
+        matrices = 4 * H * H + 2 * H * config.mlp_width
+        biases = 5 * H + config.mlp_width if config.bias else 0
+    else:
+        matrices = 4 * H * H + 3 * H * config.mlp_width
+        biases = 0
+    blocks = config.layers * (matrices + biases + 2 * norm)
+    return table * (1 if config.tied else 2) + _position_parameters(config) + blocks + norm
+
+
+def flops_per_token(config: ModelConfig) -> int:
+    """Floating-point operations of one training step per token, by PaLM's count: 6N + 12LHT.
+
+    N is without the tables that are only looked up in: positions, and the input table of an untied model.
+
+    Example:
+        >>> flops_per_token(ModelConfig("gpt2", layers=12, heads=12, width=768)) / 1e6
+        854.770176
+    """
+    looked_up = _position_parameters(config) + (0 if config.tied else config.vocabulary_size * config.width)
+    attention = 12 * config.layers * config.width * config.context
+    return 6 * (parameter_count(config) - looked_up) + attention
+
+
+def _position_parameters(config: ModelConfig) -> int:
+    return config.context * config.width if config.architecture == "gpt2" else 0

@@ -1,0 +1,74 @@
+"""What both architectures share: the head on top of the hidden states, and its loss.
+
+Letters: V vocabulary rows, H width, B batch, T time.
+"""
+
+from torch import Tensor, nn
+
+from coupled_adam.models.config import ModelConfig
+from coupled_adam.models.loss import linear_cross_entropy
+
+
+class LanguageModel(nn.Module):
+    """A decoder with a table of input embeddings and a head of the same shape, tied or not.
+
+    A subclass registers its modules, ends its `__init__` with `_add_head`, and implements `hidden_states`.
+    """
+
+    blocks: nn.ModuleList
+    """The layers, each a module (B, T, H) -> (B, T, H): what is sharded and compiled one by one."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def _add_head(self, input_table: nn.Embedding, name: str) -> None:
+        self.lm_head = nn.Linear(self.config.width, self.config.vocabulary_size, bias=False)
+        self.input_table_name = f"{name}.weight"
+        self.output_table_name = "lm_head.weight"
+        if self.config.tied:
+            self.lm_head.weight = input_table.weight
+            self.output_table_name = self.input_table_name
+
+    # Named as in transformers: `param_groups` asks these, so that no other matrix of that shape is mistaken for one.
+    def get_input_embeddings(self) -> nn.Module:
+        """The table that tokens are looked up in."""
+        return self.get_submodule(self.input_table_name.removesuffix(".weight"))
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head."""
+        return self.lm_head
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """The input of the head, (B, T, H), from tokens (B, T)."""
+        raise NotImplementedError
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, *, z_loss: float = 0.0, reduction: str = "mean"
+    ) -> Tensor:
+        """Logits without targets, the loss with them.
+
+        Args:
+            tokens: (B, T) int64.
+            targets: (B, T) int64, the token that follows each; -100 where none is asked for.
+            z_loss: weight of the mean squared logsumexp of the logits, added to the loss.
+            reduction: "mean" over the targets, or "none".
+
+        Returns:
+            Logits (B, T, V); or the mean loss, float32; or with reduction="none" the losses (B, T), float32,
+            0 where the target is -100.
+        """
+        if tokens.ndim != 2 or tokens.shape[1] > self.config.context:
+            raise ValueError(
+                f"tokens have shape {tuple(tokens.shape)}, expected (B, T) with T of at most {self.config.context}; "
+                "cut them, or build the model with a longer context"
+            )
+        hidden = self.hidden_states(tokens)
+        if targets is None:
+            logits: Tensor = self.lm_head(hidden)
+            return logits
+        # Here and not in a function of the trainer: FSDP2 gathers the table for the time of this call.
+        loss = linear_cross_entropy(
+            hidden.flatten(0, 1), self.lm_head.weight, targets.flatten(), z_loss=z_loss, reduction=reduction
+        )
+        return loss.view_as(targets) if reduction == "none" else loss

@@ -1,0 +1,106 @@
+"""A Llama-style decoder with LayerNorm: rotary positions (RoPE, half-split), SwiGLU, no biases.
+
+Letters: V vocabulary rows, H width, B batch, T time, N attention heads, D = H/N.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coupled_adam.models.config import ModelConfig
+from coupled_adam.models.language_model import LanguageModel
+
+NORM_EPS = 1e-5
+ROPE_BASE = 10_000.0
+
+
+def rotary_angles(length: int, head_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position * base^(-2i/D), each (T, D/2) float32.
+
+    Computed in every forward rather than kept in a buffer: a buffer would be cast, sharded and saved.
+    """
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), ROPE_BASE**-exponents)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn the pairs (x_i, x_{i + D/2}) of x (B, N, T, D) by the angles (T, D/2), in float32 or wider."""
+    first, second = x.to(torch.promote_types(x.dtype, cosine.dtype)).chunk(2, dim=-1)
+    turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+    return turned.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotated queries and keys."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.q_proj = nn.Linear(config.width, config.width, bias=False)
+        self.k_proj = nn.Linear(config.width, config.width, bias=False)
+        self.v_proj = nn.Linear(config.width, config.width, bias=False)
+        self.o_proj = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, H) -> (B, T, H)
+        q, k, v = (
+            projection(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, N, T, D)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        cosine, sine = rotary_angles(x.shape[1], q.shape[-1], x.device)
+        q, k = rotate(q, cosine, sine), rotate(k, cosine, sine)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return cast(Tensor, self.o_proj(attended.transpose(1, 2).flatten(2)))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.up_proj = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.down_proj = nn.Linear(config.mlp_width, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, H) -> (B, T, H)
+        return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each added to the residual stream."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(config.width, eps=NORM_EPS, bias=False)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.LayerNorm(config.width, eps=NORM_EPS, bias=False)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, H) -> (B, T, H)
+        x = x + self.self_attn(self.input_layernorm(x))
+        return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
+
+
+class Llama(LanguageModel):
+    """A Llama-style model of the given shape.
+
+    Example:
+        >>> config = ModelConfig("llama", layers=2, heads=2, width=8, context=16, vocabulary_size=32)
+        >>> Llama(config)(torch.zeros(3, 16, dtype=torch.int64)).shape
+        torch.Size([3, 16, 32])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocabulary_size, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, eps=NORM_EPS, bias=False)
+        self._add_head(self.embed_tokens, "embed_tokens")
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, H)
+        x = self.embed_tokens(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return cast(Tensor, self.norm(x))

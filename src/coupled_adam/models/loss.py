@@ -1,0 +1,238 @@
+"""Cross-entropy of a linear head, chunk of tokens by chunk of tokens: all logits are never in memory at once.
+
+When gradients are wanted, those of a chunk are taken while its logits are there, so nothing is computed twice:
+forward leaves the gradients of the summed loss behind, and backward only multiplies them by a number. They are dense;
+every row of the head gets its push from every token.
+
+Letters: N tokens, V vocabulary rows, H width. With logits z (N, V), target y and lse = logsumexp(z):
+    loss_n = lse_n - z_{n,y} + z_loss * lse_n^2
+    d loss_n / d z_n = (1 + 2 * z_loss * lse_n) * softmax(z_n) - onehot(y)
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coupled_adam.models import loss_operations
+
+# Bytes of the logits of one chunk. Few enough that they stay small beside the model, many enough that adding up the
+# gradient of the weight over the chunks costs little; on the CPU they should stay near its cache.
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 2**30}
+# Matrix products are fastest at multiples of their tiles.
+ROW_MULTIPLE = 256
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+) -> Tensor:
+    """`F.cross_entropy(F.linear(hidden, weight), targets)` without holding the logits.
+
+    Under autocast the products are taken in its dtype; the softmax and the sums over chunks in float32 at least.
+    Can be differentiated once. With reduction="none" the backward pass computes the logits again.
+
+    Args:
+        hidden: (N, H).
+        weight: (V, H).
+        targets: (N,) int64, rows of the weight, or `ignore_index`. Others are not noticed on CUDA.
+        z_loss: weight of the squared logsumexp, added to each token's loss.
+        reduction: "mean" over the targets that are not ignored (NaN if there are none), or "none".
+        ignore_index: a target that is left out.
+
+    Returns:
+        The mean, a scalar, or the losses (N,) with 0 at ignored targets; float32 (float64 for float64 inputs).
+
+    Example:
+        >>> hidden, weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+        >>> linear_cross_entropy(hidden, weight, torch.tensor([0, -100]))
+        tensor(0.2395)
+    """
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden has shape {tuple(hidden.shape)} and weight {tuple(weight.shape)}, expected (N, H) and (V, H)"
+        )
+    if targets.shape != hidden.shape[:1]:
+        raise ValueError(f"targets have shape {tuple(targets.shape)}, expected {tuple(hidden.shape[:1])}")
+    if reduction not in ("mean", "none"):
+        raise ValueError(f"Invalid reduction: {reduction!r}; expected 'mean' or 'none'")
+    dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    device_type = hidden.device.type
+    if (
+        torch.is_autocast_enabled(device_type) and dtype != torch.float64
+    ):  # as autocast does, which leaves float64 alone
+        dtype = torch.get_autocast_dtype(device_type)
+    if reduction == "none":
+        return _apply(_TokenLosses, hidden, weight, targets, float(z_loss), ignore_index, dtype)
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    return _apply(_MeanLoss, hidden, weight, targets, float(z_loss), ignore_index, dtype, needs_grad)
+
+
+def _apply(function: Any, *arguments: Any) -> Tensor:
+    result: Tensor = function.apply(*arguments)  # torch gives `apply` no types
+    return result
+
+
+class _MeanLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        z_loss: float,
+        ignore_index: int,
+        dtype: torch.dtype,
+        needs_grad: bool,
+    ) -> Tensor:
+        losses: Tensor
+        losses, grad_hidden, grad_weight = _losses_and_gradients(
+            hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad
+        )
+        count = (targets != ignore_index).sum()
+        ctx.save_for_backward(grad_hidden, grad_weight, count)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        return losses.sum() / count
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivative()
+        grad_hidden, grad_weight, count = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        scale = grad_loss / count
+        gradients = (grad_hidden * scale).to(hidden_dtype), (grad_weight * scale).to(weight_dtype)
+        return *gradients, None, None, None, None, None
+
+
+class _TokenLosses(torch.autograd.Function):
+    """The weight of a token's loss in what is differentiated is known in backward only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, ignore_index: int, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight, targets)
+        ctx.options = z_loss, ignore_index, dtype
+        losses: Tensor
+        losses, _, _ = _losses_and_gradients(hidden, weight, targets, None, z_loss, ignore_index, dtype, False)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivative()
+        hidden, weight, targets = ctx.saved_tensors
+        z_loss, ignore_index, dtype = ctx.options
+        _, grad_hidden, grad_weight = _losses_and_gradients(
+            hidden, weight, targets, grad_losses, z_loss, ignore_index, dtype, True
+        )
+        return grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype), None, None, None, None
+
+
+def _refuse_second_derivative() -> None:
+    # Gradients are enabled in a backward pass that is itself to be differentiated. Compiled ones refuse by themselves.
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(
+            "linear_cross_entropy can be differentiated once only; for second derivatives use "
+            "F.cross_entropy(F.linear(hidden, weight), targets), or leave out create_graph=True"
+        )
+
+
+# An operator of its own, so that torch.compile takes it as it is, neither unrolling the loop nor leaving its graph.
+@torch.library.custom_op("coupled_adam::linear_cross_entropy", mutates_args=())
+def _losses_and_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    token_weights: Tensor | None,
+    z_loss: float,
+    ignore_index: int,
+    dtype: torch.dtype,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The losses, and the gradients of their sum.
+
+    Args:
+        hidden, weight, targets, z_loss, ignore_index: as in `linear_cross_entropy`.
+        token_weights: (N,) weights of the losses in the sum, None for 1.
+        dtype: of the matrix products.
+        needs_grad: whether the gradients are wanted.
+
+    Returns:
+        losses (N,), grad_hidden (N, H) in `dtype` and grad_weight (V, H) in float32 at least; without `needs_grad`
+        both are empty.
+    """
+    N, V = hidden.shape[0], weight.shape[0]
+    losses, grad_hidden, grad_weight = _empty_results(
+        hidden, weight, targets, token_weights, z_loss, ignore_index, dtype, needs_grad
+    )
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
+    rows = chunk_rows(N, V * hidden.itemsize, CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cuda"]))
+    buffer = hidden.new_empty(rows, V)
+    operations = operations_for(hidden)
+    for start in range(0, N, rows):
+        part = slice(start, start + rows)
+        logits = torch.mm(hidden[part], weight.T, out=buffer[: len(targets[part])])
+        weights = None if token_weights is None else token_weights[part]
+        operations.cross_entropy(logits, targets[part], losses[part], weights, z_loss, ignore_index, needs_grad)
+        if needs_grad:  # the logits are now their gradient
+            torch.mm(logits, weight, out=grad_hidden[part])
+            operations.add_product(grad_weight, logits.T, hidden[part], first=start == 0)
+    if needs_grad and N == 0:
+        grad_weight.zero_()
+    return losses, grad_hidden, grad_weight
+
+
+@_losses_and_gradients.register_fake
+def _empty_results(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    token_weights: Tensor | None,
+    z_loss: float,
+    ignore_index: int,
+    dtype: torch.dtype,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = torch.promote_types(dtype, torch.float32)
+    losses = hidden.new_empty(hidden.shape[0], dtype=wide)
+    grad_hidden = hidden.new_empty(hidden.shape if needs_grad else (0,), dtype=dtype)
+    grad_weight = weight.new_empty(weight.shape if needs_grad else (0,), dtype=wide)
+    return losses, grad_hidden, grad_weight
+
+
+def chunk_rows(N: int, row_bytes: int, budget: int) -> int:
+    """Rows of a chunk: chunks of about equal size, each within the budget where one row is.
+
+    Example:
+        >>> chunk_rows(98304, row_bytes=2 * 50304, budget=2**30)
+        9984
+    """
+    chunks = -(-N * row_bytes // budget)
+    rows = -(-N // max(chunks, 1))
+    if rows > ROW_MULTIPLE:
+        fitting = max(budget // row_bytes // ROW_MULTIPLE, 1) * ROW_MULTIPLE
+        rows = min(-(-rows // ROW_MULTIPLE) * ROW_MULTIPLE, fitting)
+    return max(rows, 1)
+
+
+def operations_for(tensor: Tensor) -> ModuleType:
+    """The module with what is done to a chunk: Triton kernels on CUDA and ROCm, torch operations elsewhere."""
+    if tensor.is_cuda and tensor.dtype != torch.float64:  # float64 is for checking, not for speed
+        return _kernels() or loss_operations
+    return loss_operations
+
+
+@functools.cache
+def _kernels() -> ModuleType | None:
+    try:
+        from coupled_adam.models import loss_kernels
+    except ImportError:
+        return None
+    return loss_kernels

@@ -1,0 +1,55 @@
+"""What is done to one chunk of logits, in torch operations. `loss_kernels` has the same functions for GPUs.
+
+Letters: N tokens of the chunk, V vocabulary rows, H width.
+"""
+
+import torch
+from torch import Tensor
+
+
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    token_weights: Tensor | None,
+    z_loss: float,
+    ignore_index: int,
+    needs_grad: bool,
+) -> None:
+    """Write the losses of a chunk, and where gradients are wanted turn its logits into theirs, in place.
+
+    Args:
+        logits: (N, V); afterwards their gradient of sum_n token_weights_n * loss_n, or anything.
+        targets: (N,) int64.
+        losses: (N,), written, in the dtype in which the softmax is taken.
+        token_weights: (N,), None for 1.
+        z_loss: weight of the squared logsumexp in the loss.
+        ignore_index: a target whose loss and gradient are 0.
+        needs_grad: whether the gradient is wanted.
+    """
+    kept = targets != ignore_index
+    column = targets.where(kept, 0).unsqueeze(1)  # (N, 1)
+    target_logit = logits.gather(1, column).to(losses.dtype)
+    # In place where the logits already have the dtype of the losses.
+    in_place = logits.dtype == losses.dtype
+    log_p = torch.log_softmax(logits, dim=1, dtype=losses.dtype, out=logits if in_place else None)
+    target_log_p = log_p.gather(1, column)
+    lse = target_logit - target_log_p
+    losses.copy_((z_loss * lse.square() - target_log_p).squeeze(1).where(kept, 0))
+    if not needs_grad:
+        return
+    factor = kept.to(losses.dtype) if token_weights is None else token_weights.to(losses.dtype).where(kept, 0)
+    factor = factor.unsqueeze(1)
+    gradient = log_p.exp_().mul_(factor * (1 + 2 * z_loss * lse)).scatter_add_(1, column, -factor)
+    if not in_place:
+        logits.copy_(gradient)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """total += a @ b, or total = a @ b for the first product; the total may be wider than the factors."""
+    if a.dtype == total.dtype:
+        torch.addmm(total, a, b, beta=0 if first else 1, out=total)
+    elif first:
+        total.copy_(a @ b)
+    else:
+        total += a @ b

@@ -1,0 +1,1 @@
+"""Training language models: config, schedule, trainer, parallelism, checkpoints, live monitor."""

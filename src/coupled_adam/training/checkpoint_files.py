@@ -1,0 +1,245 @@
+"""Writing and reading a checkpoint's folder through torch.distributed.checkpoint (DCP).
+
+DCP plans who writes what and tells every rank when one of them fails. What is added here: every file is hashed while it
+is written and brought to the disk, and the folder gets its name when it is whole.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from coupled_adam.tables_file import FILE_NAME, write_tables
+from coupled_adam.training.checkpoint_metadata import METADATA_FILE, read_metadata
+from coupled_adam.training.checkpoint_record import StoredFile, stored_file
+
+BUFFER_BYTES = 2**20
+
+
+def save_folder(
+    temporary: Path, planner: SavePlanner, group: Any, complete: Callable[[dict[str, StoredFile]], None]
+) -> None:
+    """Write the tensors of all ranks into a fresh folder.
+
+    Args:
+        temporary: the folder; what it holds is deleted.
+        planner: what this rank writes.
+        group: the ranks that write together; None for one process alone.
+        complete: called by the first rank when all files are on the disk, with all files.
+
+    Raises:
+        CheckpointException: on every rank, when anything failed on one of them.
+    """
+    _quiet_about_one_process()
+    writer = _FolderWriter(temporary, complete)
+    dcp_save({}, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
+
+
+def read_tensors(
+    folder: Path, metadata: Metadata, tensors: Mapping[str, Tensor], group: Any, *, alone: bool = False
+) -> None:
+    """Fill tensors in place, each rank its parts, from wherever the ranks of another run have put them.
+
+    Args:
+        folder: the checkpoint.
+        metadata: read from it by `read_metadata`.
+        tensors: of the stored names, shapes and dtypes.
+        group: the ranks that read together; None for the default group, if there is one.
+        alone: read on this rank only, without the others taking part.
+    """
+    _quiet_about_one_process()
+    dcp_load(
+        dict(tensors),
+        storage_reader=_FolderReader(folder, metadata),
+        planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+        process_group=group,
+        no_dist=alone,
+    )
+
+
+def write_tables_of(
+    folder: Path, files: Mapping[str, StoredFile], *, input: str, output: str, vocabulary_size: int
+) -> StoredFile:
+    """Write `tables.safetensors` from the tensors that lie in the folder already: the same bits, and no gathering.
+
+    Args:
+        folder: a checkpoint whose tensors and metadata are on the disk.
+        files: its files.
+        input: name of the parameter that is the input table.
+        output: name of the output table; the same when they are tied.
+        vocabulary_size: rows from this one on are padding.
+    """
+    metadata = read_metadata(folder, dict(files))
+    tables = {}
+    for name in {input, output}:
+        stored = metadata.state_dict_metadata[f"model.{name}"]
+        assert isinstance(stored, TensorStorageMetadata)
+        tables[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
+    read_tensors(folder, metadata, {f"model.{name}": table for name, table in tables.items()}, None, alone=True)
+    path = folder / FILE_NAME
+    try:
+        write_tables(path, tables, input=input, output=output, vocabulary_size=vocabulary_size)
+    except Exception as error:
+        # safetensors has an exception of its own for a full disk.
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+        raise
+    return stored_file(path)
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The exception of the lowest rank that failed, from DCP's collection of them."""
+    while isinstance(error, CheckpointException) and error.failures:
+        error = error.failures[min(error.failures)][0]
+    return error
+
+
+def in_words(error: BaseException) -> str:
+    """What went wrong, for people."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{os.strerror(error.errno)}{f' ({error.filename})' if error.filename else ''}"
+    return f"{type(error).__name__}: {error}"
+
+
+class _HashingFile(io.FileIO):
+    """A file that hashes what is written to it, is on the disk when closed, and remembers what went wrong.
+
+    torch.save turns an OSError into a RuntimeError about positions in a zip file; the remembered one says the cause.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self.sha256 = hashlib.sha256()
+        self.size = 0
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            count = super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+        self.sha256.update(memoryview(data).cast("B")[:count])
+        self.size += count
+        return count
+
+    def close(self) -> None:
+        try:
+            if not self.closed and self.failure is None:
+                os.fsync(self.fileno())
+        except OSError as error:
+            self.failure = error
+            raise
+        finally:
+            super().close()
+
+
+class _HashingFiles(FileSystem):
+    """The files DCP writes, with their sizes and hashes."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, StoredFile] = {}
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """Open a file for writing."""
+        assert mode == "wb", mode
+        file = _HashingFile(Path(path))
+        stream = io.BufferedWriter(file, BUFFER_BYTES)
+        try:
+            yield stream
+            stream.close()
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                stream.close()
+            cause = file.failure or error
+            if isinstance(cause, OSError) and cause.filename is None and cause.errno is not None:
+                raise OSError(cause.errno, os.strerror(cause.errno), str(path)) from None
+            raise
+        self.written[Path(path).name] = StoredFile(file.size, file.sha256.hexdigest())
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Rename a file that was written."""
+        super().rename(path, new_path)
+        self.written[Path(new_path).name] = self.written.pop(Path(path).name)
+
+
+class _FolderWriter(FileSystemWriter):
+    """DCP's writer, for one checkpoint folder. DCP calls `prepare_global_plan` and `finish` on the first rank only."""
+
+    def __init__(self, temporary: Path, complete: Callable[[dict[str, StoredFile]], None]) -> None:
+        # Nothing to copy ahead: everything is in host memory. Files are synced when closed: DCP would do it before
+        # the last bytes have left the buffer.
+        super().__init__(temporary, sync_files=False, per_thread_copy_ahead=0)
+        self.files = _HashingFiles()
+        self.fs = self.files
+        self.temporary = temporary
+        self.complete = complete
+
+    def storage_meta(self) -> None:
+        """Nothing: DCP would put paths of this machine into the metadata."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Make the folder before anybody writes."""
+        if self.temporary.exists():
+            shutil.rmtree(self.temporary)
+        self.temporary.mkdir(parents=True)
+        return super().prepare_global_plan(plans)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's tensors; the files travel to the first rank among DCP's own results."""
+        results = super().write_data(plan, planner).value()
+        files = [WriteResult(MetadataIndex(name), file.bytes, file) for name, file in self.files.written.items()]
+        both: Future[list[WriteResult]] = Future()
+        both.set_result(results + files)
+        return both
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the metadata, then let `complete` do the rest."""
+        everything = [result for of_rank in results for result in of_rank]
+        files = {result.index.fqn: result.storage_data for result in everything if _is_file(result)}
+        super().finish(metadata, [[result for result in everything if not _is_file(result)]])
+        self.complete({**files, METADATA_FILE: self.files.written[METADATA_FILE]})
+
+
+def _is_file(result: WriteResult) -> bool:
+    return isinstance(result.storage_data, StoredFile)
+
+
+class _FolderReader(FileSystemReader):
+    """DCP's reader, with metadata that was read safely and checked."""
+
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        super().__init__(folder)
+        self.metadata = metadata
+
+    def read_metadata(self) -> Metadata:
+        """The metadata."""
+        return self.metadata
+
+
+def _quiet_about_one_process() -> None:
+    # A filter and not warnings.catch_warnings, which must not be used beside other threads.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)

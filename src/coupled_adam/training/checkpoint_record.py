@@ -1,0 +1,173 @@
+"""`state.json` and the folders around it: what a checkpoint holds, which checkpoints there are, and which may go.
+
+    checkpoints/step-000000300/     a whole checkpoint: it got this name when everything in it was on the disk
+        __0_0.distcp ...            the tensors, one file per rank
+        .metadata                   which tensor lies where in them
+        tables.safetensors          the vocabulary tables
+        state.json                  written last: the state of the run, size and sha256 of every other file
+    checkpoints/.step-000000400.tmp         being written or being deleted; after a kill, a leftover
+    checkpoints/.step-000000400.replaced    the former checkpoint of a step that is being saved again
+
+Nothing here knows of torch.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from coupled_adam.atomic import write_whole
+
+STATE_FILE = "state.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """What a file of a checkpoint must be."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """The content of `state.json`."""
+
+    step: int
+    milestone: bool
+    """Kept for ever."""
+    state: dict[str, Any]
+    """Of the run, as it was given to `save`."""
+    files: dict[str, StoredFile]
+    """All other files of the folder, by name."""
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write `state.json`, with a checksum of its own."""
+    content = {"format": FORMAT, **asdict(record)}
+    write_whole(folder / STATE_FILE, json.dumps({**content, "sha256": _checksum(content)}, indent=1) + "\n")
+
+
+def read_record(folder: Path) -> Record:
+    """Read `state.json`; a ValueError says what is wrong with it."""
+    path = folder / STATE_FILE
+    try:
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise TypeError(f"expected an object, found {type(content).__name__}")
+        checksum = content.pop("sha256", None)
+        if content.get("format") != FORMAT:
+            raise ValueError(f"format is {content.get('format')!r}, expected {FORMAT}")
+        if checksum != _checksum(content):
+            raise ValueError("its checksum does not fit: it was changed or damaged")
+        files = {str(name): StoredFile(int(f["bytes"]), str(f["sha256"])) for name, f in content["files"].items()}
+        return Record(int(content["step"]), bool(content["milestone"]), dict(content["state"]), files)
+    except FileNotFoundError:
+        raise ValueError(f"{STATE_FILE} is missing: the checkpoint was never finished, or it was deleted") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{STATE_FILE} cannot be read ({error})") from None
+
+
+def stored_file(path: Path) -> StoredFile:
+    """Size and hash of a file."""
+    with path.open("rb") as file:
+        return StoredFile(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def wrong_sizes(folder: Path, files: dict[str, StoredFile]) -> str | None:
+    """The first file that is missing, or longer or shorter than it was written; None when all are there."""
+    for name, expected in sorted(files.items()):
+        try:
+            size = (folder / name).stat().st_size
+        except OSError as error:
+            return f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
+        if size != expected.bytes:
+            return f"{name} has {size} bytes, was written with {expected.bytes}"
+    return None
+
+
+def folder_of_step(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies.
+
+    Example:
+        >>> folder_of_step(Path("run/checkpoints"), 300).as_posix()
+        'run/checkpoints/step-000000300'
+    """
+    return folder / f"step-{step:09d}"
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, whole or damaged, in the order of their steps."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if re.fullmatch(r"step-\d+", path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def put_in_place(temporary: Path, final: Path) -> None:
+    """Give a folder whose files are all on the disk its name; a former folder of that name goes."""
+    sync_folder(temporary)
+    replaced = final.with_name(f".{final.name}.replaced")
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    temporary.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_old(folder: Path, keep: int, newest: Path) -> None:
+    """Delete the checkpoints before `newest`, except milestones and the last `keep`, which it is one of.
+
+    What is damaged counts as nothing and stays: whoever was told of it may still want something from it.
+    """
+    found = checkpoints_in(folder)
+    before = found[: found.index(newest)]
+    candidates = [path for path in before if _is_whole(path) and not read_record(path).milestone]
+    for path in candidates[: max(0, len(candidates) - (keep - 1))]:
+        doomed = temporary_name(path)
+        path.rename(doomed)  # first, so that a kill half-way leaves no checkpoint that looks damaged
+        shutil.rmtree(doomed)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed writers left behind; nothing else may be writing in this folder."""
+    for path in folder.iterdir():
+        if re.fullmatch(r"\.step-\d+\.tmp", path.name):
+            shutil.rmtree(path)
+        elif match := re.fullmatch(r"\.(step-\d+)\.replaced", path.name):
+            if (folder / match[1]).exists():
+                shutil.rmtree(path)
+            else:  # killed between the two renames of put_in_place
+                path.rename(folder / match[1])
+
+
+def temporary_name(checkpoint: Path) -> Path:
+    """The name of a checkpoint while it is written or deleted."""
+    return checkpoint.with_name(f".{checkpoint.name}.tmp")
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_whole(path: Path) -> bool:
+    """As far as can be seen without reading all of it."""
+    with contextlib.suppress(ValueError):
+        return wrong_sizes(path, read_record(path).files) is None
+    return False
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,103 @@
+"""What is wrong between keys of a config that are each right by themselves."""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from coupled_adam.training.config_toml import toml_value
+
+if TYPE_CHECKING:
+    from coupled_adam.training.config import Config
+
+GPT2_TOKENS = 50257
+
+
+def contradictions(config: "Config") -> Iterator[str]:
+    """What is wrong between keys that are each right by themselves, one line for each."""
+    yield from _wrong_in_model(config)
+    yield from _wrong_in_optimizer(config)
+    yield from _wrong_in_length(config)
+    yield from _without_effect(config)
+
+
+def _wrong_in_model(config: "Config") -> Iterator[str]:
+    model = config.model
+    if model.width % model.heads:
+        yield f"model.width = {model.width}: expected a multiple of model.heads = {model.heads}"
+    elif model.architecture == "llama" and model.width // model.heads % 2:
+        yield (
+            f"model.heads = {model.heads}: rotary positions need heads of even width, "
+            f"{model.width} / {model.heads} = {model.width // model.heads} is odd"
+        )
+    if model.architecture == "llama" and model.bias:
+        yield 'model.bias = true: expected false with model.architecture = "llama"'
+    tokenizer = config.data.tokenizer
+    bpe = re.fullmatch(r"bpe:(\d+)", tokenizer)
+    if tokenizer.startswith("bpe:") and not bpe:
+        yield f'data.tokenizer = {toml_value(tokenizer)}: expected a number of tokens after "bpe:", such as "bpe:4096"'
+    tokens = int(bpe[1]) if bpe else GPT2_TOKENS if tokenizer == "gpt2" else 0
+    # Without a source the folder is there already, and its own tokenizer counts.
+    if config.data.source is not None and model.vocabulary_size < tokens:
+        yield (
+            f"model.vocabulary_size = {model.vocabulary_size}: expected at least {tokens}, the tokens of "
+            f"data.tokenizer = {toml_value(tokenizer)}"
+        )
+
+
+def _wrong_in_optimizer(config: "Config") -> Iterator[str]:
+    optimizer = config.optimizer
+    if optimizer.embeddings == "sgd" and optimizer.sgd_factor is None:
+        yield 'optimizer.sgd_factor is missing: optimizer.embeddings = "sgd" needs it; the paper finds 300 to 400'
+    if optimizer.couple != "output" and config.model.tied:
+        yield (
+            f"optimizer.couple = {toml_value(optimizer.couple)}: a tied model has one table, which counts as "
+            'output; expected "output", or model.tied = false'
+        )
+    if config.training.cuda_graphs is True and config.training.device == "cpu":
+        yield 'training.cuda_graphs = true: expected false or "auto" with training.device = "cpu"'
+
+
+def _wrong_in_length(config: "Config") -> Iterator[str]:
+    training, total = config.training, config.total_steps
+    if training.micro_batch_size and training.batch_size % training.micro_batch_size:
+        yield (
+            f"training.micro_batch_size = {training.micro_batch_size}: expected a number that divides "
+            f"training.batch_size = {training.batch_size}"
+        )
+    if total == 0:
+        yield (
+            f"training.tokens = {training.tokens}: expected at least {config.tokens_per_step}, the tokens of one step "
+            f"(training.batch_size = {training.batch_size} samples of model.context = {config.model.context})"
+        )
+        return
+    if config.warmup_steps >= total:
+        yield (
+            f"schedule.warmup = {toml_value(config.schedule.warmup)}: expected fewer steps than the run's {total} "
+            f"(training.tokens = {training.tokens})"
+        )
+    elif config.warmup_steps + config.decay_steps > total:
+        yield (
+            f"schedule.decay = {toml_value(config.schedule.decay)}: expected at most the {total - config.warmup_steps} "
+            f"steps that the warm-up leaves of {total}"
+        )
+    if config.checkpoints.milestones > total:
+        yield f"checkpoints.milestones = {config.checkpoints.milestones}: expected at most the run's {total} steps"
+
+
+def _without_effect(config: "Config") -> Iterator[str]:
+    """A setting that would silently do nothing is a mistake more often than not."""
+    embeddings, kind = config.optimizer.embeddings, config.schedule.kind
+    for section, key, choice, chosen, needed in (
+        ("optimizer", "scale_exponent", "embeddings", embeddings, ("coupled",)),
+        ("optimizer", "sgd_factor", "embeddings", embeddings, ("sgd",)),
+        ("optimizer", "sgd_momentum", "embeddings", embeddings, ("sgd",)),
+        ("schedule", "final_fraction", "kind", kind, ("cosine", "wsd")),
+        ("schedule", "decay", "kind", kind, ("wsd",)),
+    ):
+        values = getattr(config, section)
+        value, default = getattr(values, key), type(values).model_fields[key].default
+        if value != default and chosen not in needed:
+            yield (
+                f"{section}.{key} = {toml_value(value)} has no effect with {section}.{choice} = {toml_value(chosen)}; "
+                f"leave it out, or set {section}.{choice} = {' or '.join(map(toml_value, needed))}"
+            )

@@ -1,0 +1,164 @@
+"""What a run will take before it is started: parameters, steps, memory, time. Counted from the config, without torch.
+
+Weights, gradients and optimizer state are exact. Activations are what the blocks keep for the backward pass, without
+what the compiler saves or adds; the time is the model's operations over a share of the device's peak that such models
+were measured to reach. Both are estimates.
+
+Letters: V vocabulary rows, H width, L layers, M width of the MLP, N parameters.
+"""
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from coupled_adam.models.config import flops_per_token, parameter_count
+from coupled_adam.training.amounts import short
+from coupled_adam.training.config import Config, load_config
+from coupled_adam.training.presets import PRESETS
+from coupled_adam.training.units import duration
+
+GB = 10**9
+DAY = 86400
+# The head computes its logits in chunks of at most this many bytes (CUDA).
+LOGITS_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run would take place."""
+
+    name: str
+    flops: float
+    """Operations per second that training is expected to get: the peak times the utilisation."""
+    seconds_per_step: float = 0.0
+    """The least a step takes, however small the model."""
+
+
+# GPT-2 models from 6 layers and 384 wide on were measured at 40 to 50% of the 989 TFLOP/s (bf16) that both have.
+UTILISATION = 0.45
+H200 = Machine("H100 or H200", UTILISATION * 989e12, seconds_per_step=2e-3)
+
+
+def gpu(name: str, peak_flops: float) -> Machine:
+    """A GPU whose peak (bf16, dense) is known."""
+    return Machine(name, UTILISATION * peak_flops, H200.seconds_per_step)
+
+
+def cpu(cores: int) -> Machine:
+    """Processor cores, at what the preset `tiny` gets of one in float32; they differ by several times."""
+    return Machine(f"{cores} CPU core{'s' if cores > 1 else ''}", 30e9 * cores)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device, when everything is on that one."""
+
+    weights: int
+    """float32, and for bf16 the copies that autocast keeps for the backward pass."""
+    gradients: int
+    optimizer: int
+    activations: int
+    """What the blocks keep of one micro-batch for the backward pass."""
+    head: int
+    """Logits of a chunk, and the gradients of the output table and of its input."""
+
+    @property
+    def total(self) -> int:
+        """All of it at once, which is a little more than the true peak."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.head
+
+
+def memory(config: Config) -> Memory:
+    """The memory of a run on one device; precision "auto" counts as bf16.
+
+    Example:
+        >>> round(memory(load_config("gpt2-125m")).total / GB)
+        37
+    """
+    model = config.model.to_model_config()
+    N, table = parameter_count(model), model.vocabulary_size * model.width
+    samples = config.micro_batch_size(ranks=1)
+    number = 4 if config.training.precision == "float32" else 2  # bytes of what is multiplied
+    tokens = samples * model.context
+    logits = min(tokens * model.vocabulary_size * number, LOGITS_BYTES)
+    return Memory(
+        weights=4 * N + (2 * N if number == 2 else 0),
+        gradients=4 * N,
+        optimizer=optimizer_bytes(config),
+        activations=tokens * activation_bytes_per_token(config, number),
+        head=logits + 4 * table + tokens * number * model.width,
+    )
+
+
+def optimizer_bytes(config: Config) -> int:
+    """Bytes of the optimizer's state: two float32 moments of each number, less what the embeddings save.
+
+    A coupled table keeps one second moment for all its rows, (1, H); with SGD a table has a momentum only.
+    """
+    model = config.model
+    adamw = 8 * parameter_count(model.to_model_config())
+    tables = 2 if config.optimizer.couple == "all" else 1
+    table = 4 * model.vocabulary_size * model.width
+    of_sgd = table if config.optimizer.sgd_momentum else 2 * table
+    saved = {"adamw": 0, "coupled": table - 4 * model.width, "sgd": of_sgd}
+    return adamw - tables * saved[config.optimizer.embeddings]
+
+
+def activation_bytes_per_token(config: Config, number: int) -> int:
+    """What the backward pass needs of one token, in bytes; `number` is 2 for bf16 and 4 for float32.
+
+    A block keeps: the residual stream before each norm (2 H float32), both norms' results (2 H), queries, keys and
+    values (3 H), the attention's result (H), and for GELU its input and result (2 M), for SwiGLU the two inputs, the
+    SiLU and the product (4 M). After the blocks: the last norm's input (float32) and result.
+    """
+    model = config.model.to_model_config()
+    H, M = model.width, model.mlp_width
+    of_mlp = 2 * M if model.architecture == "gpt2" else 4 * M
+    block = 2 * H * 4 + (6 * H + of_mlp) * number
+    return model.layers * block + H * (4 + number)
+
+
+def seconds(config: Config, machine: Machine) -> float:
+    """The time of the run's steps on one device, without validation, measures and checkpoints.
+
+    Example:
+        >>> round(seconds(load_config("gpt2-125m"), H200) / 3600, 1)  # hours
+        2.7
+    """
+    operations = flops_per_token(config.model.to_model_config()) * config.tokens_per_step * config.total_steps
+    return max(operations / machine.flops, config.total_steps * machine.seconds_per_step)
+
+
+def preset_table(here: Machine | None = None) -> Table:
+    """The presets with their sizes and what they would take.
+
+    Args:
+        here: the device at hand, where it is known; it gets a column of its own.
+    """
+    machines = [H200] if here is None else [H200, here]
+    table = Table(
+        title="Presets",
+        caption="Estimates. Memory: everything on one GPU, without sharding. Time: on one device, "
+        f"GPUs at {UTILISATION:.0%} of their bf16 peak.",
+    )
+    table.add_column("preset", no_wrap=True)
+    table.add_column("data")
+    for heading in ("parameters", "tokens", "steps", "memory", *(f"time,\n{machine.name}" for machine in machines)):
+        table.add_column(heading, justify="right")
+    for name in PRESETS:
+        config = load_config(name)
+        table.add_row(
+            name,
+            config.data.source or config.data.folder,
+            short(parameter_count(config.model.to_model_config())),
+            short(config.training.tokens),
+            f"{config.total_steps:,}",
+            f"{memory(config).total / GB:.2g} GB",
+            *(_time(seconds(config, machine)) for machine in machines),
+        )
+    return table
+
+
+def _time(seconds: float) -> str:
+    years = seconds / (365 * DAY)
+    return f"{years:,.0f} years" if years >= 2 else duration(seconds)

@@ -1,0 +1,119 @@
+"""What is measured of a model in training: its embeddings, and its loss on text it is not trained on.
+
+Every rank has to ask for the same measure at the same step. Letters: V vocabulary rows, H width, B samples, T context.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coupled_adam.data.batches import Batches
+from coupled_adam.data.corpus import Corpus
+from coupled_adam.embeddings import load_word_pairs, open_tokenizer
+from coupled_adam.training.config import Config
+from coupled_adam.training.feed import Feed
+from coupled_adam.training.monitor import full_measures, light_measures
+from coupled_adam.training.parallel import Ranks
+
+VALIDATION_SEED = 0  # the same windows for every run, so that runs can be compared
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Measures of one model, at whatever step it stands."""
+
+    module: nn.Module
+    """What is called, with or without DDP around it."""
+    tables: Mapping[str, Tensor]
+    """(V, H) by role: input and output, or output alone when they are tied."""
+    vocabulary_size: int
+    """Rows from this one on are padding."""
+    word_similarity: Mapping[str, Any]
+    """`unigram`, `tokenizer` and `word_pairs`, as far as they are known."""
+    validation: Feed | None
+    validation_batches: int
+    ranks: Ranks
+    precision: Callable[[], AbstractContextManager[Any]]
+    """Autocast, or nothing."""
+
+    @property
+    def can_validate(self) -> bool:
+        """Whether the corpus has text to validate on."""
+        return self.validation is not None
+
+    def light(self) -> dict[str, float | None]:
+        """Length of the mean embedding and its ratio to the mean length, of each table."""
+        return {name: value.item() for name, value in light_measures(self.tables, self.vocabulary_size).items()}
+
+    def full(self) -> dict[str, float | None]:
+        """All measures of each table; empty on ranks other than the first."""
+        return full_measures(self.tables, self.vocabulary_size, **self.word_similarity)
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        """The mean loss over the first windows of the validation text, the same ones every time."""
+        assert self.validation is not None
+        total = torch.zeros((), device=self.ranks.device)
+        for step in range(self.validation_batches):
+            for tokens, targets in self.validation.micro_batches(step):
+                with self.precision():
+                    total += self.module(tokens, targets)
+        micro_batches = self.validation_batches * (self.validation.share // self.validation.micro_batch_size)
+        return float(self.ranks.mean(total / micro_batches))
+
+
+def build_measures(
+    config: Config,
+    corpus: Corpus,
+    ranks: Ranks,
+    module: nn.Module,
+    model: nn.Module,
+    precision: Callable[[], AbstractContextManager[Any]],
+) -> Measures:
+    """The measures that the section [log] of a config asks for."""
+    names = {"output": model.output_table_name, "input": model.input_table_name}
+    if names["output"] == names["input"]:
+        del names["input"]
+    validation, batches = _validation_feed(config, corpus, ranks)
+    return Measures(
+        module=module,
+        # Taken once: after a validation, FSDP2 shows gathered weights under these names until the next step.
+        tables={role: model.get_parameter(str(name)) for role, name in names.items()},
+        vocabulary_size=min(corpus.vocabulary_size, config.model.vocabulary_size),
+        word_similarity=_word_similarity(config, corpus) if ranks.is_first else {},
+        validation=validation,
+        validation_batches=batches,
+        ranks=ranks,
+        precision=precision,
+    )
+
+
+def _validation_feed(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[Feed | None, int]:
+    """Batches of the validation text, and how many: each of its windows once at most."""
+    context, batch_size = config.model.context, config.training.batch_size
+    if "val" not in corpus.splits:
+        return None, 0
+    tokens = corpus.tokens("val")
+    windows = (len(tokens) - 1) // context
+    if windows == 0:
+        return None, 0
+    batches = Batches(tokens, context, batch_size, VALIDATION_SEED, "epochs")
+    count = min(config.log.val_batches, max(windows // batch_size, 1))
+    return Feed(batches, ranks, config.micro_batch_size(ranks.size)), count
+
+
+def _word_similarity(config: Config, corpus: Corpus) -> dict[str, Any]:
+    known: dict[str, Any] = {"unigram": corpus.unigram()}
+    if config.log.wordsim is not None:
+        spec = corpus.tokenizer_file() or corpus.tokenizer
+        if spec is None:
+            raise ValueError(
+                f"log.wordsim needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
+                "`coupled-adam data prepare tokens:...`, or set log.wordsim=none"
+            )
+        known |= {"tokenizer": open_tokenizer(spec), "word_pairs": load_word_pairs(config.log.wordsim)}
+    return known

@@ -1,0 +1,131 @@
+"""The embeddings of a model while it trains: the mean embedding often, all measures now and then.
+
+The mean embedding costs one pass over a table, on its device, and nothing waits for the result. All measures take
+seconds on a large table: a `Budget` (budget.py) keeps them within their share of the time.
+
+Rows from `vocabulary_size` on are padding and left out of everything. Tables whose rows are sharded over ranks (FSDP2)
+are measured as a whole: every rank has to call the same function.
+
+Legend: V vocabulary rows, H hidden size, n rows of one block.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from coupled_adam.embeddings import EmbeddingMetrics, SingleTokens, WordPairs, measure
+from coupled_adam.embeddings.table import Array, open_table
+from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distributed, local_part, process_groups
+
+# Of a block in float64: small beside a table, and it stays in the cache between its two sums.
+BLOCK_BYTES = 2**24
+
+
+@torch.no_grad()
+def light_measures(tables: Mapping[str, Tensor], vocabulary_size: int) -> dict[str, Tensor]:
+    """The length of the mean embedding, and its ratio to the mean length (Eq. mu), of each table.
+
+    Args:
+        tables: (V, H) by their role: "input" and "output", or one of them when they are tied.
+        vocabulary_size: rows from this one on are padding.
+
+    Returns:
+        `<role>_mu_norm` and `<role>_mu_norm_ratio`, 0-dimensional, float64, on the device of the table and the same on
+        every rank. They equal `measure`'s; the ratio is NaN where all rows are zero.
+
+    Example:
+        >>> light_measures({"output": torch.tensor([[3.0, 4.0], [3.0, -4.0], [9.0, 9.0]])}, vocabulary_size=2)
+        {'output_mu_norm': tensor(3., dtype=torch.float64), 'output_mu_norm_ratio': tensor(0.6000, dtype=torch.float64)}
+    """
+    sums = {role: row_sums(table, vocabulary_size, role) for role, table in tables.items()}
+    Reduction([PartialSum(sums[role], process_groups(table, 0)) for role, table in tables.items()]).wait()
+    results = {}
+    for role, total in sums.items():
+        mu = total[:-1] / vocabulary_size  # (H,)
+        mean_norm = total[-1] / vocabulary_size
+        results[f"{role}_mu_norm"] = torch.linalg.vector_norm(mu)
+        results[f"{role}_mu_norm_ratio"] = results[f"{role}_mu_norm"] / mean_norm
+    return results
+
+
+def row_sums(table: Tensor, vocabulary_size: int, role: str) -> Tensor:
+    """sum_i e_i and sum_i |e_i| over this rank's rows that are not padding, (H + 1,) float64."""
+    rows = local_part(table)[: rows_before_padding(table, vocabulary_size, role)]
+    sums = torch.zeros(table.shape[1] + 1, dtype=torch.float64, device=rows.device)
+    if len(rows) == 0:
+        return sums
+    blocks = open_table(rows, None, max(1, BLOCK_BYTES // (8 * table.shape[1])))
+    for span in blocks.spans():
+        block = blocks.rows(span).double()  # (n, H)
+        sums[:-1] += block.sum(0)
+        sums[-1] += torch.linalg.vector_norm(block, dim=1).sum()
+    return sums
+
+
+def rows_before_padding(table: Tensor, vocabulary_size: int, role: str) -> int:
+    """How many of this rank's rows are not padding."""
+    V = table.shape[0]
+    if not 0 < vocabulary_size <= V:
+        raise ValueError(f"{role} table: vocabulary_size is {vocabulary_size}, expected 1 to its number of rows, {V}")
+    if not process_groups(table):
+        return vocabulary_size
+    mesh, placements = table.device_mesh, table.placements  # type: ignore[attr-defined]
+    (mesh_dim, *others) = (dim for dim, placement in enumerate(placements) if not placement.is_replicate())
+    if others or not placements[mesh_dim].is_shard(0):
+        raise ValueError(
+            f"{role} table: its placements are {placements}, expected rows sharded over one dimension of the mesh as "
+            "FSDP2 does it; pass table.full_tensor(), or switch the monitor off"
+        )
+    rows_per_rank = -(-V // int(mesh.size(mesh_dim)))  # the last ranks have fewer, or none
+    return max(0, vocabulary_size - int(mesh.get_local_rank(mesh_dim)) * rows_per_rank)
+
+
+def full_measures(
+    tables: Mapping[str, Tensor],
+    vocabulary_size: int,
+    *,
+    unigram: Array | Tensor | None = None,
+    tokenizer: SingleTokens | None = None,
+    word_pairs: Mapping[str, WordPairs] | None = None,
+) -> dict[str, float | None]:
+    """All measures of each table; on ranks other than the first, which only send their rows, nothing.
+
+    Args:
+        tables: (V, H) by their role, as in `light_measures`.
+        vocabulary_size: rows from this one on are padding.
+        unigram: how often each token occurs in the training text, (vocabulary_size,).
+        tokenizer: says which token a word is.
+        word_pairs: benchmarks of word similarity by name.
+
+    Returns:
+        The numbers of `EmbeddingMetrics` as `<role>_<measure>`, and for each benchmark for example
+        `<role>_simlex_999_pearson`.
+
+    Raises:
+        ValueError: where a table has entries that are not finite; look at the loss first.
+    """
+    results: dict[str, float | None] = {}
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    for role, table in tables.items():
+        whole = table.full_tensor() if is_distributed(table) else table  # type: ignore[attr-defined]
+        if is_first:
+            metrics = measure(
+                whole[:vocabulary_size].detach(), unigram=unigram, tokenizer=tokenizer, word_pairs=word_pairs
+            )
+            results |= {f"{role}_{name}": value for name, value in numbers_of(metrics).items()}
+    return results
+
+
+def numbers_of(metrics: EmbeddingMetrics) -> dict[str, float | None]:
+    """The record without what is not a single number, and with one number per benchmark and kind."""
+    numbers: dict[str, float | None] = {
+        name: value for name, value in metrics.to_dict().items() if name not in ("shape", "word_similarity")
+    }
+    for benchmark, result in metrics.word_similarity.items():
+        plain_name = re.sub(r"[^a-z0-9]+", "_", benchmark.lower())
+        numbers |= {f"{plain_name}_{name}": value for name, value in asdict(result).items()}
+    return numbers

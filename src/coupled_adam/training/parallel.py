@@ -1,0 +1,173 @@
+"""One process, DDP or FSDP2: everything a training run knows about ranks. The models know nothing of it.
+
+Started by torchrun, each rank takes an equal share of every global batch; gradients are averaged over the ranks, so
+that the same config gives the same loss curve on any number of them, up to rounding.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from coupled_adam.models.config import ModelConfig, build_model
+from coupled_adam.models.initial import initialise
+from coupled_adam.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of the run."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mode: str
+    """none, ddp or fsdp2"""
+    host_group: Any = None
+    """A gloo group for short messages between the hosts' processors; None when there is one rank."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes files and speaks to the user."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier(group=self.host_group)
+
+    def any_of(self, *flags: bool) -> list[bool]:
+        """For each flag whether it is set on any rank; all ranks must ask."""
+        if self.size == 1:
+            return list(flags)
+        numbers = torch.tensor([int(flag) for flag in flags])
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.host_group)
+        return [bool(number) for number in numbers.tolist()]
+
+    def from_first(self, value: Any) -> Any:
+        """The first rank's value, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.host_group)
+        return box[0]
+
+    def first_does(self, action: Callable[[], T]) -> T:
+        """What the action returns, or raises, on the first rank; on every rank."""
+        result, error = None, None
+        if self.is_first:
+            try:
+                result = action()
+            except (ValueError, OSError, ImportError) as raised:
+                error = raised
+        result, error = self.from_first((result, error))
+        if error is not None:
+            raise error
+        return cast(T, result)
+
+    def mean(self, value: torch.Tensor) -> torch.Tensor:
+        """The mean of a tensor over the ranks, in place; without waiting for the device."""
+        if self.size > 1:
+            dist.all_reduce(value, dist.ReduceOp.SUM)
+            value /= self.size
+        return value
+
+
+@contextmanager
+def ranks_of_run(mode: str, device: torch.device) -> Iterator[Ranks]:
+    """Join the processes that torchrun started, and leave them at the end.
+
+    Args:
+        mode: auto (DDP when there are several ranks), none, ddp or fsdp2.
+        device: cpu, or cuda: every rank takes the GPU of its local number.
+    """
+    started_by_torchrun = "WORLD_SIZE" in os.environ and "RANK" in os.environ
+    if not started_by_torchrun:
+        yield Ranks(0, 1, device, "none")
+        return
+    size = int(os.environ["WORLD_SIZE"])
+    if size > 1 and mode == "none":
+        raise ValueError(
+            f"training.parallel is 'none', but torchrun started {size} processes; set it to 'ddp' or 'fsdp2'"
+        )
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    try:
+        mode = "ddp" if mode == "auto" and size > 1 else "none" if mode == "auto" else mode
+        host_group = dist.new_group(backend="gloo", timeout=TIMEOUT) if size > 1 else None
+        yield Ranks(dist.get_rank(), size, device, mode, host_group)
+    finally:
+        dist.destroy_process_group()
+
+
+def build(
+    config: ModelConfig, seed: int, ranks: Ranks, *, bf16: bool, compile: bool
+) -> tuple[nn.Module, LanguageModel]:
+    """The model with its initial weights, equal on any number of ranks.
+
+    Returns:
+        The module to call, and the model itself: its parameters have their plain names, and are DTensors with FSDP2.
+    """
+    with torch.device("meta"):
+        model = build_model(config)
+    if ranks.mode == "fsdp2":
+        _shard(model, ranks, bf16=bf16, compile=compile)
+    elif compile:
+        model.compile(dynamic=False)
+    _materialise(model, ranks.device)
+    initialise(model, seed)
+    if ranks.mode == "ddp":
+        device_ids = [ranks.device.index] if ranks.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True), model
+    return model, model
+
+
+def _shard(model: LanguageModel, ranks: Ranks, *, bf16: bool, compile: bool) -> None:
+    """FSDP2: each block is a group; head, embedding and final norm, which tying keeps together, are the last one."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh: DeviceMesh = init_device_mesh(ranks.device.type, (ranks.size,))
+    precision = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32 if bf16 else None
+    )
+    for block in model.blocks:
+        if compile:
+            block.compile(dynamic=False)
+        fully_shard(block, mesh=mesh, mp_policy=precision)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
+
+
+def _materialise(model: nn.Module, device: torch.device) -> None:
+    """Give the parameters memory on the device; those that are tied stay tied."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    model.to_empty(device=device)
+    for first, *others in names.values():
+        for other in others:
+            owner, _, attribute = other.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+
+
+def synchronise_gradients(module: nn.Module, wanted: bool) -> None:
+    """Whether the next backward pass averages the gradients over the ranks: only the last micro-batch needs to."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        module.require_backward_grad_sync = wanted
+    elif isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(wanted)

@@ -1,0 +1,258 @@
+"""From a config to a trained model in its folder: puts the parts of a run together, on this rank, and lets them run."""
+
+import functools
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from coupled_adam.data.batches import Batches
+from coupled_adam.data.corpus import Corpus, open_corpus
+from coupled_adam.models.config import flops_per_token
+from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.training import checkpoints, devices
+from coupled_adam.training.config import Config
+from coupled_adam.training.display import TrainingDisplay
+from coupled_adam.training.feed import Feed
+from coupled_adam.training.interruption import watching_signals
+from coupled_adam.training.logbook import Logbook, open_logbook
+from coupled_adam.training.measuring import build_measures
+from coupled_adam.training.optimizers import EmbeddingOptimizers, build_optimizers
+from coupled_adam.training.parallel import Ranks, build, ranks_of_run
+from coupled_adam.training.run_folder import RunFolder, environment
+from coupled_adam.training.throughput import Throughput
+from coupled_adam.training.train_step import TrainStep
+from coupled_adam.training.trainer import Saving, Trainer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    folder: Path
+    step: int
+    total_steps: int
+    signal: str | None
+    """The signal that asked the run to end before its time."""
+    seconds: float
+    values: dict[str, float | None]
+    """The last value of everything that was logged."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are taken."""
+        return self.step == self.total_steps
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is trained, and with what."""
+
+    module: nn.Module
+    """What is called, with or without DDP around it."""
+    model: LanguageModel
+    optimizers: EmbeddingOptimizers
+    precision: Callable[[], AbstractContextManager[Any]]
+    """Autocast, or nothing."""
+    uses_graphs: bool
+
+
+def run_training(config: Config, folder: Path, *, resume: bool = False, console: Console | None = None) -> Outcome:
+    """Train, from the start or from the newest whole checkpoint, until the end or until a signal asks to stop.
+
+    Args:
+        config: what to train.
+        folder: of the run.
+        resume: continue what the folder holds. Without it, a folder that holds a run is refused.
+        console: where to show progress; by default standard output.
+
+    Raises:
+        ValueError, OSError, ImportError: for what is wrong with config, folder or data, on every rank.
+        TrainingStopped: when the loss is no longer finite.
+    """
+    started = time.monotonic()
+    device = devices.pick_device(config.training.device)
+    devices.prepare_device(device, deterministic=config.training.deterministic, threads=config.training.threads)
+    with ExitStack() as stack:
+        interruption = stack.enter_context(watching_signals())
+        ranks = stack.enter_context(ranks_of_run(config.training.parallel, device))
+        say = _speaker(console or Console(highlight=False), ranks)
+        run = RunFolder(folder)
+        config.micro_batch_size(ranks.size)  # says what does not divide, before anything is made
+        ranks.first_does(lambda: stack.enter_context(run.locked()))
+        corpus = _open_corpus(config, ranks, say)
+        ranks.first_does(lambda: run.prepare(config, resume=resume))
+
+        parts = _build_parts(config, ranks)
+        say(_summary(config, corpus, ranks, parts))
+        writer = checkpoints.CheckpointWriter(run.checkpoints, config.checkpoints.keep)
+        start_step = _restore(parts, run, corpus, say) if resume else None
+        logbook = stack.enter_context(_open_logbook(config, run, ranks, start_step, say))
+        display = stack.enter_context(
+            TrainingDisplay(
+                console or Console(highlight=False), config.total_steps, start_step or 0, shown=ranks.is_first
+            )
+        )
+        trainer = _trainer(config, corpus, ranks, parts, writer, logbook, display, start_step or 0)
+        if ranks.is_first:
+            run.write_state(status="running", **environment(devices.device_name(ranks.device), ranks.size, ranks.mode))
+        status = "failed"
+        try:
+            trainer.run(interruption)
+            status = "finished" if trainer.step == config.total_steps else "stopped"
+        finally:
+            seconds = time.monotonic() - started
+            if ranks.is_first:
+                run.write_state(status=status, step=trainer.step, total_steps=config.total_steps, seconds=seconds)
+        return Outcome(
+            folder, trainer.step, config.total_steps, interruption.signal_name, seconds, dict(trainer.latest)
+        )
+
+
+def _speaker(console: Console, ranks: Ranks) -> Say:
+    """Prints a sentence on the first rank."""
+
+    def say(text: str) -> None:
+        if ranks.is_first:
+            console.print(text, markup=False, soft_wrap=True)
+
+    return say
+
+
+def _open_corpus(config: Config, ranks: Ranks, say: Say) -> Corpus:
+    """The tokens to train on, prepared first where they are missing and the config says from what."""
+    folder = Path(config.data.folder)
+    if config.data.source is not None and not (folder / "manifest.json").is_file():
+        ranks.first_does(lambda: _prepare_corpus(config, folder, say))
+    corpus = open_corpus(folder)
+    if corpus.vocabulary_size > config.model.vocabulary_size:
+        raise ValueError(
+            f"model.vocabulary_size is {config.model.vocabulary_size}, but the tokenizer of {folder} has "
+            f"{corpus.vocabulary_size} tokens; set model.vocabulary_size to at least that"
+        )
+    return corpus
+
+
+def _prepare_corpus(config: Config, folder: Path, say: Say) -> None:
+    from coupled_adam.data.prepare import prepare
+
+    assert config.data.source is not None
+    say(f"Preparing {config.data.source} with the tokenizer {config.data.tokenizer} in {folder}, once.")
+    prepare(config.data.source, config.data.tokenizer, folder)
+
+
+def _build_parts(config: Config, ranks: Ranks) -> Parts:
+    """The model with its initial weights and its optimizers, on the device."""
+    settings = config.training
+    is_cuda = ranks.device.type == "cuda"
+    bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_cuda)
+    compile = is_cuda if settings.compile == "auto" else settings.compile
+    can_capture = is_cuda and ranks.mode == "none"
+    if settings.cuda_graphs is True and not can_capture:
+        raise ValueError("training.cuda_graphs is true, but needs one CUDA device and no parallelism; set it to auto")
+    uses_graphs = can_capture if settings.cuda_graphs == "auto" else settings.cuda_graphs
+    module, model = build(config.model.to_model_config(), config.seed, ranks, bf16=bf16, compile=compile)
+    optimizers = build_optimizers(model, config.optimizer, capturable=uses_graphs)
+    # From the start, so that the first step of a new and of a resumed run are alike.
+    checkpoints.make_optimizer_state(optimizers.optimizers)
+    # FSDP2 gathers and computes in bf16 by itself.
+    autocast = functools.partial(torch.autocast, ranks.device.type, torch.bfloat16)
+    return Parts(module, model, optimizers, autocast if bf16 and ranks.mode != "fsdp2" else nullcontext, uses_graphs)
+
+
+def _restore(parts: Parts, run: RunFolder, corpus: Corpus, say: Say) -> int | None:
+    """Load the newest whole checkpoint; None when there is none."""
+    path = checkpoints.newest_good(run.checkpoints, on_skip=say)
+    if path is None:
+        say(f"No checkpoint in {run.checkpoints}: starting from the beginning.")
+        return None
+    state = checkpoints.load(path, checkpoints.training_tensors(parts.model, parts.optimizers.optimizers))
+    if state.get("data") != corpus.fingerprint:
+        raise ValueError(
+            f"{path} was trained on other tokens than {corpus.folder} now holds; prepare them again as they were"
+        )
+    say(f"Resuming from {path}.")
+    return int(state["step"])
+
+
+def _open_logbook(config: Config, run: RunFolder, ranks: Ranks, start_step: int | None, say: Say) -> Logbook:
+    if not ranks.is_first:
+        return Logbook()
+    return open_logbook(
+        run.path,
+        tensorboard=config.log.tensorboard,
+        wandb_project=config.log.wandb,
+        config=config.model_dump(),
+        run_name=run.path.name,
+        resume_step=start_step,
+        say=say,
+    )
+
+
+def _trainer(
+    config: Config,
+    corpus: Corpus,
+    ranks: Ranks,
+    parts: Parts,
+    writer: checkpoints.CheckpointWriter,
+    logbook: Logbook,
+    display: TrainingDisplay,
+    start_step: int,
+) -> Trainer:
+    batches = Batches(
+        corpus.tokens("train"), config.model.context, config.training.batch_size, config.seed, config.data.order
+    )
+    tables = checkpoints.Tables(
+        input=parts.model.input_table_name,
+        output=parts.model.output_table_name,
+        vocabulary_size=corpus.vocabulary_size,
+    )
+    peak_flops = devices.peak_flops(ranks.device)
+    return Trainer(
+        config,
+        ranks,
+        start_step=start_step,
+        feed=Feed(batches, ranks, config.micro_batch_size(ranks.size)),
+        train_step=TrainStep(
+            parts.module,
+            parts.optimizers,
+            precision=parts.precision,
+            z_loss=config.optimizer.z_loss,
+            cuda_graphs=parts.uses_graphs,
+        ),
+        measures=build_measures(config, corpus, ranks, parts.module, parts.model, parts.precision),
+        saving=Saving(writer, parts.model, parts.optimizers, tables, {"data": corpus.fingerprint}),
+        logbook=logbook,
+        display=display,
+        throughput=Throughput(
+            config.tokens_per_step,
+            flops_per_token=flops_per_token(config.model.to_model_config()),
+            peak_flops=None if peak_flops is None else peak_flops * ranks.size,
+            start_step=start_step,
+        ),
+    )
+
+
+def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: Parts) -> str:
+    model, optimizer = config.model, config.optimizer
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    extra = {
+        "adamw": "",
+        "coupled": f" (n = {optimizer.scale_exponent:g})" if optimizer.scale_exponent else "",
+        "sgd": f" (f = {optimizer.sgd_factor:g})" if optimizer.sgd_factor else "",
+    }[optimizer.embeddings]
+    where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")
+    return (
+        f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide; "
+        f"embeddings by {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}; seed {config.seed}\n"
+        f"{len(corpus.tokens('train')):,} tokens in {corpus.folder}; {config.total_steps:,} steps of "
+        f"{config.training.batch_size} x {model.context}; {where}"
+    )

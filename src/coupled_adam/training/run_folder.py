@@ -1,0 +1,106 @@
+"""The folder of a run, and what may happen to it: started once, resumed at will, never trained twice at a time.
+
+config.toml      the resolved config
+run.json         how the run stands: status, step, versions, device
+metrics.jsonl    what was measured, one line each
+checkpoints/     step-000000300/...
+lock             held while a process trains here; the system lets go of it when the process ends, however it does
+"""
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from coupled_adam import __version__
+from coupled_adam.atomic import require_writable, write_whole
+from coupled_adam.training.config import Config, load_config, require_resumable, to_toml
+
+
+class RunFolder:
+    """The paths of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.state = path / "run.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+
+    def prepare(self, config: Config, *, resume: bool) -> None:
+        """Make the folder, or find it as the same run left it; then write the config that is used from here on."""
+        if self.config.exists():
+            if not resume:
+                raise ValueError(
+                    f"{self.path} already holds a run; continue it with --resume, or give another folder with --out"
+                )
+            require_resumable(load_config(str(self.config), []), config)
+        elif self.path.is_dir() and any(entry.name != "lock" for entry in self.path.iterdir()):
+            raise ValueError(f"{self.path} exists and is not a run of ours (no config.toml); give another --out")
+        require_writable(self.config)
+        write_whole(self.config, to_toml(config))
+        self.checkpoints.mkdir(exist_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in this folder."""
+        require_writable(self.path / "lock")
+        with (self.path / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(f"{self.path} is being trained by another process; wait for it or stop it") from error
+            yield
+
+    def write_state(self, **values: Any) -> None:
+        """Say how the run stands."""
+        write_whole(self.state, json.dumps({**self.read_state(), **values}, indent=2) + "\n")
+
+    def read_state(self) -> dict[str, Any]:
+        """What `write_state` wrote; empty for a new run or a file that cannot be read."""
+        try:
+            state = json.loads(self.state.read_text())
+        except (OSError, ValueError):
+            return {}
+        return state if isinstance(state, dict) else {}
+
+
+def environment(device_name: str, ranks: int, parallel: str) -> dict[str, Any]:
+    """Where a run took place, for those who compare results later."""
+    import numpy
+    import torch
+
+    return {
+        "package": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "device": device_name,
+        "threads": torch.get_num_threads(),
+        "ranks": ranks,
+        "parallel": parallel,
+        "host": platform.platform(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the code, where it runs from a checkout."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", os.fspath(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

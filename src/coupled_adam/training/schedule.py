@@ -1,0 +1,57 @@
+"""The learning rate at each step, as a pure function of the step.
+
+    warm-up   lr * step / warmup_steps, from zero
+    cosine    down to final_fraction * lr at total_steps, half a cosine wave
+    constant  stays at lr
+    wsd       warm-up, stable, decay: stays at lr, then down in a straight line to final_fraction * lr at total_steps
+
+Steps count from 0, so a step's learning rate is the one for the update that makes it step + 1.
+"""
+
+import math
+
+
+def learning_rate(
+    step: int,
+    *,
+    lr: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    kind: str = "cosine",
+    final_fraction: float = 0.1,
+    decay_steps: int = 0,
+) -> float:
+    """The learning rate of one step.
+
+    Args:
+        step: the step, from 0; beyond total_steps the schedule's last value holds.
+        lr: the highest learning rate.
+        total_steps: steps of the whole run.
+        warmup_steps: steps over which the learning rate rises from zero to lr.
+        kind: "cosine", "constant" or "wsd".
+        final_fraction: where cosine and wsd end, as a part of lr.
+        decay_steps: wsd only: length of the decay at the end.
+
+    Returns:
+        the learning rate, from 0 to lr.
+
+    Example:
+        >>> [learning_rate(step, lr=1.0, total_steps=110, warmup_steps=10) for step in (0, 5, 10, 60, 110)]
+        [0.0, 0.5, 1.0, 0.55, 0.1]
+    """
+    if step < 0:
+        raise ValueError(f"step {step}: expected 0 or above")
+    if step < warmup_steps:
+        return lr * step / warmup_steps
+    step = min(step, total_steps)
+    if kind == "constant":
+        return lr
+    if kind == "cosine":
+        progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+        above_final = (1 + math.cos(math.pi * progress)) / 2
+    elif kind == "wsd":
+        remaining = total_steps - step
+        above_final = min(remaining / decay_steps, 1.0) if decay_steps else 1.0
+    else:
+        raise ValueError(f'schedule {kind!r}: expected "cosine", "constant" or "wsd"')
+    return lr * (final_fraction + (1 - final_fraction) * above_final)

@@ -1,0 +1,203 @@
+"""The sections of a config file: every key, its kind, its default, and under it what it means.
+
+The text under a key is shown to users: as a comment in the config.toml of a run folder, and on the reference page.
+"""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.fields import FieldInfo
+
+from coupled_adam.training.values import (
+    Count,
+    Decay,
+    NotNegative,
+    Number,
+    Positive,
+    Share,
+    Steps,
+    Text,
+    Tokens,
+    WholeNumber,
+    is_optional,
+)
+
+if TYPE_CHECKING:
+    from coupled_adam.models.config import ModelConfig
+
+
+class Section(BaseModel):
+    """A part of a config: unknown keys are refused, values are not converted, nothing changes afterwards."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_none(cls, values: Any) -> Any:
+        """TOML has no null: "none" stands for it, in the keys that may be left open."""
+        if not isinstance(values, dict):
+            return values
+        open_keys = {key for key, field in cls.model_fields.items() if is_optional(field.annotation)}
+        return {key: None if value == "none" and key in open_keys else value for key, value in values.items()}
+
+
+def keys_of(field: FieldInfo | None) -> dict[str, FieldInfo] | None:
+    """The keys of a section; None for a value."""
+    annotation = field.annotation if field is not None else None
+    return annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def all_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Every value of a config by its dotted name."""
+    keys: dict[str, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        inner = keys_of(field)
+        keys |= {name: field} if inner is None else {f"{name}.{key}": each for key, each in inner.items()}
+    return keys
+
+
+class ModelSection(Section):
+    """The model."""
+
+    architecture: Literal["gpt2", "llama"] = "gpt2"
+    """gpt2: learned positions, GELU, LayerNorm. llama: rotary positions, SwiGLU, LayerNorm."""
+    layers: Count
+    """Number of blocks."""
+    heads: Count
+    """Attention heads of a block; divides the width."""
+    width: Count
+    """Hidden size H."""
+    context: Count = 1024
+    """Tokens of a sample, T."""
+    vocabulary_size: Count = 50304
+    """Rows V of the embedding table: the tokenizer's tokens, and padding that makes the matrix products faster."""
+    tied: bool = True
+    """Whether the input and the output embeddings are one table."""
+    bias: bool = False
+    """gpt2 only: biases in the linear layers and norms."""
+
+    def to_model_config(self) -> "ModelConfig":
+        """These settings as the models take them."""
+        from coupled_adam.models.config import ModelConfig
+
+        return ModelConfig(**self.model_dump())
+
+
+class DataSection(Section):
+    """The tokens that are trained on."""
+
+    folder: Text
+    """Folder of the token files, as `coupled-adam data prepare` or nanoGPT write them."""
+    source: Text | None = None
+    """Where the text comes from when the folder has to be prepared first: python-docs, openwebtext, slimpajama, or
+    text:FILES. none: the folder must be there."""
+    tokenizer: Text = "gpt2"
+    """Tokenizer for preparing: gpt2, bpe:4096 (one of that size is trained on the text), or a tokenizer.json file."""
+    order: Literal["random", "epochs"] = "random"
+    """random: windows at random places. epochs: every window once, reshuffled each time round."""
+
+
+class OptimizerSection(Section):
+    """The optimizer: one for the embeddings, AdamW for everything else."""
+
+    embeddings: Literal["adamw", "coupled", "sgd"] = "coupled"
+    """Optimizer of the embeddings: adamw (standard), coupled (Coupled Adam), or sgd."""
+    lr: Positive
+    """Highest learning rate."""
+    couple: Literal["output", "input", "all"] = "output"
+    """Which embeddings `embeddings` and `centre` act on, in an untied model. A tied table counts as output."""
+    scale_exponent: Number = 0.0
+    """coupled only: n in 2^-n times the second moment; 0 is the paper's method."""
+    sgd_factor: Positive | None = None
+    """sgd only, and needed there: the embeddings' learning rate is this factor f times lr."""
+    sgd_momentum: Decay = 0.9
+    """sgd only: the momentum."""
+    centre: bool = False
+    """Subtract the mean embedding after each step, whatever the optimizer."""
+    beta1: Decay = 0.9
+    """AdamW: decay of the first moment."""
+    beta2: Decay = 0.95
+    """AdamW: decay of the second moment."""
+    eps: Positive = 1e-8
+    """AdamW: added to the root of the second moment."""
+    weight_decay: NotNegative = 0.1
+    """AdamW: weight decay, on linear layers only: not on embeddings, norms or biases."""
+    max_grad_norm: NotNegative = 1.0
+    """Gradients are scaled down to this global norm; 0: no clipping."""
+    z_loss: NotNegative = 0.0
+    """Weight of the mean squared log partition function in the loss; 0: none."""
+
+
+class ScheduleSection(Section):
+    """The learning rate over time."""
+
+    kind: Literal["cosine", "constant", "wsd"] = "cosine"
+    """After the warm-up: cosine, constant, or wsd (stable, then a straight line down)."""
+    warmup: Steps = 0
+    """Linear warm-up from zero: steps, or a share of the run such as "1%"."""
+    final_fraction: Share = 0.1
+    """cosine and wsd: where the learning rate ends, as a part of lr."""
+    decay: Steps = "20%"
+    """wsd only: length of the line down at the end: steps, or a share of the run."""
+
+
+class TrainingSection(Section):
+    """How long, in which portions, and on what."""
+
+    tokens: Tokens
+    """Data size D in tokens, such as "5B" or "300k"; it decides the number of steps."""
+    batch_size: Count
+    """Samples of a step, over all ranks."""
+    micro_batch_size: Count | None = None
+    """Most samples that a rank runs at once; gradients are added up over a step. none: a rank's whole share."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA where there is a device."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """bf16: autocast, weights stay float32. auto: bf16 on CUDA, float32 on CPU."""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile. auto: on CUDA."""
+    cuda_graphs: bool | Literal["auto"] = "auto"
+    """Replay a step as CUDA graphs. auto: where it helps, which is small models."""
+    deterministic: bool = False
+    """CUDA: only deterministic algorithms, so that a resumed run is bit-exact; slower."""
+    parallel: Literal["auto", "none", "ddp", "fsdp2"] = "auto"
+    """Where torchrun starts several processes: ddp (each has the whole model) or fsdp2 (each has a part of it).
+    auto: ddp."""
+    threads: Count | None = None
+    """CPU threads of a process. none: torch's choice."""
+
+
+class CheckpointSection(Section):
+    """When the run is saved. It always is at the end and when it is stopped."""
+
+    every: Count | None = None
+    """Save every so many steps."""
+    minutes: Positive | None = 30.0
+    """Save every so many minutes."""
+    keep: Count = 2
+    """How many of the last checkpoints stay."""
+    milestones: WholeNumber = 0
+    """Checkpoints kept for ever: 10 keeps one after each tenth of D; 0: none."""
+
+
+class LogSection(Section):
+    """What is measured and where it goes. metrics.jsonl is always written."""
+
+    every: Count = 10
+    """Log the loss every so many steps."""
+    monitor_every: Count = 100
+    """Length of the mean embedding, and its ratio to the mean length, every so many steps."""
+    measure_every: Count | None = None
+    """All embedding measures every so many steps. none: at the end."""
+    val_every: Count | None = None
+    """Validation loss every so many steps. none: at the end."""
+    val_batches: Count = 20
+    """Batches of the validation loss."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run folder."""
+    wandb: Text | None = None
+    """Weights & Biases project to log to as well."""
+    wordsim: Text | None = None
+    """Folder of word-similarity benchmarks, for the measures that need them."""

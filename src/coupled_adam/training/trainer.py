@@ -1,0 +1,212 @@
+"""The training loop: batches in, steps taken, what happens beside them, and an end that can be picked up again.
+
+Everything that has a rule of its own lives elsewhere: the step (train_step), the learning rate (schedule), ranks
+(parallel), batches (feed), files (checkpoints, logbook, run_folder), the bar (display), the measures (monitor).
+The loop never waits for the device, except where it logs, saves or validates.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coupled_adam.training import checkpoints, devices
+from coupled_adam.training.config import Config
+from coupled_adam.training.display import TrainingDisplay
+from coupled_adam.training.feed import Feed
+from coupled_adam.training.interruption import Interruption
+from coupled_adam.training.logbook import Logbook
+from coupled_adam.training.measuring import Measures
+from coupled_adam.training.optimizers import EmbeddingOptimizers
+from coupled_adam.training.parallel import Ranks
+from coupled_adam.training.throughput import Throughput
+from coupled_adam.training.train_step import TrainStep
+
+# Losses wait on the device until they are logged; more than this many are not kept waiting.
+MOST_UNREAD_STEPS = 100
+
+
+class TrainingStopped(RuntimeError):
+    """The run cannot go on; the message says where it stood and what to do."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A step whose numbers are still on the device."""
+
+    step: int
+    lr: float
+    loss: Tensor
+    grad_norm: Tensor
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Everything that a checkpoint is made of, and who writes it."""
+
+    writer: checkpoints.CheckpointWriter
+    model: torch.nn.Module
+    optimizers: EmbeddingOptimizers
+    tables: checkpoints.Tables
+    state: Mapping[str, Any]
+
+
+class Trainer:
+    """One run on one rank, from its first or its last saved step to its end."""
+
+    def __init__(
+        self,
+        config: Config,
+        ranks: Ranks,
+        *,
+        start_step: int,
+        feed: Feed,
+        train_step: TrainStep,
+        measures: Measures,
+        saving: Saving,
+        logbook: Logbook,
+        display: TrainingDisplay,
+        throughput: Throughput,
+    ) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.step = start_step
+        self.feed = feed
+        self.train_step = train_step
+        self.measures = measures
+        self.saving = saving
+        self.logbook = logbook
+        self.display = display
+        self.throughput = throughput
+        self.latest: dict[str, float | None] = {}
+        """The last value of everything that was logged."""
+        self._unread: list[Unread] = []
+        self._saved_step: int | None = start_step or None
+        self._last_save = time.monotonic()
+        milestones = config.checkpoints.milestones
+        self._milestones = {math.ceil(config.total_steps * i / milestones) for i in range(1, milestones + 1)}
+
+    def run(self, interruption: Interruption) -> None:
+        """Train until all steps are taken or somebody asks to stop, then save and wait until it is on the disk."""
+        while self.step < self.config.total_steps:
+            stop, save = self._wishes(interruption)
+            if stop:
+                break
+            if save:
+                self._save()
+            self._take_step()
+            self._look()
+        self._read_losses()
+        self._save()
+        self.saving.writer.wait()
+
+    def _wishes(self, interruption: Interruption) -> list[bool]:
+        """Whether to stop, and whether the clock says to save: the same answer on every rank."""
+        minutes = self.config.checkpoints.minutes
+        is_due = minutes is not None and time.monotonic() - self._last_save > 60 * minutes
+        return self.ranks.any_of(bool(interruption), is_due and self.ranks.is_first)
+
+    def _take_step(self) -> None:
+        lr = self.config.learning_rate(self.step)
+        loss, grad_norm = self.train_step(self.feed.micro_batches(self.step), lr)
+        self.step += 1
+        self._unread.append(Unread(self.step, lr, loss, grad_norm))
+        self.display.update(self.step)
+
+    def _look(self) -> None:
+        """What happens beside the step that was just taken."""
+        log = self.config.log
+        is_last = self.step == self.config.total_steps
+
+        def is_due(every: int | None) -> bool:
+            return is_last or (every is not None and self.step % every == 0)
+
+        if is_due(log.every):
+            self._log()
+        elif len(self._unread) >= MOST_UNREAD_STEPS:
+            self._read_losses()
+        with self.throughput.paused():
+            if is_due(log.measure_every):
+                self._write("embeddings", self.measures.full())
+            elif is_due(log.monitor_every):
+                self._write("embeddings", self.measures.light())
+            if self.measures.can_validate and is_due(log.val_every):
+                self._write("val", {"loss": self.measures.validation_loss()})
+            every = self.config.checkpoints.every
+            if self.step in self._milestones or (every is not None and self.step % every == 0):
+                self._save()
+
+    def _log(self) -> None:
+        last = self._unread[-1]
+        loss, grad_norm = self._read_losses()
+        self.throughput.mark(self.step)
+        values = {
+            "tokens": self.step * self.config.tokens_per_step,
+            "loss": loss,
+            "lr": last.lr,
+            "grad_norm": grad_norm,
+            "tokens_per_second": self.throughput.tokens_per_second,
+            "mfu": self.throughput.mfu,
+            "memory_bytes": devices.peak_memory(self.ranks.device),
+        }
+        self._write("train", values)
+        self.display.update(self.step, {"seconds_left": self.throughput.seconds_left(self.config.total_steps)})
+
+    def _write(self, kind: str, values: Mapping[str, float | None]) -> None:
+        self.logbook.write(kind, self.step, values)
+        if kind == "train":
+            self.latest |= values
+            self.display.update(self.step, values)
+        else:
+            self.latest |= {f"{kind}_{name}": value for name, value in values.items()}
+        if kind == "embeddings":
+            ratio = values.get("output_mu_norm_ratio", values.get("input_mu_norm_ratio"))
+            self.display.update(self.step, {"mu_norm_ratio": ratio})
+
+    def _read_losses(self) -> tuple[float, float]:
+        """Loss and gradient norm of the last step; waits for the device, and ends the run where one is not finite."""
+        if not self._unread:
+            return math.nan, math.nan
+        losses = self.ranks.mean(torch.stack([unread.loss.detach().float() for unread in self._unread]))
+        norms = torch.stack([unread.grad_norm for unread in self._unread])
+        for unread, loss, norm in zip(self._unread, losses.tolist(), norms.tolist(), strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise TrainingStopped(self._why_not_finite(unread.step, loss, norm))
+        self._unread.clear()
+        return loss, norm
+
+    def _why_not_finite(self, step: int, loss: float, grad_norm: float) -> str:
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {grad_norm}"
+        saved = self._saved_step
+        last_good = "no checkpoint was saved" if saved is None else f"the last good checkpoint is that of step {saved}"
+        return (
+            f"step {step}: {what}, so the run stopped; {last_good}. Lower optimizer.lr, lengthen schedule.warmup or "
+            "lower optimizer.max_grad_norm in a new run; with bf16, training.precision=float32 tells whether it is "
+            "the precision"
+        )
+
+    def _save(self) -> None:
+        """Save this step, once; a disk that cannot take it does not end the run before its end."""
+        if self._saved_step == self.step:
+            return
+        self._read_losses()  # what is saved must be good
+        self.logbook.sync()
+        saving = self.saving
+        tensors = checkpoints.training_tensors(saving.model, saving.optimizers.optimizers)
+        state = {**saving.state, "tokens": self.step * self.config.tokens_per_step}
+        for attempt in (1, 2):  # the first may bring the news that the save before it failed
+            try:
+                saving.writer.save(
+                    self.step, tensors, state, tables=saving.tables, milestone=self.step in self._milestones
+                )
+                break
+            except OSError as error:
+                self.display.message(f"{error.strerror or error}. Training goes on")
+                if attempt == 2:
+                    return
+        self._saved_step = self.step
+        self._last_save = time.monotonic()

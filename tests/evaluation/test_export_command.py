@@ -1,0 +1,186 @@
+"""`coupled-adam export` as a user runs it."""
+
+import json
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import tiktoken
+import torch
+import typer
+from click.testing import Result
+from export_models import TEXT, logits_of, trained_model, write_corpus, write_run, write_tokenizer_json
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from coupled_adam.commands.export import export
+from coupled_adam.inspection.tables import read_model
+from coupled_adam.models.config import parameter_count
+from coupled_adam.training.config import load_config
+
+app = typer.Typer()
+app.command()(export)
+PAGE = Path(__file__).parents[2] / "docs" / "export.md"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus").folder
+
+
+def test_printed_lines_load_what_the_run_has_learned(tmp_path: Path, corpus: Path) -> None:
+    model = write_run(tmp_path / "run", corpus)
+    result = run(tmp_path / "run", tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    assert f"Exported small, step 10: {parameter_count(model.config):,} parameters in float32." in result.stdout
+    loaded: dict[str, object] = {}
+    exec("\n".join(line.strip() for line in result.stdout.splitlines() if line.startswith("    ")), loaded)
+    tokens = torch.tensor(loaded["tokenizer"](TEXT)["input_ids"])[None, :32]
+    with torch.no_grad():
+        theirs = loaded["model"].eval()(tokens).logits
+    torch.testing.assert_close(theirs, logits_of(model, tokens), rtol=0, atol=1e-5 * float(theirs.abs().max()))
+    assert "# `small`" in (tmp_path / "model" / "README.md").read_text()
+    assert "10 of 781 steps" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_run_and_export_have_the_same_tables(tmp_path: Path, corpus: Path) -> None:
+    write_run(tmp_path / "run", corpus, overrides=["model.architecture=llama", "model.tied=false"])
+    assert run(tmp_path / "run", tmp_path / "model").exit_code == 0
+    before, after = read_model(str(tmp_path / "run")), read_model(str(tmp_path / "model"))
+    assert [table.role for table in before.tables] == [table.role for table in after.tables] == ["input", "output"]
+    for ours, theirs in zip(before.tables, after.tables, strict=True):
+        assert torch.equal(torch.as_tensor(ours.matrix), torch.as_tensor(theirs.matrix))
+    assert after.tokenizer is not None
+
+
+def test_checkpoint_and_dtype_can_be_chosen(tmp_path: Path, corpus: Path) -> None:
+    model = write_run(tmp_path / "run", corpus, steps=[5, 20])
+    result = run(tmp_path / "run", tmp_path / "model", "--checkpoint", 5, "--dtype", "bfloat16")
+    assert "step 5" in result.stdout
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    expected = trained_model(model.config, seed=5).wte.weight.to(torch.bfloat16)
+    assert torch.equal(loaded.transformer.wte.weight, expected)
+    assert run(tmp_path / "run", tmp_path / "model").exit_code == 2
+    assert run(tmp_path / "run", tmp_path / "model", "--overwrite").exit_code == 0
+    newest = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.equal(newest.transformer.wte.weight, model.wte.weight)
+
+
+def test_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, corpus: Path) -> None:
+    write_run(tmp_path / "run", corpus, steps=[5, 20])
+    (tmp_path / "run" / "checkpoints" / "step-000000020" / "state.json").write_text("{}")
+    result = run(tmp_path / "run", tmp_path / "model")
+    assert result.exit_code == 0
+    assert "step-000000020 is damaged and skipped" in result.stderr
+    assert "step 5:" in result.stdout
+
+
+def test_without_its_corpus_the_model_is_exported_and_the_tokenizer_can_be_added(tmp_path: Path) -> None:
+    model = write_run(tmp_path / "run", tmp_path / "gone")
+    result = run(tmp_path / "run", tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(
+        f"Note: no tokenizer files (the corpus of the run, {tmp_path / 'gone'}, is not here)"
+    )
+    assert result.stderr.count("\n") == 1
+    assert "AutoTokenizer" not in result.stdout
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").num_parameters() >= parameter_count(model.config)
+    ours = write_tokenizer_json(tmp_path / "tokenizer.json")
+    result = run(tmp_path / "run", tmp_path / "model", "--overwrite", "--tokenizer", tmp_path / "tokenizer.json")
+    assert result.stderr == ""
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")(TEXT)["input_ids"] == ours.encode(TEXT).ids
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["eos_token_id"] == 0
+
+
+def test_offline_without_gpt2_the_model_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=OSError))
+    corpus = write_corpus(tmp_path / "corpus", tokenizer="gpt2", separator=299)
+    write_run(tmp_path / "run", corpus.folder)
+    result = run(tmp_path / "run", tmp_path / "model")
+    assert result.exit_code == 0
+    assert "no tokenizer files (tokenizer: tiktoken could not download 'gpt2'" in result.stderr
+    assert "--overwrite --tokenizer" in result.stderr
+    # The corpus says which token ends a text, tokenizer or not.
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.eos_token_id == 299
+
+
+def test_corpus_without_its_shards_costs_only_the_tokenizer(tmp_path: Path, corpus: Path) -> None:
+    write_run(tmp_path / "run", corpus)
+    (corpus / "train.bin").unlink()
+    result = run(tmp_path / "run", tmp_path / "model")
+    assert result.exit_code == 0
+    assert "train.bin: this shard is missing" in result.stderr
+
+
+def test_tokenizer_of_a_corpus_that_has_changed_is_not_taken(tmp_path: Path, corpus: Path) -> None:
+    write_run(tmp_path / "run", corpus)
+    corpus.rename(tmp_path / "old")
+    write_corpus(corpus, separator=1)
+    result = run(tmp_path / "run", tmp_path / "model")
+    assert result.exit_code == 0
+    assert "no tokenizer files" in result.stderr
+    assert "holds other tokens now" in result.stderr
+    assert not (tmp_path / "model" / "tokenizer.json").exists()
+
+
+def test_all_checkpoints_damaged_is_said_with_the_reasons(tmp_path: Path, corpus: Path) -> None:
+    write_run(tmp_path / "run", corpus)
+    (tmp_path / "run" / "checkpoints" / "step-000000010" / "state.json").unlink()
+    result = run(tmp_path / "run", tmp_path / "model")
+    assert result.exit_code == 2
+    assert "state.json is missing" in result.stderr
+    assert "has no whole checkpoint" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing", "model"], "nothing: not a run"),
+        (["run", "corpus"], "corpus is not empty"),
+        (["run", "model", "--checkpoint", "7"], "no checkpoint of step 7; it has 10"),
+        (["run", "model", "--tokenizer", "nothing.json"], "'nothing.json' is neither a tokenizer.json nor gpt2"),
+        (["run", "model", "--dtype", "float16"], "float16"),
+        (["run", "file/model"], "file"),
+        (["broken", "model"], "broken/config.toml: not valid TOML"),
+    ],
+)
+def test_bad_input_gets_one_message_and_writes_nothing(
+    arguments: list[str], message: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", corpus)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.toml").write_text("[model")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_several_mistakes_in_a_config_are_several_lines(tmp_path: Path, corpus: Path) -> None:
+    write_run(tmp_path / "run", corpus)
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace("seed = 1", "seed = -1").replace("tied = true", "tied = 3"))
+    result = run(tmp_path / "run", tmp_path / "model")
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 2
+
+
+def test_page_names_every_option_and_file() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    command = typer.main.get_command(app)
+    for parameter in command.params:
+        if parameter.name not in ("run", "folder", "install_completion", "show_completion"):
+            assert f"`{parameter.opts[0]}" in page
+    tiny = load_config("tiny")
+    parameters = parameter_count(tiny.model.to_model_config())
+    assert f"Exported tiny, step {tiny.total_steps}: {parameters:,} parameters in float32.\n" in page
+    for file in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"):
+        assert f"`{file}`" in page

@@ -1,0 +1,44 @@
+"""The reference part of docs/training-config.md, made from the config classes.
+
+    python tests/training/config_reference.py
+
+writes it into the page again, after a key was added or its text changed.
+"""
+
+import re
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+
+from coupled_adam.training.config import Config
+from coupled_adam.training.config_toml import toml_value
+from coupled_adam.training.sections import keys_of
+from coupled_adam.training.values import expected
+
+PAGE = Path(__file__).parents[2] / "docs" / "training-config.md"
+PART = re.compile(r"(?<=<!-- reference -->\n).*(?=<!-- end of reference -->)", re.DOTALL)
+
+
+def reference() -> str:
+    """A table of keys for the top of the file and for each section."""
+    fields = Config.model_fields
+    top = {name: field for name, field in fields.items() if keys_of(field) is None}
+    parts = ["### At the top\n", *_table(top)]
+    for name, field in fields.items():
+        keys = keys_of(field)
+        if keys:
+            parts += [f"\n### [{name}]\n", f"{field.annotation.__doc__}\n", *_table(keys)]
+    return "\n".join(["", *parts, "", ""])
+
+
+def _table(keys: dict[str, FieldInfo]) -> list[str]:
+    rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for name, field in keys.items():
+        default = "needed" if field.is_required() else f"`{toml_value(field.default)}`"
+        meaning = " ".join((field.description or "").split())
+        rows.append(f"| `{name}` | {expected(field)} | {default} | {meaning} |")
+    return rows
+
+
+if __name__ == "__main__":
+    PAGE.write_text(PART.sub(lambda _: reference(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")

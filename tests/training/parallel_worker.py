@@ -1,0 +1,71 @@
+"""Run by torchrun, once per rank: small runs of every parallelism, one after the other, each in its own folder.
+
+Usage: torchrun --nproc-per-node N parallel_worker.py CORPUS FOLDER
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import small_runs
+from small_runs import small_config
+
+from coupled_adam.training.config import Config
+from coupled_adam.training.feed import Feed, MicroBatch
+
+
+def train(config: Config, folder: Path, *, resume: bool = False) -> None:
+    """One run. It meets at a port of its own: torchrun's store remembers the addresses of the run before."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    small_runs.train(config, folder, resume=resume)
+
+
+def stopped(config: Config, folder: Path, step: int) -> None:
+    """Run until the first rank, and it alone, gets a signal."""
+    read = Feed.micro_batches
+
+    def micro_batches(self: Feed, asked: int) -> list[MicroBatch]:
+        if asked == step and os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return read(self, asked)
+
+    Feed.micro_batches = micro_batches  # type: ignore[method-assign]
+    try:
+        train(config, folder)
+    finally:
+        Feed.micro_batches = read  # type: ignore[method-assign]
+
+
+def main() -> None:
+    corpus, folder, ranks = Path(sys.argv[1]), Path(sys.argv[2]), int(os.environ["WORLD_SIZE"])
+    ddp, fsdp2 = {"parallel": "ddp"}, {"parallel": "fsdp2"}
+    train(small_config(corpus, training=ddp), folder / f"ddp-{ranks}")
+    train(small_config(corpus, training=fsdp2), folder / f"fsdp2-{ranks}")
+    if ranks == 2:
+        train(small_config(corpus, training={**ddp, "micro_batch_size": 2}), folder / "ddp-accumulated-2")
+        train(small_config(corpus, training={**fsdp2, "micro_batch_size": 2}), folder / "fsdp2-accumulated-2")
+        for name, optimizer in OPTIMIZERS.items():
+            train(small_config(corpus, training=fsdp2, optimizer=optimizer), folder / f"fsdp2-{name}-2")
+        train(
+            small_config(corpus, training=fsdp2, model={"architecture": "llama", "tied": False}),
+            folder / "fsdp2-llama-2",
+        )
+        for mode in ("ddp", "fsdp2"):
+            config = small_config(corpus, training={"parallel": mode})
+            stopped(config, folder / f"{mode}-resumed-2", step=5)
+            train(config, folder / f"{mode}-resumed-2", resume=True)
+        stopped(small_config(corpus, training=fsdp2), folder / "moved", step=5)
+    else:
+        train(small_config(corpus, training=fsdp2), folder / "moved", resume=True)
+
+
+OPTIMIZERS = {
+    "adamw": {"embeddings": "adamw"},
+    "sgd": {"embeddings": "sgd", "sgd_factor": 20.0},
+    "centred": {"embeddings": "adamw", "centre": True},
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,355 @@
+"""Damaged, foreign and malicious checkpoints are named and passed over; a full disk costs one save and no more."""
+
+import errno
+import json
+import os
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from coupled_adam.training import checkpoint_files, checkpoint_record, checkpoints
+from coupled_adam.training.checkpoint_record import read_record, stored_file, write_record
+from coupled_adam.training.checkpoints import CheckpointWriter, Tables, damage, load, newest_good
+
+FILES = ["__0_0.distcp", ".metadata", "tables.safetensors", "state.json"]
+TABLES = Tables("wte.weight", "wte.weight", 13)
+
+
+def state_of_step(step: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {"model.wte.weight": torch.randn(13, 8, generator=generator), "model.w": torch.full((500,), float(step))}
+
+
+def assert_loads(path: Path | None, step: int) -> None:
+    assert path is not None
+    assert path.name == f"step-{step:09d}"
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in state_of_step(step).items()}
+    assert load(path, tensors)["step"] == step
+    for name, tensor in state_of_step(step).items():
+        assert torch.equal(tensors[name], tensor), name
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    writer = CheckpointWriter(folder, keep=2)
+    for step in (1, 2):
+        writer.save(step, state_of_step(step), {"tokens": 12345}, tables=TABLES)
+    writer.wait()
+    assert sorted(path.name for path in (folder / "step-000000002").iterdir()) == sorted(FILES)
+    return folder
+
+
+@pytest.fixture
+def folder(two_checkpoints: Path, tmp_path: Path) -> Path:
+    """Two checkpoints of one's own."""
+    return shutil.copytree(two_checkpoints, tmp_path / "checkpoints")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    # In state.json, the last digit of the tokens: what changes a value and not the syntax.
+    position = content.index(b"12345") + 4 if path.name == "state.json" else len(content) // 2
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("harm", [remove, truncate, lengthen, empty, flip_a_bit])
+def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
+    folder: Path, file: str, harm: Callable[[Path], None]
+) -> None:
+    if file == "state.json" and harm in (truncate, lengthen):
+        harm = empty  # white space at the end is no damage
+    harm(folder / "step-000000002" / file)
+    skipped: list[str] = []
+    path = newest_good(folder, on_skip=skipped.append)
+    assert_loads(path, 1)
+    (message,) = skipped
+    assert str(folder / "step-000000002") in message
+    assert file in message
+    if harm is remove:
+        assert "missing" in message
+    if file != "state.json" and harm in (truncate, lengthen, empty):
+        assert "bytes, was written with" in message
+    if harm is flip_a_bit:
+        assert "sha256" in message or "checksum" in message
+
+
+def test_undamaged_checkpoints_are_taken(folder: Path) -> None:
+    assert damage(folder / "step-000000001") is None
+    assert_loads(newest_good(folder, on_skip=pytest.fail), 2)
+
+
+def test_when_all_are_damaged_there_is_none(folder: Path) -> None:
+    for step in (1, 2):
+        remove(folder / f"step-00000000{step}/__0_0.distcp")
+    skipped: list[str] = []
+    assert newest_good(folder, on_skip=skipped.append) is None
+    assert len(skipped) == 2
+
+
+@pytest.mark.parametrize("content", ["[1]", "{}", '{"format": 2}', "not json", '{"format": 1, "sha256": "x"}'])
+def test_a_state_file_that_says_something_else_is_refused(folder: Path, content: str) -> None:
+    (folder / "step-000000002/state.json").write_text(content)
+    skipped: list[str] = []
+    assert_loads(newest_good(folder, on_skip=skipped.append), 1)
+    assert "state.json cannot be read" in skipped[0]
+
+
+def replace_metadata(checkpoint: Path, content: bytes) -> None:
+    """As somebody would who wants to be believed: with the right size and hash in state.json."""
+    (checkpoint / ".metadata").write_bytes(content)
+    record = read_record(checkpoint)
+    files = {**record.files, ".metadata": stored_file(checkpoint / ".metadata")}
+    write_record(checkpoint, checkpoint_record.Record(record.step, record.milestone, record.state, files))
+
+
+class Malicious:
+    def __init__(self, call: tuple[Callable[..., object], tuple[object, ...]]) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self.call
+
+
+@pytest.mark.parametrize("kind", ["system", "eval", "nested"])
+def test_a_malicious_pickle_is_refused_and_not_executed(folder: Path, tmp_path: Path, kind: str) -> None:
+    victim = tmp_path / "executed"
+    touch = f"open({str(victim)!r}, 'w')"
+    call = {"system": (os.system, (f"touch {victim}",)), "eval": (eval, (touch,)), "nested": (eval, (touch,))}[kind]
+    content: object = Malicious(call)
+    if kind == "nested":
+        with (folder / "step-000000002/.metadata").open("rb") as file:
+            content = pickle.load(file)
+        content.planner_data = Malicious(call)
+    replace_metadata(folder / "step-000000002", pickle.dumps(content))
+    skipped: list[str] = []
+    assert_loads(newest_good(folder, on_skip=skipped.append), 1)
+    assert "do not trust it" in skipped[0]
+    assert ("posix.system" if kind == "system" else "builtins.eval") in skipped[0]
+    with pytest.raises(ValueError, match="do not trust it"):
+        load(folder / "step-000000002", state_of_step(2))
+    assert not victim.exists()
+    pickle.loads(pickle.dumps(Malicious(call)))
+    assert victim.exists(), "the pickle would have done its work elsewhere"
+
+
+def metadata_of(checkpoint: Path) -> dcp.Metadata:
+    with (checkpoint / ".metadata").open("rb") as file:
+        return pickle.load(file)
+
+
+def bytes_entry(metadata: dcp.Metadata) -> None:
+    metadata.state_dict_metadata["model.more"] = dcp.BytesStorageMetadata()
+
+
+def file_elsewhere(metadata: dcp.Metadata) -> None:
+    next(iter(metadata.storage_data.values())).relative_path = "../step-000000001/__0_0.distcp"
+
+
+def beyond_the_end(metadata: dcp.Metadata) -> None:
+    next(iter(metadata.storage_data.values())).length = 10**9
+
+
+def transformed(metadata: dcp.Metadata) -> None:
+    next(iter(metadata.storage_data.values())).transform_descriptors = ["stream.zstd"]
+
+
+def incomplete(metadata: dcp.Metadata) -> None:
+    metadata.state_dict_metadata["model.w"].size = torch.Size([501])
+
+
+def nowhere(metadata: dcp.Metadata) -> None:
+    metadata.storage_data.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (bytes_entry, "BytesStorageMetadata"),
+        (file_elsewhere, "not a file of this checkpoint"),
+        (beyond_the_end, "beyond the end of __0_0.distcp"),
+        (transformed, "stored in a form we do not write"),
+        (incomplete, "'model.w' is not complete"),
+        (nowhere, "MetadataIndex"),
+    ],
+)
+def test_wrong_metadata_is_refused(folder: Path, change: Callable[[dcp.Metadata], None], message: str) -> None:
+    checkpoint = folder / "step-000000002"
+    metadata = metadata_of(checkpoint)
+    change(metadata)
+    replace_metadata(checkpoint, pickle.dumps(metadata))
+    skipped: list[str] = []
+    assert_loads(newest_good(folder, on_skip=skipped.append), 1)
+    assert ".metadata is not the metadata of a checkpoint of ours" in skipped[0]
+    assert message in skipped[0]
+    with pytest.raises(ValueError, match=message):
+        load(checkpoint, state_of_step(2))
+
+
+@pytest.mark.parametrize("content", [pickle.dumps({"a": 1}), b"", b"\x80\x04garbage"])
+def test_something_else_in_the_place_of_metadata_is_refused(folder: Path, content: bytes) -> None:
+    replace_metadata(folder / "step-000000002", content)
+    skipped: list[str] = []
+    assert_loads(newest_good(folder, on_skip=skipped.append), 1)
+    assert ".metadata is not the metadata" in skipped[0]
+
+
+def test_metadata_names_no_path_of_the_machine(folder: Path) -> None:
+    content = (folder / "step-000000002/.metadata").read_bytes()
+    assert b"PosixPath" not in content
+    assert b".tmp" not in content
+
+
+@pytest.fixture
+def largest_file() -> Iterator[int]:
+    """The system refuses to write files beyond this many bytes, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = 20_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_file_the_system_does_not_take_is_an_error_that_says_what_is_kept(folder: Path, largest_file: int) -> None:
+    writer = CheckpointWriter(folder, keep=2)
+    writer.save(3, {"model.w": torch.ones(largest_file)}, {})
+    with pytest.raises(OSError, match="checkpoint of step 3") as caught:
+        writer.wait()
+    assert caught.value.errno == errno.EFBIG
+    for part in (str(folder), "__0_0.distcp", "step-000000001, step-000000002", "free some space"):
+        assert part in str(caught.value)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000000001", "step-000000002"]
+    writer.save(4, state_of_step(4), {})
+    writer.wait()
+    assert_loads(newest_good(folder, on_skip=pytest.fail), 4)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def refuse_as_safetensors_does(*_: object, **__: object) -> None:
+    raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "refusal"),
+    [
+        (checkpoint_files._HashingFile, "write", refuse),
+        (pickle, "dump", refuse),  # of .metadata
+        (checkpoint_files, "write_tables", refuse_as_safetensors_does),
+        (checkpoints, "write_record", refuse),
+        (checkpoints, "put_in_place", refuse),
+    ],
+)
+def test_wherever_the_disk_fills_up_the_next_save_says_so_and_the_one_after_it_works(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: object, name: str, refusal: Callable[..., None]
+) -> None:
+    writer = CheckpointWriter(folder, keep=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, refusal)
+        writer.save(3, state_of_step(3), {}, tables=TABLES)
+        assert writer._writing is not None
+        writer._writing.exception(timeout=20)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        writer.save(4, state_of_step(4), {})
+    assert caught.value.errno == errno.ENOSPC
+    assert "step 3" in str(caught.value)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000000001", "step-000000002"]
+    writer.save(5, state_of_step(5), {}, tables=TABLES)
+    writer.wait()
+    assert_loads(newest_good(folder, on_skip=pytest.fail), 5)
+
+
+def test_any_other_failure_is_reported_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("for a test")
+
+    writer = CheckpointWriter(folder, keep=2)
+    monkeypatch.setattr(checkpoints, "write_record", fail)
+    writer.save(3, state_of_step(3), {})
+    with pytest.raises(RuntimeError, match=r"checkpoint of step 3 could not be written.*ZeroDivisionError: for a test"):
+        writer.wait()
+    writer.wait()
+
+
+ON_A_SMALL_DISK = """
+import sys, errno, torch
+from pathlib import Path
+from coupled_adam.training.checkpoints import CheckpointWriter, Tables, load, newest_good
+folder = Path(sys.argv[1])
+writer = CheckpointWriter(folder, keep=2)
+tensors = {"model.w": torch.ones(500, 100)}  # 200 kB in tensors and 200 kB in tables; the disk has 1 MB
+tables = Tables("w", "w", 500)
+failures = 0
+for step in range(1, 7):
+    tensors["model.w"].fill_(step)
+    try:
+        writer.save(step, tensors, {}, tables=tables)
+        writer.wait()
+    except OSError as error:
+        assert error.errno == errno.ENOSPC, error
+        assert "step-000000001, step-000000002" in str(error), error
+        failures += 1
+assert failures == 4, failures
+path = newest_good(folder, on_skip=print)
+assert load(path, tensors) == {"step": 2}
+assert tensors["model.w"].eq(2).all()
+writer = CheckpointWriter(folder, keep=1)
+import shutil; shutil.rmtree(folder / "step-000000001")  # somebody frees some space
+writer.save(7, tensors, {}, tables=tables)
+writer.wait()
+assert newest_good(folder, on_skip=print).name == "step-000000007"
+print("ok")
+"""
+
+
+def test_a_run_survives_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    """On a file system of 1 MB in memory, which only the child sees."""
+    disk, script = tmp_path / "disk", tmp_path / "script.py"
+    disk.mkdir()
+    script.write_text(ON_A_SMALL_DISK)
+    unshare = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    mount = 'mount -t tmpfs -o size=1m tmpfs "$1"'
+    try:
+        subprocess.run([*unshare, "sh", "-c", mount, "sh", str(disk)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"mounting a small file system is not permitted here: {error}")
+    command = [*unshare, "sh", "-c", f'{mount} && exec "$2" "$3" "$1"', "sh", str(disk), sys.executable, str(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.stdout.endswith("ok\n"), result.stdout + result.stderr
+
+
+def test_the_state_file_is_for_people_too(folder: Path) -> None:
+    content = json.loads((folder / "step-000000002/state.json").read_text())
+    assert content["step"] == 2
+    assert content["milestone"] is False
+    assert content["state"] == {"tokens": 12345}
+    assert content["files"].keys() == set(FILES) - {"state.json"}

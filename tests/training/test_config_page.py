@@ -1,0 +1,60 @@
+"""docs/training-config.md says what the config classes say, and its examples are taken."""
+
+import re
+from pathlib import Path
+
+import pytest
+from config_reference import PAGE, PART, reference
+
+from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, load_config
+from coupled_adam.training.presets import PRESETS
+from coupled_adam.training.sections import all_keys
+
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def section(heading: str) -> str:
+    return TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def test_the_reference_is_that_of_the_classes() -> None:
+    found = PART.search(TEXT)
+    assert found is not None
+    assert found[0] == reference(), "run: python tests/training/config_reference.py"
+
+
+def test_every_key_is_explained() -> None:
+    assert [key for key, field in all_keys(Config).items() if not field.description] == []
+    for key in all_keys(Config):
+        assert f"| `{key.rpartition('.')[2]}` |" in TEXT
+
+
+def test_the_example_file_is_taken_as_it_stands(tmp_path: Path) -> None:
+    [example] = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "experiment.toml").write_text(example)
+    config = load_config(str(tmp_path / "experiment.toml"))
+    assert (config.name, config.total_steps, config.warmup_steps) == ("experiment", 5004, 51)
+
+
+def test_the_command_sets_keys_that_there_are() -> None:
+    overrides = re.findall(r"--set (\S+=\S+)", TEXT.partition("```bash")[2].partition("```")[0])
+    config = load_config("gpt2-125m", overrides)
+    assert (config.optimizer.embeddings, config.training.tokens, config.seed) == ("adamw", 10**10, 2)
+
+
+def test_the_mistakes_shown_are_what_is_said() -> None:
+    shown = section("What a mistake looks like").partition("```\n")[2].partition("\n```")[0]
+    overrides = ["model.layer=3", "optimizer.embeddings=adam", "training.tokens=5Q"]
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        load_config("tiny", overrides)
+    assert str(error.value) == shown
+
+
+def test_the_presets_are_named() -> None:
+    assert [name for name in PRESETS if f"`{name}`" not in TEXT] == []
+
+
+def test_what_may_change_on_resume_is_listed() -> None:
+    free = all_keys(Config).keys() - MATTERS_FOR_RESUME
+    listed = set(re.findall(r"`(\w+)`", section("Resuming")))
+    assert {key.removeprefix("training.") for key in free if not key.startswith(("log.", "checkpoints."))} == listed

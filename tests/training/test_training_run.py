@@ -1,0 +1,280 @@
+"""A whole run in one process: what it leaves behind, how it stops, and how it goes on."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import VOCABULARY, assert_same_tensors, rows, saved_tensors, small_config, train, write_corpus
+from torch import Tensor
+
+from coupled_adam.embeddings import measure
+from coupled_adam.tables_file import FILE_NAME as TABLES
+from coupled_adam.training import checkpoints
+from coupled_adam.training.config import load_config
+from coupled_adam.training.feed import Feed, MicroBatch
+from coupled_adam.training.trainer import TrainingStopped
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def whole_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(small_config(corpus), folder)
+    return folder
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
+    """Send this process a signal while it takes a step."""
+    read = Feed.micro_batches
+
+    def micro_batches(self: Feed, asked: int) -> list[MicroBatch]:
+        if asked == step:
+            os.kill(os.getpid(), number)
+        return read(self, asked)
+
+    monkeypatch.setattr(Feed, "micro_batches", micro_batches)
+
+
+def test_a_run_leaves_its_config_its_metrics_and_checkpoints(whole_run: Path, corpus: Path) -> None:
+    assert load_config(str(whole_run)) == small_config(corpus)
+    kept = sorted(path.name for path in (whole_run / "checkpoints").iterdir())
+    assert kept == ["step-000000008", "step-000000012"]
+    state = json.loads((whole_run / "run.json").read_text())
+    assert (state["status"], state["step"], state["total_steps"]) == ("finished", 12, 12)
+    kinds = [(row["kind"], row["step"]) for row in rows(whole_run)]
+    assert [step for kind, step in kinds if kind == "train"] == list(range(1, 13))
+    assert [step for kind, step in kinds if kind == "embeddings"] == [3, 6, 9, 12]
+    assert [step for kind, step in kinds if kind == "val"] == [12]
+
+
+def test_the_model_learns(whole_run: Path) -> None:
+    losses = [row["loss"] for row in rows(whole_run) if row["kind"] == "train"]
+    assert losses[0] == pytest.approx(torch.tensor(64.0).log().item(), abs=0.1)
+    assert losses[-1] < losses[0] - 0.15
+
+
+def test_the_logged_learning_rate_is_that_of_the_schedule(whole_run: Path, corpus: Path) -> None:
+    config = small_config(corpus)
+    logged = [row["lr"] for row in rows(whole_run) if row["kind"] == "train"]
+    assert logged == [config.learning_rate(step) for step in range(12)]
+
+
+def test_the_monitor_shows_what_inspect_measures(whole_run: Path) -> None:
+    from safetensors.torch import load_file
+
+    table = load_file(whole_run / "checkpoints" / "step-000000012" / TABLES)["wte.weight"]
+    measured = measure(table[:VOCABULARY])
+    last = [row for row in rows(whole_run) if row["kind"] == "embeddings"][-1]
+    assert last["output_mu_norm_ratio"] == pytest.approx(measured.mu_norm_ratio, rel=1e-6)
+    assert last["output_iso"] == pytest.approx(measured.iso, rel=1e-6)
+
+
+def test_the_same_config_gives_the_same_run_bit_for_bit(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
+    train(small_config(corpus), tmp_path / "again")
+    assert rows(tmp_path / "again") == rows(whole_run)
+    assert_same_tensors(saved_tensors(tmp_path / "again"), saved_tensors(whole_run))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_ends_and_the_resumed_run_is_bit_exact(
+    number: int, whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_at(5, patch, number)
+        outcome, _ = train(small_config(corpus), folder)
+    assert (outcome.step, outcome.is_finished) == (6, False)
+    assert outcome.signal == signal.Signals(number).name
+    assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
+
+    outcome, shown = train(small_config(corpus), folder, resume=True)
+    assert outcome.is_finished
+    assert "step-000000006" in shown
+    assert rows(folder) == rows(whole_run)
+    assert_same_tensors(saved_tensors(folder), saved_tensors(whole_run))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"embeddings": "adamw"},
+        {"embeddings": "sgd", "sgd_factor": 20.0},
+        {"embeddings": "coupled", "scale_exponent": 2.0},
+        {"embeddings": "adamw", "centre": True},
+    ],
+    ids=lambda optimizer: "-".join(map(str, optimizer.values())),
+)
+def test_every_optimizer_resumes_bit_exactly(
+    optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(corpus, optimizer=optimizer)
+    train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_at(6, patch)
+        train(config, tmp_path / "parts")
+    train(config, tmp_path / "parts", resume=True)
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    assert_same_tensors(saved_tensors(tmp_path / "parts"), saved_tensors(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("couple", ["output", "input", "all"])
+def test_untied_models_train_with_either_table_coupled(
+    architecture: str, couple: str, corpus: Path, tmp_path: Path
+) -> None:
+    config = small_config(corpus, model={"architecture": architecture, "tied": False}, optimizer={"couple": couple})
+    train(config, tmp_path / "run")
+    name = "wte" if architecture == "gpt2" else "embed_tokens"
+    tensors = saved_tensors(tmp_path / "run")
+    coupled = {
+        "output": tensors["optimizer.lm_head.weight.exp_avg_sq"].shape[0] == 1,
+        "input": tensors[f"optimizer.{name}.weight.exp_avg_sq"].shape[0] == 1,
+    }
+    assert coupled == {"output": couple in ("output", "all"), "input": couple in ("input", "all")}
+    last = rows(tmp_path / "run")[-2]
+    assert {"output_mu_norm_ratio", "input_mu_norm_ratio"} <= last.keys()
+
+
+def test_accumulated_gradients_give_the_same_run_up_to_rounding(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
+    train(small_config(corpus, training={"micro_batch_size": 2}), tmp_path / "run")
+    for ours, reference in zip(rows(tmp_path / "run"), rows(whole_run), strict=True):
+        if ours["kind"] == "train":
+            assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-5)
+            assert ours["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-4)
+
+
+def test_milestones_are_kept_for_ever(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, checkpoints={"every": 1, "keep": 1, "milestones": 4})
+    train(config, tmp_path / "run")
+    kept = sorted(int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == [3, 6, 9, 12]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
+    whole_run: Path, corpus: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    shutil.copytree(whole_run, tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "step-000000012"
+    largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-100])
+    outcome, shown = train(small_config(corpus), tmp_path / "run", resume=True)
+    assert outcome.is_finished
+    assert "step-000000012 is damaged" in shown
+    assert "Resuming from" in shown
+    assert "step-000000008" in shown
+    assert_same_tensors(saved_tensors(tmp_path / "run"), saved_tensors(whole_run))
+
+
+def test_resuming_a_finished_run_changes_nothing(whole_run: Path, corpus: Path) -> None:
+    before = rows(whole_run), saved_tensors(whole_run)
+    outcome, _ = train(small_config(corpus), whole_run, resume=True)
+    assert outcome.is_finished
+    assert rows(whole_run) == before[0]
+    assert_same_tensors(saved_tensors(whole_run), before[1])
+
+
+def test_resuming_without_a_checkpoint_starts_and_says_so(corpus: Path, tmp_path: Path) -> None:
+    outcome, shown = train(small_config(corpus), tmp_path / "run", resume=True)
+    assert outcome.is_finished
+    assert "starting from the beginning" in shown
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_step_checkpoint_and_advice(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coupled_adam.training.train_step import TrainStep
+
+    call = TrainStep.__call__
+    steps = iter(range(1, 100))
+
+    def spoiled(self: TrainStep, *arguments: Any) -> tuple[Tensor, Tensor]:
+        loss, norm = call(self, *arguments)
+        return (loss * float("nan") if next(steps) == 7 else loss), norm
+
+    monkeypatch.setattr(TrainStep, "__call__", spoiled)
+    config = small_config(corpus, log={"every": 5})
+    with pytest.raises(TrainingStopped, match=r"step 7: the loss is nan.*checkpoint is that of step 4.*optimizer\.lr"):
+        train(config, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved == ["step-000000004"]  # the state after the bad step is not saved
+
+
+def test_a_real_divergence_is_found(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, optimizer={"lr": 1e30, "max_grad_norm": 0.0})
+    with pytest.raises(TrainingStopped, match=r"step \d+: the (loss|gradient norm) is (nan|inf)"):
+        train(config, tmp_path / "run")
+
+
+def test_a_full_disk_does_not_end_the_run_and_is_said(
+    whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpoints.CheckpointWriter._write
+
+    def full_at_first(self: checkpoints.CheckpointWriter, staged: Any, step: int, *rest: Any) -> None:
+        if step == 4:
+            raise OSError(28, "the checkpoint of step 4 could not be written: No space left on device")
+        write(self, staged, step, *rest)
+
+    monkeypatch.setattr(checkpoints.CheckpointWriter, "_write", full_at_first)
+    outcome, shown = train(small_config(corpus), tmp_path / "run")
+    assert outcome.is_finished
+    assert "step 4 could not be written" in shown
+    assert "Training goes on" in shown
+    assert_same_tensors(saved_tensors(tmp_path / "run"), saved_tensors(whole_run))
+
+
+def test_a_folder_with_a_run_is_refused_without_resume(whole_run: Path, corpus: Path) -> None:
+    with pytest.raises(ValueError, match=r"already holds a run; continue it with --resume"):
+        train(small_config(corpus), whole_run)
+
+
+def test_a_folder_with_something_else_is_refused(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"is not a run of ours"):
+        train(small_config(corpus), tmp_path)
+
+
+def test_a_run_is_resumed_with_its_own_settings_only(whole_run: Path, corpus: Path) -> None:
+    with pytest.raises(ValueError, match=r"optimizer\.lr"):
+        train(small_config(corpus, optimizer={"lr": 0.5}), whole_run, resume=True)
+
+
+def test_a_run_is_resumed_on_its_own_tokens_only(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = write_corpus(tmp_path / "corpus", seed=1)
+    with monkeypatch.context() as patch:
+        stop_at(5, patch)
+        train(small_config(moved), tmp_path / "run")
+    manifest = json.loads((moved / "manifest.json").read_text())
+    manifest["splits"]["train"]["shards"][0]["tokens"] = manifest["splits"]["train"]["tokens"] = 3000
+    (moved / "train.bin").write_bytes((moved / "train.bin").read_bytes()[:6000])
+    (moved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"trained on other tokens"):
+        train(small_config(moved), tmp_path / "run", resume=True)
+
+
+def test_two_processes_cannot_train_in_one_folder(corpus: Path, tmp_path: Path) -> None:
+    from coupled_adam.training.run_folder import RunFolder
+
+    with (
+        RunFolder(tmp_path / "run").locked(),
+        pytest.raises(ValueError, match=r"is being trained by another process"),
+    ):
+        train(small_config(corpus), tmp_path / "run")
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.vocabulary_size is 32, but the tokenizer of .* has 61 tokens"):
+        train(small_config(corpus, model={"vocabulary_size": 32}), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.toml").exists()
