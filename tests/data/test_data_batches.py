@@ -36,7 +36,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 @pytest.mark.parametrize("order", ["random", "epochs"])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_however_the_global_batch_is_cut_its_samples_are_the_same(shards: Tokens, order: str, data: st.DataObject) -> None:
+def test_samples_are_the_same_however_the_batch_is_cut(shards: Tokens, order: str, data: st.DataObject) -> None:
     batch_size = data.draw(st.integers(1, 40))
     context = data.draw(st.integers(1, 300))
     step = data.draw(st.one_of(st.integers(0, 200), st.integers(2**40, 2**41)))
@@ -131,7 +131,7 @@ def feistel(cell: int, rows: int, columns: int, key: int) -> int:
 
 
 def test_batches_stay_what_they_are(shards: Tokens) -> None:
-    """A run may resume after an update of this package, so the order of the data is a format: here it is written down."""
+    """A run may resume after an update of this package, so the order of the data is a format, written down here."""
     context, batch_size, seed = 7, 5, 2**63 + 11
     windows = (2000 - 1) // context
     rows, columns = 17, 17  # the smallest square with 285 cells, and no column too many
@@ -159,7 +159,7 @@ def test_reading_crosses_shards(shards: Tokens, start: int, length: int) -> None
 
 @pytest.mark.parametrize(("start", "length"), [(0, 2001), (2000, 1), (-1, 1), (5, -1)])
 def test_reading_beyond_the_end_is_refused(shards: Tokens, start: int, length: int) -> None:
-    with pytest.raises(ValueError, match="the split: tokens .* were asked for, but there are 2000"):
+    with pytest.raises(ValueError, match=r"the split: tokens .* were asked for, but there are 2000"):
         shards.read(start, length)
 
 

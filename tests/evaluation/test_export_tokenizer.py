@@ -88,16 +88,17 @@ def test_texts_of_different_lengths_are_continued_together_as_alone(architecture
 
 
 def test_end_of_text_is_the_separator_of_the_corpus_whatever_its_name(tmp_path: Path) -> None:
-    write_tokenizer_json(tmp_path / "tokenizer.json", end="</s>")
+    write_tokenizer_json(tmp_path / "tokenizer.json", end="[STOP]")
     tokenizer = open_for_export(tmp_path / "tokenizer.json", separator=0)
-    assert (tokenizer.end_of_text, tokenizer.end_of_text_token) == (0, "</s>")
+    assert (tokenizer.end_of_text, tokenizer.end_of_text_token) == (0, "[STOP]")
     assert open_for_export(tmp_path / "tokenizer.json").end_of_text is None  # nobody says which it is
-    write_tokenizer_json(tmp_path / "tokenizer.json")
-    assert open_for_export(tmp_path / "tokenizer.json").end_of_text_token == END
+    for usual in (END, "</s>"):
+        write_tokenizer_json(tmp_path / "tokenizer.json", end=usual)
+        assert open_for_export(tmp_path / "tokenizer.json").end_of_text_token == usual
 
 
 def test_tokenizer_without_end_of_text_gets_no_new_token(tmp_path: Path) -> None:
-    write_tokenizer_json(tmp_path / "tokenizer.json", end="</s>")
+    write_tokenizer_json(tmp_path / "tokenizer.json", end="[STOP]")
     model = trained_model(small_config())
     tokenizer = open_for_export(tmp_path / "tokenizer.json")
     export_model(model.config, dict(model.named_parameters()), tokenizer, tmp_path / "model")

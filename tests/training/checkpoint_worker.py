@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 
 from coupled_adam import CoupledAdamW
@@ -132,6 +132,10 @@ def replicated_tensors_are_staged_and_written_once(folder: Path) -> None:
     written = [path.stat().st_size for path in (folder / "once/step-000000001").glob("*.distcp")]
     assert len(written) == 2, written
     assert all(16_000 < size < 25_000 for size in written), written
+    replicated = distribute_tensor(torch.ones(10), init_device_mesh("cpu", (2,)), [Replicate()])
+    writer.save(2, {"model.w": replicated}, {})
+    assert len(writer._staging._buffers) == (1 if dist.get_rank() == 0 else 0)
+    writer.wait()
 
 
 def a_full_disk_on_one_rank_is_an_error_on_all(folder: Path) -> None:

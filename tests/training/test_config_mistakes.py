@@ -38,6 +38,7 @@ def file(tmp_path: Path) -> Path:
         ("model.layers=", '--set model.layers = "": expected a whole number above 0'),
         ("model.layers=[1, 2]", "--set model.layers = [1, 2]: expected a whole number above 0"),
         ("model.layers=none", '--set model.layers = "none": expected a whole number above 0'),
+        ("model.layers=3\nseed = 2", '--set model.layers = "3\\nseed = 2": expected a whole number above 0'),
         ("model.tied=1", "--set model.tied = 1: expected true or false"),
         ("model.tied=True", '--set model.tied = "True": expected true or false'),
         ("model.architecture=gpt3", '--set model.architecture = "gpt3": expected "gpt2" or "llama"'),

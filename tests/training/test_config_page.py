@@ -57,4 +57,8 @@ def test_the_presets_are_named() -> None:
 def test_what_may_change_on_resume_is_listed() -> None:
     free = all_keys(Config).keys() - MATTERS_FOR_RESUME
     listed = set(re.findall(r"`(\w+)`", section("Resuming")))
-    assert {key.removeprefix("training.") for key in free if not key.startswith(("log.", "checkpoints."))} == listed
+    assert {
+        key.removeprefix("training.").removeprefix("data.")
+        for key in free
+        if not key.startswith(("log.", "checkpoints."))
+    } == listed

@@ -17,6 +17,7 @@ from coupled_adam.training.config import (
     require_resumable,
     to_toml,
 )
+from coupled_adam.training.config_toml import toml_value
 from coupled_adam.training.presets import PRESETS
 from coupled_adam.training.sections import all_keys
 
@@ -73,6 +74,13 @@ def test_a_config_written_and_read_is_the_same(config: Config) -> None:
     assert Config.model_validate(tomllib.loads(text)) == config
     # The model takes whatever the config takes.
     assert config.model.to_model_config().width == config.model.width
+
+
+@pytest.mark.parametrize(
+    "text", ["C:\\data\\new", 'a "b"', "a\tb\nc\r\x00\x7f\x85", "\u2028\u202e\ufeff", "日本 😀", "'", "# no"]
+)
+def test_awkward_text_is_written_and_read_as_it_is(text: str) -> None:
+    assert tomllib.loads(f"key = {toml_value(text)}") == {"key": text}
 
 
 @pytest.mark.parametrize("name", PRESETS)

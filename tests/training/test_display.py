@@ -152,6 +152,20 @@ def test_the_live_line_stays_at_the_end_with_the_last_step(monkeypatch: pytest.M
     assert "\x1b[?25h" in last  # the cursor is back
 
 
+def test_standard_output_is_given_back_when_the_terminal_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    before = sys.stdout
+    with terminal() as (console, _), TrainingDisplay(console, 10) as display:
+
+        def hang_up(*_: object) -> None:
+            raise OSError("the terminal is gone")
+
+        monkeypatch.setattr(console.file, "flush", hang_up)
+        display.update(1, {"loss": 5.0})
+        monkeypatch.undo()
+    assert sys.stdout is before
+
+
 def test_a_message_is_printed_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     with terminal() as (console, written), TrainingDisplay(console, 10) as display:
@@ -202,7 +216,24 @@ def test_plain_lines_become_rare_in_a_long_run() -> None:
 
 
 def test_the_last_line_is_not_printed_twice() -> None:
-    assert len(plain_output(Clock(), lambda display: display.update(1000, VALUES))) == 1
+    def train(display: TrainingDisplay) -> None:
+        display.update(1000, {"loss": 5.0})
+        display.update(1000, {"mu_norm_ratio": 0.5})
+
+    assert plain_output(Clock(), train) == ["step 1000/1000 100%  loss 5.000"]
+
+
+def test_a_run_that_is_stopped_says_at_which_step() -> None:
+    def train(display: TrainingDisplay) -> None:
+        display.update(10, {"loss": 5.0})
+        for step in range(11, 15):
+            display.update(step)
+
+    assert plain_output(Clock(), train)[-1].startswith("step 14/1000")
+
+
+def test_a_run_that_ends_before_its_first_values_shows_no_line() -> None:
+    assert plain_output(Clock(), lambda display: display.update(3)) == []
 
 
 @pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"])

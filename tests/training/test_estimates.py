@@ -111,6 +111,18 @@ def test_tiny_takes_the_time_that_was_measured_on_two_cores() -> None:
     assert estimates.seconds(load_config("tiny"), estimates.cpu(2)) == pytest.approx(11, rel=0.25)
 
 
+def test_this_machine_is_its_processor_without_a_gpu_and_its_gpu_where_the_peak_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert estimates.this_machine() == estimates.cpu(torch.get_num_threads())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    assert estimates.this_machine() == estimates.gpu("NVIDIA A100-SXM4-80GB", 312e12)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Abacus 3000")
+    assert estimates.this_machine() is None
+
+
 def test_small_steps_are_bound_by_their_launch() -> None:
     config = load_config("tiny")
     assert estimates.seconds(config, estimates.gpu("H200", 989e12)) == config.total_steps * 2e-3

@@ -65,9 +65,9 @@ def train(
 
     console = Console(highlight=False)
     if list_presets:
-        from coupled_adam.training.estimates import preset_table
+        from coupled_adam.training.estimates import preset_table, this_machine
 
-        console.print(preset_table())
+        console.print(preset_table(this_machine()))
         return
     if config is None:
         refuse("CONFIG is missing: a preset (see --list), a TOML file or the folder of a run; try `train tiny`")

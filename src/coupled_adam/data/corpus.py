@@ -102,7 +102,9 @@ def open_corpus(folder: str | Path) -> Corpus:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"corpus: {folder} is not a folder; make it with `coupled-adam data prepare SOURCE {folder}`")
+        raise ValueError(
+            f"corpus: {folder} is not a folder; make it with `coupled-adam data prepare SOURCE --out {folder}`"
+        )
     if (folder / FILE_NAME).is_file():
         manifest = read_manifest(folder / FILE_NAME)
     elif (folder / UNFINISHED).is_dir():
@@ -127,7 +129,7 @@ def _manifest_of_plain_folder(folder: Path) -> Manifest:
     if "train" not in files:
         raise ValueError(
             f"corpus: {folder} has neither {FILE_NAME} nor train.bin; make it with "
-            f"`coupled-adam data prepare SOURCE {folder}`"
+            f"`coupled-adam data prepare SOURCE --out {folder}`"
         )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     for name, size in sizes.items():

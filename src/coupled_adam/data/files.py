@@ -41,13 +41,14 @@ class Files:
     def pieces(self, position: Position | None) -> Iterator[Piece]:
         first, skipped = (position["file"], position["piece"]) if position else (0, 0)
         for number in range(first, len(self.files)):
-            self._file, self._piece = number, 0
+            self._file, self._piece, self._bytes_of_file = number, 0, 0
             with reading(self.files[number]) as (content, raw):
                 for piece in self.pieces_of_file(self.files[number], content):
                     self._piece += 1
                     self._bytes_of_file = raw.tell()
                     if number > first or self._piece > skipped:
                         yield piece
+            self._bytes_of_file = self._sizes[number]  # a .parquet is not read to its last byte
 
     def pieces_of_file(self, path: Path, content: BinaryIO) -> Iterator[Piece]:
         """The pieces of one file."""

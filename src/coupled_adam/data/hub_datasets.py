@@ -49,15 +49,13 @@ class HubDataset:
         return 0.005
 
     def pieces(self, position: Position | None) -> Iterator[Piece]:
-        dataset = self._dataset
-        self._given = 0
-        if position is not None:
+        self._given = skipped = 0
+        if position is not None and position["datasets"] == self._datasets.__version__:
+            self._dataset.load_state_dict(position["state"])
             self._given = position["documents"]
-            if position["datasets"] == self._datasets.__version__:
-                dataset.load_state_dict(position["state"])
-            else:  # another version may not understand the state; to count is slower
-                dataset = self._dataset = dataset.skip(self._given)
-        documents = iter(dataset)
+        elif position is not None:  # another version may not understand the state; to count is slower
+            skipped = position["documents"]
+        documents = iter(self._dataset)
         while True:
             try:
                 document = next(documents)
@@ -69,6 +67,8 @@ class HubDataset:
                     "kept, run the same command again and it goes on"
                 ) from error
             self._given += 1
+            if self._given <= skipped:
+                continue
             if self.column not in document:
                 raise ValueError(
                     f"{self.spec}: no column {self.column!r} (it has: {', '.join(document)}); name the one "

@@ -117,23 +117,15 @@ def prepare(
     report = on_progress or (lambda progress: None)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with _only_one(folder), _says_when_disk_is_full(folder):
+    with only_one(folder), saying_when_disk_is_full(folder):
         if overwrite:
-            _remove(folder, tokenizer_path(tokenizer))
+            remove_corpus(folder, tokenizer_path(tokenizer))
         if (folder / FILE_NAME).is_file():
             _refuse_other_settings(folder, settings)
             shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # killed between its last two steps
         else:
             _Preparation(folder, settings, processes, report, save_every).run()
     return open_corpus(folder)
-
-
-def _remove(folder: Path, kept: Path | None) -> None:
-    """Remove what `prepare` writes to a folder; the manifest first, so that no part of the rest looks whole."""
-    (folder / FILE_NAME).unlink(missing_ok=True)
-    for path in _files_of_corpus(folder, kept):
-        path.unlink()
-    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
 
 
 class _Preparation:
@@ -161,11 +153,11 @@ class _Preparation:
                     self.folder.rmdir()
                 raise
         else:
-            _refuse_differences(self.folder, "a preparation is under way in", journal.settings, self.settings.as_json())
-            tokenizer = self._tokenizer(None, None)
+            refuse_differences(self.folder, "a preparation is under way in", journal.settings, self.settings.as_json())
+            tokenizer = self._tokenizer(None)
             source = None if journal.is_read else self._open_source(tokenizer, journal.found["source"])
             if source is not None:
-                _refuse_differences(self.folder, "the source changed since", journal.found["source"], source.found())
+                refuse_differences(self.folder, "the source changed since", journal.found["source"], source.found())
         with ExitStack() as stack:
             itemsize = np.dtype(tokenizer.dtype).itemsize
             writers = {}
@@ -181,7 +173,7 @@ class _Preparation:
 
     def _clear(self) -> None:
         """An empty `unfinished`, in a folder where nothing of others would be overwritten."""
-        there = [path.name for path in _files_of_corpus(self.folder, tokenizer_path(self.settings.tokenizer))]
+        there = [path.name for path in files_of_corpus(self.folder, tokenizer_path(self.settings.tokenizer))]
         if there:
             raise ValueError(
                 f"{self.folder} has {', '.join(there[:3])} already, and no {FILE_NAME} that says what it is; give an "
@@ -192,20 +184,17 @@ class _Preparation:
 
     def _begin(self) -> tuple[Journal, Tokenizer, Source]:
         settings = self.settings
-        if settings.tokenizer.startswith("bpe:"):
-            # Not known before it is trained, for which the source must be open; a source of tokens has its own.
-            if has_tokens(settings.source):
+        if has_tokens(settings.source):
+            if settings.tokenizer.startswith("bpe:"):
                 raise ValueError(
                     f"source {settings.source!r} has tokens already; name their tokenizer with --tokenizer"
                 )
-            source = self._open_source(None, None)
-            fractions = self._fractions(source)
-            self.report(Progress("training the tokenizer", None))
-            tokenizer = self._tokenizer(source, fractions)
-        else:
-            tokenizer = self._tokenizer(None, None)
+            tokenizer = self._tokenizer(None)
             source = self._open_source(tokenizer, None)
-            fractions = self._fractions(source)
+        else:  # what is wrong with the source is said before a tokenizer is downloaded or trained
+            source = self._open_source(None, None)
+            tokenizer = self._tokenizer(source)
+        fractions = self._fractions(source)
         found = {"source": source.found(), "val": fractions.val, "test": fractions.test}
         if (self.unfinished / TOKENIZER_FILE).is_file():
             found["tokenizer_sha256"] = file_hash(self.unfinished / TOKENIZER_FILE)
@@ -224,17 +213,21 @@ class _Preparation:
         val, test, default = self.settings.val, self.settings.test, source.default_fraction()
         return Fractions(default if val is None else val, default if test is None else test, self.settings.seed)
 
-    def _tokenizer(self, source: Source | None, fractions: Fractions | None) -> Tokenizer:
-        """The tokenizer that is asked for; if it is a file, a copy of it in `unfinished`."""
+    def _tokenizer(self, source: Source | None) -> Tokenizer:
+        """The tokenizer that is asked for; if it is a file, a copy of it in `unfinished`.
+
+        Args:
+            source: to train a tokenizer on; None where none is to be trained, or that was done before.
+        """
         asked, separator = self.settings.tokenizer, self.settings.separator
         copy = self.unfinished / TOKENIZER_FILE
         if copy.is_file():
             return json_tokenizer(copy, separator)
         if asked.startswith("bpe:"):
             assert source is not None
-            assert fractions is not None
+            self.report(Progress("training the tokenizer", None))
             with replacing(copy) as temporary:
-                train_bpe(self._training_texts(source, fractions), bpe_size(asked), temporary)
+                train_bpe(self._training_texts(source), bpe_size(asked), temporary)
             return json_tokenizer(copy, separator)
         path = tokenizer_path(asked)
         if path is not None:
@@ -246,9 +239,9 @@ class _Preparation:
             return Tokenizer("tiktoken", asked, GPT2, GPT2 - 1)
         return tiktoken_tokenizer(asked, separator)
 
-    def _training_texts(self, source: Source, fractions: Fractions) -> Iterator[str]:
+    def _training_texts(self, source: Source) -> Iterator[str]:
         characters = 0
-        for block in read_blocks(source, fractions):
+        for block in read_blocks(source, self._fractions(source)):
             for split, text, _ in block.pieces:
                 if split == "train":
                     characters += len(text)
@@ -359,7 +352,7 @@ class _Preparation:
             if writers[name].tokens == 0:
                 for writer in writers.values():
                     writer.close()
-                _remove(self.folder, tokenizer_path(self.settings.tokenizer))  # nothing to go on with
+                remove_corpus(self.folder, tokenizer_path(self.settings.tokenizer))  # nothing to go on with
                 raise ValueError(
                     f"source {self.settings.source!r}: none of its {documents} documents fell into the split {name!r}; "
                     "give more documents (in a .txt file a line <|endoftext|> separates them), another --seed, or "
@@ -367,27 +360,10 @@ class _Preparation:
                 )
 
 
-def tokenizer_path(spec: str) -> Path | None:
-    """The tokenizer.json that a name means, a file or a folder that has one; None for names of tiktoken."""
-    path = Path(spec).expanduser()
-    if path.is_dir() and (path / TOKENIZER_FILE).is_file():
-        return path / TOKENIZER_FILE
-    if path.suffix == ".json" and not path.is_file():
-        raise ValueError(f"tokenizer: there is no file {spec}; expected a tokenizer.json, bpe:N or a tiktoken name")
-    return path if path.is_file() else None
-
-
-def _files_of_corpus(folder: Path, kept: Path | None) -> list[Path]:
-    """Files with the names of a corpus, but for the tokenizer that the user gave if it lies there."""
-    shards = [path for name in SPLITS for path in folder.glob(f"{name}-{5 * '[0-9]'}.bin")]
-    files = [path for path in (folder / UNIGRAM_FILE, folder / TOKENIZER_FILE) if path.is_file()]
-    return [path for path in [*sorted(shards), *files] if kept is None or not path.samefile(kept)]
-
-
 def _refuse_other_settings(folder: Path, settings: Settings) -> None:
     """Refuse if a complete folder was made from something else than what is asked for now."""
     manifest = read_manifest(folder / FILE_NAME)
-    _refuse_differences(folder, "there is another corpus in", manifest.settings, settings.as_json())
+    refuse_differences(folder, "there is another corpus in", manifest.settings, settings.as_json())
     found = (manifest.model_extra or {}).get("found", {})
     if is_hub_dataset(settings.source) or "source" not in found:
         return
@@ -397,44 +373,4 @@ def _refuse_other_settings(folder: Path, settings: Settings) -> None:
         )
     except ValueError:  # its files are gone, which does no harm to their tokens
         return
-    _refuse_differences(folder, "the source changed since", found["source"], source.found())
-
-
-def _refuse_differences(folder: Path, what: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    changed = differences(before, now)
-    if changed:
-        raise ValueError(
-            f"{what} {folder}: {'; '.join(changed)}. Give another folder with --out, or replace it with --overwrite"
-        )
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder; the system takes it back from a process that is killed."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is preparing {folder}; wait for it, or stop it") from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _says_when_disk_is_full(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise OSError(
-            f"{folder}: no space is left on the disk ({error.strerror}); what is done is kept: make room and run the "
-            "same command again, and it goes on"
-        ) from error
+    refuse_differences(folder, "the source changed since", found["source"], source.found())

@@ -37,6 +37,16 @@ class Tokenizer:
         return "uint16" if self.vocabulary_size <= 2**16 else "uint32"
 
 
+def tokenizer_path(spec: str) -> Path | None:
+    """The tokenizer.json that a name means, a file or a folder that has one; None for names of tiktoken."""
+    path = Path(spec).expanduser()
+    if path.is_dir() and (path / "tokenizer.json").is_file():
+        return path / "tokenizer.json"
+    if path.suffix == ".json" and not path.is_file():
+        raise ValueError(f"tokenizer: there is no file {spec}; expected a tokenizer.json, bpe:N or a tiktoken name")
+    return path if path.is_file() else None
+
+
 def tiktoken_tokenizer(name: str, separator: str | None) -> Tokenizer:
     """An encoding of tiktoken; downloaded once, unless TIKTOKEN_CACHE_DIR names a folder that has it."""
     from coupled_adam.embeddings.single_tokens import open_tiktoken

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from coupled_adam.evaluation.hugging_face import hugging_face_config, hugging_face_name, hugging_face_weights
 from coupled_adam.evaluation.model_card import Training, model_card
-from coupled_adam.evaluation.tokenizer_files import Tokenizer, write_json, write_tokenizer
+from coupled_adam.evaluation.tokenizer_files import TokenizerFile, write_json, write_tokenizer
 from coupled_adam.evaluation.whole_folder import replacing_folder, require_free
 from coupled_adam.models.config import ModelConfig, build_model
 
@@ -31,7 +31,7 @@ WEIGHTS = "model.safetensors"
 def export_model(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
-    tokenizer: Tokenizer | None,
+    tokenizer: TokenizerFile | None,
     folder: Path,
     *,
     end_of_text: int | None = None,

@@ -85,13 +85,15 @@ def model_card(config: ModelConfig, training: Training | None, tokens: int | Non
 
 def _training_facts(run: "Config", step: int) -> list[str]:
     optimizer = run.optimizer
-    # The name of a folder tells enough; the rest of its path is nobody's business.
-    source = run.data.source or Path(run.data.folder).name
+    # The end of a path tells enough; the rest of it is nobody's business.
+    source = Path(run.data.source or run.data.folder).name
+    which = "both tables" if optimizer.couple == "all" else f"{optimizer.couple} table"
     return [
         f"data: {code(source)}",
         f"{step * run.tokens_per_step:,} tokens: {step:,} of {run.total_steps:,} steps of "
         f"{run.training.batch_size:,} x {run.model.context:,}",
         f"embeddings: {EMBEDDINGS[optimizer.embeddings]}"
+        + ("" if run.model.tied or optimizer.embeddings == "adamw" else f", {which}")
         + (f" (scale exponent {optimizer.scale_exponent:g})" if optimizer.scale_exponent else "")
         + ("; centred after each step" if optimizer.centre else ""),
         f"other weights: AdamW, betas {optimizer.beta1:g} and {optimizer.beta2:g}, weight decay "

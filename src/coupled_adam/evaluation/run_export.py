@@ -8,7 +8,7 @@ from pathlib import Path
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.evaluation.export import export_model
 from coupled_adam.evaluation.model_card import Training
-from coupled_adam.evaluation.tokenizer_files import Tokenizer, corpus_tokenizer, open_for_export
+from coupled_adam.evaluation.tokenizer_files import TokenizerFile, corpus_tokenizer, open_for_export
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, run_config, run_corpus
 from coupled_adam.evaluation.whole_folder import require_free
 from coupled_adam.models.config import ModelConfig
@@ -57,7 +57,7 @@ def export_run(
     record = read_record(path)
     corpus, missing = _corpus(config, record)
     end_of_text = None if corpus is None else corpus.manifest.separator
-    opened: Tokenizer | None = None
+    opened: TokenizerFile | None = None
     if tokenizer is not None:
         opened, missing = open_for_export(tokenizer, end_of_text), None
     elif corpus is not None:
@@ -85,7 +85,7 @@ def _corpus(config: Config, checkpoint: Record) -> tuple[Corpus | None, str | No
     return corpus, None if corpus else f"the corpus of the run, {config.data.folder}, is not here"
 
 
-def _tokenizer_of(corpus: Corpus) -> tuple[Tokenizer | None, str | None]:
+def _tokenizer_of(corpus: Corpus) -> tuple[TokenizerFile | None, str | None]:
     """The tokenizer of a corpus, or why there is none."""
     try:
         return corpus_tokenizer(corpus), None

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from coupled_adam.data.corpus import Corpus
+from coupled_adam.data.tokenizing import SEPARATORS
 from coupled_adam.embeddings.optional import require
 from coupled_adam.embeddings.single_tokens import byte_letters, open_tiktoken
 
-END_OF_TEXT = "<|endoftext|>"
 # Their pattern for splitting a text into words is the one that `ByteLevel` of the `tokenizers` library has built in.
 GPT2_ENCODINGS = ("gpt2", "r50k_base")
 
 
 @dataclass(frozen=True)
-class Tokenizer:
+class TokenizerFile:
     """A tokenizer.json and the token that stands between documents."""
 
     content: bytes
@@ -37,7 +37,7 @@ class Tokenizer:
     """The token for what has no token; byte-level tokenizers need none and name the one between documents."""
 
 
-def corpus_tokenizer(corpus: Corpus) -> Tokenizer:
+def corpus_tokenizer(corpus: Corpus) -> TokenizerFile:
     """The tokenizer that made the tokens of a corpus.
 
     Raises:
@@ -48,12 +48,12 @@ def corpus_tokenizer(corpus: Corpus) -> Tokenizer:
     return open_for_export(corpus.tokenizer_file() or corpus.tokenizer, corpus.manifest.separator)
 
 
-def open_for_export(spec: str | Path, separator: int | None = None) -> Tokenizer:
+def open_for_export(spec: str | Path, separator: int | None = None) -> TokenizerFile:
     """The tokenizer.json of a tokenizer.
 
     Args:
         spec: "gpt2", or the path of a tokenizer.json.
-        separator: number of the token between documents; None: that of "<|endoftext|>", if it is there.
+        separator: number of the token between documents; None: one with a usual name, if there is any.
     """
     if str(spec) in GPT2_ENCODINGS:
         return parse_tokenizer(gpt2_tokenizer_json(str(spec)), str(spec), separator)
@@ -62,7 +62,7 @@ def open_for_export(spec: str | Path, separator: int | None = None) -> Tokenizer
     return parse_tokenizer(Path(spec).read_bytes(), str(spec), separator)
 
 
-def parse_tokenizer(content: bytes, origin: str, separator: int | None) -> Tokenizer:
+def parse_tokenizer(content: bytes, origin: str, separator: int | None) -> TokenizerFile:
     """Look up in a tokenizer.json what the other files say about it."""
     try:
         parsed = json.loads(content)
@@ -77,15 +77,15 @@ def parse_tokenizer(content: bytes, origin: str, separator: int | None) -> Token
     if not numbers:
         raise ValueError(f"tokenizer: {origin} has no tokens")
     if separator is None:
-        separator = 0
+        separator = next((tokens[name] for name in SEPARATORS if name in tokens), None)
     elif separator not in numbers:
         raise ValueError(f"tokenizer: {origin} has no token {separator}, which separates the documents of the corpus")
     between = None if separator is None else numbers[separator]
     unknown = parsed["model"].get("unk_token") or numbers.get(parsed["model"].get("unk_id"))
-    return Tokenizer(content, max(numbers) + 1, separator, between, unknown if unknown in tokens else between)
+    return TokenizerFile(content, max(numbers) + 1, separator, between, unknown if unknown in tokens else between)
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int) -> None:
+def write_tokenizer(folder: Path, tokenizer: TokenizerFile, context: int) -> None:
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
     Args:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coupled_adam.models.activations import gelu
 from coupled_adam.models.config import ModelConfig
+from coupled_adam.models.fused import add_norm, gelu
 from coupled_adam.models.language_model import LanguageModel
 
 NORM_EPS = 1e-5
@@ -47,7 +47,11 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each added to the residual stream."""
+    """Attention and MLP, each added to the residual stream.
+
+    The MLP's share is handed on beside the stream instead: the next block adds it while it normalises the sum, which
+    saves a pass over memory.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -56,9 +60,10 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.width, eps=NORM_EPS, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, T, H) -> (B, T, H)
-        x = x + self.attn(self.ln_1(x))
-        return cast(Tensor, x + self.mlp(self.ln_2(x)))
+    def forward(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:  # all (B, T, H)
+        x, y = add_norm(x, branch, self.ln_1)
+        x, y = add_norm(x, self.attn(y), self.ln_2)
+        return x, self.mlp(y)
 
 
 class GPT2(LanguageModel):
@@ -80,6 +85,7 @@ class GPT2(LanguageModel):
 
     def hidden_states(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, H)
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        branch = None
         for block in self.blocks:
-            x = block(x)
-        return cast(Tensor, self.ln_f(x))
+            x, branch = block(x, branch)
+        return cast(Tensor, self.ln_f(x + branch))

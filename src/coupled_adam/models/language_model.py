@@ -16,7 +16,7 @@ class LanguageModel(nn.Module):
     """
 
     blocks: nn.ModuleList
-    """The layers, each a module (B, T, H) -> (B, T, H): what is sharded and compiled one by one."""
+    """The layers: what is sharded and compiled one by one."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coupled_adam.models.config import ModelConfig
+from coupled_adam.models.fused import add_norm
 from coupled_adam.models.language_model import LanguageModel
 
 NORM_EPS = 1e-5
@@ -69,7 +70,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each added to the residual stream."""
+    """Attention and MLP, each added to the residual stream; the MLP's share by the next block, as in `gpt2`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -78,9 +79,10 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.LayerNorm(config.width, eps=NORM_EPS, bias=False)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, T, H) -> (B, T, H)
-        x = x + self.self_attn(self.input_layernorm(x))
-        return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
+    def forward(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:  # all (B, T, H)
+        x, y = add_norm(x, branch, self.input_layernorm)
+        x, y = add_norm(x, self.self_attn(y), self.post_attention_layernorm)
+        return x, self.mlp(y)
 
 
 class Llama(LanguageModel):
@@ -101,6 +103,7 @@ class Llama(LanguageModel):
 
     def hidden_states(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, H)
         x = self.embed_tokens(tokens)
+        branch = None
         for block in self.blocks:
-            x = block(x)
-        return cast(Tensor, self.norm(x))
+            x, branch = block(x, branch)
+        return cast(Tensor, self.norm(x + branch))

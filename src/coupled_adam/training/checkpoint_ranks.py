@@ -46,7 +46,7 @@ class Agreement:
         if self.rank == 0:
             try:
                 action()
-            except (OSError, ValueError) as error:
+            except Exception as error:
                 failure = error
         failure = self.first_not_none(failure)
         if failure is not None:

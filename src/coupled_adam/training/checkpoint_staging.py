@@ -86,15 +86,14 @@ def _written_by(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> Iterato
 
 
 def _writes_its_part(tensor: Tensor) -> bool:
-    """Whether this rank writes its part of a DTensor: not when it is empty, or written by another that has it too."""
+    """Whether this rank writes its part of a DTensor: not when another that has the same part writes it."""
     coordinate = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]
     if coordinate is None:  # not in the mesh of this tensor
         return False
     placements = tensor.placements  # type: ignore[attr-defined]
     if any(placement.is_partial() for placement in placements):
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is still a partial sum ({placements}); reduce it")
-    is_first_copy = all(c == 0 for c, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
-    return is_first_copy and (local_part(tensor).numel() > 0 or tensor.numel() == 0)
+    return all(c == 0 for c, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
 
 
 def _fits(buffers: dict[str, Tensor], parts: dict[str, Tensor]) -> bool:

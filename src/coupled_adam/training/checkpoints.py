@@ -52,7 +52,8 @@ class Tables:
 class CheckpointWriter:
     """Writes the checkpoints of one run; all ranks make it together, and save together.
 
-    Making it deletes what a killed run left half-written in the folder.
+    Making it deletes what a killed run left half-written in the folder; make it before `newest_good` is asked. Call
+    :meth:`wait` before the process group is destroyed.
 
     Args:
         folder: where the checkpoints lie; made if it is missing.
@@ -160,7 +161,7 @@ class CheckpointWriter:
         message = (
             f"the checkpoint of step {step} could not be written to {self.folder}: {in_words(cause)}; {kept}{remedy}"
         )
-        if isinstance(cause, OSError):
+        if isinstance(cause, OSError) and cause.errno is not None:
             return OSError(cause.errno, message)
         return RuntimeError(message)
 

@@ -193,6 +193,7 @@ MATTERS_FOR_RESUME = frozenset(
     if key != "name"
     and not key.startswith(("checkpoints.", "log."))
     and key not in {f"training.{name}" for name in _FREE_ON_RESUME}
+    and key not in {"data.folder", "data.source"}  # the same tokens may lie elsewhere; checkpoints know them
 )
 
 

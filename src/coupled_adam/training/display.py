@@ -142,7 +142,7 @@ class TrainingDisplay:
         self._live = Live(self._line, console=console, auto_refresh=False) if is_live else None
         self._started = clock()
         self._last_shown: float | None = None  # when the line was drawn or printed last
-        self._is_up_to_date = True  # nothing has happened since
+        self._step_shown = start_step
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -151,8 +151,9 @@ class TrainingDisplay:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
+            self._shown = True  # also where it has fallen silent, standard output must be given back
             self._guarded(self._live.stop)
-        elif not self._is_up_to_date:
+        elif self._line.values and self._line.step != self._step_shown:
             self._guarded(self._show)
 
     def update(self, step: int, values: Mapping[str, float | int | str | None] | None = None) -> None:
@@ -169,7 +170,6 @@ class TrainingDisplay:
             self._line.values |= {key: value for key, value in known.items() if isinstance(value, (int, float))}
         if values is None and self._live is None:
             return
-        self._is_up_to_date = False
         if self._last_shown is None or self._clock() - self._last_shown >= self._seconds_between():
             self._guarded(self._show)
 
@@ -185,7 +185,7 @@ class TrainingDisplay:
 
     def _show(self) -> None:
         self._last_shown = self._clock()
-        self._is_up_to_date = True
+        self._step_shown = self._line.step
         if self._live is not None:
             self._live.refresh()
             return

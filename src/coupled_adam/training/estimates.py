@@ -49,6 +49,19 @@ def cpu(cores: int) -> Machine:
     return Machine(f"{cores} CPU core{'s' if cores > 1 else ''}", 30e9 * cores)
 
 
+def this_machine() -> Machine | None:
+    """The device at hand: a GPU whose peak is known, or the processor; None for any other GPU. Loads torch."""
+    import torch
+
+    from coupled_adam.training.devices import device_name, peak_flops, pick_device
+
+    device = pick_device("auto")
+    if device.type == "cpu":
+        return cpu(torch.get_num_threads())
+    peak = peak_flops(device)
+    return None if peak is None else gpu(device_name(device), peak)
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes on one device, when everything is on that one."""

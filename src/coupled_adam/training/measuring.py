@@ -47,7 +47,8 @@ class Measures:
 
     def light(self) -> dict[str, float | None]:
         """Length of the mean embedding and its ratio to the mean length, of each table."""
-        return {name: value.item() for name, value in light_measures(self.tables, self.vocabulary_size).items()}
+        values = light_measures(self.tables, self.vocabulary_size)
+        return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
     def full(self) -> dict[str, float | None]:
         """All measures of each table; empty on ranks other than the first."""

@@ -7,7 +7,8 @@ The loop never waits for the device, except where it logs, saves or validates.
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.training import checkpoints, devices
+from coupled_adam.training.checkpoint_record import checkpoints_in
 from coupled_adam.training.config import Config
 from coupled_adam.training.display import TrainingDisplay
 from coupled_adam.training.feed import Feed
@@ -129,16 +131,25 @@ class Trainer:
             self._log()
         elif len(self._unread) >= MOST_UNREAD_STEPS:
             self._read_losses()
-        with self.throughput.paused():
-            if is_due(log.measure_every):
+        if is_due(log.measure_every):
+            with self._beside_training():
                 self._write("embeddings", self.measures.full())
-            elif is_due(log.monitor_every):
+        elif is_due(log.monitor_every):
+            with self._beside_training():
                 self._write("embeddings", self.measures.light())
-            if self.measures.can_validate and is_due(log.val_every):
+        if self.measures.can_validate and is_due(log.val_every):
+            with self._beside_training():
                 self._write("val", {"loss": self.measures.validation_loss()})
-            every = self.config.checkpoints.every
-            if self.step in self._milestones or (every is not None and self.step % every == 0):
-                self._save()
+        every = self.config.checkpoints.every
+        if self.step in self._milestones or (every is not None and self.step % every == 0):
+            self._save()
+
+    @contextmanager
+    def _beside_training(self) -> Iterator[None]:
+        """Around what takes time and is not training. The steps still under way are awaited, and good, before it."""
+        self._read_losses()
+        with self.throughput.paused():
+            yield
 
     def _log(self) -> None:
         last = self._unread[-1]
@@ -153,18 +164,14 @@ class Trainer:
             "mfu": self.throughput.mfu,
             "memory_bytes": devices.peak_memory(self.ranks.device),
         }
-        self._write("train", values)
-        self.display.update(self.step, {"seconds_left": self.throughput.seconds_left(self.config.total_steps)})
+        self.logbook.write("train", self.step, values)
+        self.latest |= values
+        self.display.update(self.step, values | {"seconds_left": self.throughput.seconds_left(self.config.total_steps)})
 
     def _write(self, kind: str, values: Mapping[str, float | None]) -> None:
         self.logbook.write(kind, self.step, values)
-        if kind == "train":
-            self.latest |= values
-            self.display.update(self.step, values)
-        else:
-            self.latest |= {f"{kind}_{name}": value for name, value in values.items()}
-        if kind == "embeddings":
-            ratio = values.get("output_mu_norm_ratio", values.get("input_mu_norm_ratio"))
+        self.latest |= {f"{kind}_{name}": value for name, value in values.items()}
+        if ratio := values.get("output_mu_norm_ratio"):
             self.display.update(self.step, {"mu_norm_ratio": ratio})
 
     def _read_losses(self) -> tuple[float, float]:
@@ -181,8 +188,10 @@ class Trainer:
 
     def _why_not_finite(self, step: int, loss: float, grad_norm: float) -> str:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {grad_norm}"
-        saved = self._saved_step
-        last_good = "no checkpoint was saved" if saved is None else f"the last good checkpoint is that of step {saved}"
+        with suppress(OSError, RuntimeError):  # a save that failed is not on the disk, which is what counts here
+            self.saving.writer.wait()
+        on_disk = checkpoints_in(self.saving.writer.folder)
+        last_good = f"the last good checkpoint is {on_disk[-1]}" if on_disk else "no checkpoint was saved"
         return (
             f"step {step}: {what}, so the run stopped; {last_good}. Lower optimizer.lr, lengthen schedule.warmup or "
             "lower optimizer.max_grad_norm in a new run; with bf16, training.precision=float32 tells whether it is "
@@ -193,7 +202,10 @@ class Trainer:
         """Save this step, once; a disk that cannot take it does not end the run before its end."""
         if self._saved_step == self.step:
             return
-        self._read_losses()  # what is saved must be good
+        with self._beside_training():
+            self._save_this_step()
+
+    def _save_this_step(self) -> None:
         self.logbook.sync()
         saving = self.saving
         tensors = checkpoints.training_tensors(saving.model, saving.optimizers.optimizers)

@@ -1,0 +1,68 @@
+"""What protects a folder: one preparation at a time, no mixing of settings, no file of others overwritten."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from coupled_adam.data.corpus import UNFINISHED
+from coupled_adam.data.manifest import FILE_NAME, SPLITS, TOKENIZER_FILE, UNIGRAM_FILE
+from coupled_adam.data.settings import differences
+
+
+def remove_corpus(folder: Path, kept: Path | None) -> None:
+    """Remove what `prepare` writes to a folder; the manifest first, so that no part of the rest looks whole."""
+    (folder / FILE_NAME).unlink(missing_ok=True)
+    for path in files_of_corpus(folder, kept):
+        path.unlink()
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+
+
+def files_of_corpus(folder: Path, kept: Path | None) -> list[Path]:
+    """Files with the names of a corpus, but for the tokenizer that the user gave if it lies there."""
+    shards = [path for name in SPLITS for path in folder.glob(f"{name}-{5 * '[0-9]'}.bin")]
+    files = [path for path in (folder / UNIGRAM_FILE, folder / TOKENIZER_FILE) if path.is_file()]
+    return [path for path in [*sorted(shards), *files] if kept is None or not path.samefile(kept)]
+
+
+def refuse_differences(folder: Path, what: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    changed = differences(before, now)
+    if changed:
+        raise ValueError(
+            f"{what} {folder}: {'; '.join(changed)}. Give another folder with --out, or replace it with --overwrite"
+        )
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Hold a lock on the folder; the system takes it back from a process that is killed."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is preparing {folder}; wait for it, or stop it") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def saying_when_disk_is_full(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            f"{folder}: no space is left on the disk ({error.strerror}); what is done is kept: make room and run the "
+            "same command again, and it goes on"
+        ) from error

@@ -1,0 +1,205 @@
+"""Triton kernels of `fused`: GELU, and a residual sum with the LayerNorm behind it, forward and backward.
+
+With Q(x) = Phi(-|x|), the upper tail of the normal distribution:
+    gelu(x) = max(x, 0) - |x| * Q(x)
+    gelu'(x) = Phi(x) + x * phi(x)
+Q is exp(-x^2/2) times a polynomial in 1 / (1 + p |x|): Abramowitz and Stegun, formula 7.1.26, right to 8e-8. erf itself
+takes so many instructions that they, and not the memory, would set the pace.
+
+LayerNorm of s = x + branch, with s^ = (s - mean) * rstd:
+    y = weight * s^
+    d s = d_s + rstd * (w - mean(w) - s^ * mean(w * s^)),  w = weight * d_y
+
+Letters: N rows (tokens), H width. Everything is computed in float32.
+"""
+
+# The arguments of a Triton kernel are Triton's own values inside it; there is no type to write down.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Found on an H200.
+GELU_BLOCK, GELU_WARPS = 4096, 8
+NORM_ROWS, NORM_WARPS = 2, 4
+NORM_BACKWARD_ROWS, NORM_BACKWARD_WARPS, NORM_BACKWARD_PROGRAMS = 2, 4, 1056
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+INVERSE_ROOT_2_PI = tl.constexpr(1 / math.sqrt(2 * math.pi))
+P = tl.constexpr(0.3275911 / math.sqrt(2))
+
+
+@triton.jit
+def _upper_tail(x):
+    """Phi(-|x|) and exp(-x^2/2)."""
+    t = 1.0 / (1.0 + P * tl.abs(x))
+    exponential = tl.exp2(x * x * (-0.5 * LOG2_E))
+    polynomial = 0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
+    return 0.5 * t * polynomial * exponential, exponential
+
+
+@triton.jit
+def _gelu_kernel(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
+    positions = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = positions < size
+    x = tl.load(x_ptr + positions, mask=mask, other=0.0).to(tl.float32)
+    tail, _ = _upper_tail(x)
+    y = tl.maximum(x, 0.0) - tl.abs(x) * tail
+    tl.store(y_ptr + positions, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _gelu_backward_kernel(x_ptr, grad_y_ptr, grad_x_ptr, size, BLOCK: tl.constexpr):
+    positions = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = positions < size
+    x = tl.load(x_ptr + positions, mask=mask, other=0.0).to(tl.float32)
+    grad_y = tl.load(grad_y_ptr + positions, mask=mask, other=0.0).to(tl.float32)
+    tail, exponential = _upper_tail(x)
+    slope = tl.where(x > 0.0, 1.0 - tail, tail) + x * (exponential * INVERSE_ROOT_2_PI)
+    tl.store(grad_x_ptr + positions, (grad_y * slope).to(grad_x_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _add_norm_kernel(
+    x_ptr,
+    branch_ptr,
+    weight_ptr,
+    total_ptr,
+    y_ptr,
+    mean_ptr,
+    rstd_ptr,
+    N,
+    H,
+    eps,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, BLOCK_H)
+    mask = (rows < N)[:, None] & (columns < H)[None, :]
+    offsets = rows.to(tl.int64)[:, None] * H + columns[None, :]
+    weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0)[None, :]
+    total = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    total += tl.load(branch_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(total_ptr + offsets, total, mask=mask)
+    mean = tl.sum(total, axis=1) / H
+    centred = tl.where(mask, total - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, axis=1) / H + eps)
+    y = centred * rstd[:, None] * weight
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(mean_ptr + rows, mean, mask=rows < N)
+    tl.store(rstd_ptr + rows, rstd, mask=rows < N)
+
+
+@triton.jit
+def _add_norm_backward_kernel(
+    grad_total_ptr,
+    grad_y_ptr,
+    total_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    grad_x_ptr,
+    grad_branch_ptr,
+    partial_ptr,
+    N,
+    H,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Program i takes every P-th block of rows, and adds up their share of the gradient of the weight."""
+    columns = tl.arange(0, BLOCK_H)
+    weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0)[None, :]
+    grad_weight = tl.zeros((BLOCK_N, BLOCK_H), dtype=tl.float32)
+    for first in range(tl.program_id(0) * BLOCK_N, N, tl.num_programs(0) * BLOCK_N):
+        rows = first + tl.arange(0, BLOCK_N)
+        mask = (rows < N)[:, None] & (columns < H)[None, :]
+        offsets = rows.to(tl.int64)[:, None] * H + columns[None, :]
+        mean = tl.load(mean_ptr + rows, mask=rows < N, other=0.0)[:, None]
+        rstd = tl.load(rstd_ptr + rows, mask=rows < N, other=0.0)[:, None]
+        total = tl.load(total_ptr + offsets, mask=mask, other=0.0)
+        grad_y = tl.load(grad_y_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        grad_total = tl.load(grad_total_ptr + offsets, mask=mask, other=0.0)
+        normal = tl.where(mask, (total - mean) * rstd, 0.0)
+        weighted = weight * grad_y
+        mean_weighted = (tl.sum(weighted, axis=1) / H)[:, None]
+        mean_product = (tl.sum(weighted * normal, axis=1) / H)[:, None]
+        gradient = grad_total + rstd * (weighted - mean_weighted - normal * mean_product)
+        tl.store(grad_x_ptr + offsets, gradient, mask=mask)
+        tl.store(grad_branch_ptr + offsets, gradient.to(grad_branch_ptr.dtype.element_ty), mask=mask)
+        grad_weight += grad_y * normal
+    tl.store(partial_ptr + tl.program_id(0) * H + columns, tl.sum(grad_weight, axis=0), mask=columns < H)
+
+
+def gelu(x: Tensor, y: Tensor) -> None:
+    """Write gelu(x) into y; both contiguous."""
+    with torch.cuda.device_of(x):
+        _gelu_kernel[(triton.cdiv(x.numel(), GELU_BLOCK),)](x, y, x.numel(), BLOCK=GELU_BLOCK, num_warps=GELU_WARPS)
+
+
+def gelu_backward(x: Tensor, grad_y: Tensor, grad_x: Tensor) -> None:
+    """Write grad_y * gelu'(x) into grad_x; all contiguous."""
+    grid = (triton.cdiv(x.numel(), GELU_BLOCK),)
+    with torch.cuda.device_of(x):
+        _gelu_backward_kernel[grid](x, grad_y, grad_x, x.numel(), BLOCK=GELU_BLOCK, num_warps=GELU_WARPS)
+
+
+def add_norm(
+    x: Tensor, branch: Tensor, weight: Tensor, eps: float, total: Tensor, y: Tensor, mean: Tensor, rstd: Tensor
+) -> None:
+    """Write x + branch into `total` (N, H), its LayerNorm into `y`, and what backward needs into `mean`, `rstd` (N,)."""
+    N, H = mean.numel(), weight.numel()
+    with torch.cuda.device_of(x):
+        _add_norm_kernel[(triton.cdiv(N, NORM_ROWS),)](
+            x,
+            branch,
+            weight,
+            total,
+            y,
+            mean,
+            rstd,
+            N,
+            H,
+            eps,
+            BLOCK_N=NORM_ROWS,
+            BLOCK_H=triton.next_power_of_2(H),
+            num_warps=NORM_WARPS,
+        )
+
+
+def add_norm_backward(
+    grad_total: Tensor,
+    grad_y: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    grad_x: Tensor,
+    grad_branch: Tensor,
+) -> Tensor:
+    """Write the gradient of both summands, in the dtype of each; returns that of the weight as partial sums (P, H)."""
+    N, H = mean.numel(), weight.numel()
+    programs = max(1, min(triton.cdiv(N, NORM_BACKWARD_ROWS), NORM_BACKWARD_PROGRAMS))
+    partial = torch.empty(programs, H, dtype=torch.float32, device=total.device)
+    with torch.cuda.device_of(total):
+        _add_norm_backward_kernel[(programs,)](
+            grad_total,
+            grad_y,
+            total,
+            weight,
+            mean,
+            rstd,
+            grad_x,
+            grad_branch,
+            partial,
+            N,
+            H,
+            BLOCK_N=NORM_BACKWARD_ROWS,
+            BLOCK_H=triton.next_power_of_2(H),
+            num_warps=NORM_BACKWARD_WARPS,
+        )
+    return partial

@@ -1,0 +1,238 @@
+"""`coupled-adam data prepare`, `data info` and `data count`, as a user runs them."""
+
+import json
+import lzma
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_corpora import documents, write_corpus, write_tokenizer
+from typer.testing import CliRunner
+
+from coupled_adam.commands.data import app
+from coupled_adam.data.corpus import open_corpus
+
+runner = CliRunner(env={"COLUMNS": "150", "TERMINAL_WIDTH": "150"})
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with some books and a tokenizer."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    for number in range(3):
+        text = "\n<|endoftext|>\n".join(documents(40, seed=number))
+        (tmp_path / "books" / f"{number}.txt").write_text(text, encoding="utf-8")
+    write_tokenizer(tmp_path / "tokenizer.json")
+    return tmp_path
+
+
+def prepare(*arguments: str) -> list[str]:
+    return ["prepare", "text:books/*.txt", "--tokenizer", "tokenizer.json", "--processes", "1", *arguments]
+
+
+def test_prepare_says_what_it_made_and_then_that_there_is_nothing_to_do(here: Path) -> None:
+    result = runner.invoke(app, prepare("--val", "0.1", "--test", "0.1", "--shard-tokens", "1k"))
+    assert result.exit_code == 0, result.output
+    corpus = open_corpus("data/books-txt-tokenizerjson")
+    counts = {split: len(corpus.tokens(split)) for split in corpus.splits}
+    assert result.stdout == (
+        f"Tokens: train {counts['train']:,}, val {counts['val']:,}, test {counts['test']:,}. Vocabulary: 300. "
+        "Folder: data/books-txt-tokenizerjson\n"
+    )
+    assert len(corpus.manifest.splits["train"].shards) == -(-counts["train"] // 1000)
+    result = runner.invoke(app, prepare("--val", "0.1", "--test", "0.1", "--shard-tokens", "1000"))
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "Nothing to do: data/books-txt-tokenizerjson is complete, and was made with these settings.\n",
+    )
+
+
+def test_prepare_refuses_other_settings_by_name_unless_told_to_replace(here: Path) -> None:
+    assert runner.invoke(app, prepare("--out", "out")).exit_code == 0
+    result = runner.invoke(app, prepare("--out", "out", "--max-tokens", "1k"))
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: there is another corpus in out: max_tokens was None and is 1000. Give another folder with --out, or "
+        "replace it with --overwrite\n"
+    )
+    assert runner.invoke(app, prepare("--out", "out", "--max-tokens", "1k", "--overwrite")).exit_code == 0
+    assert open_corpus("out").manifest.settings["max_tokens"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare", "books"], "Error: source 'books' is unknown; expected one of python-docs"),
+        (["prepare", "text:none"], "Error: none: there is no such file or folder"),
+        (prepare("--max-tokens", "many"), "Error: --max-tokens is 'many', expected a number of tokens such as"),
+        (prepare("--shard-tokens", "0"), "Error: --shard-tokens is '0', expected a number of tokens"),
+        (prepare("--val", "0.9", "--test", "0.9"), "Error: the fractions val 0.9 and test 0.9 leave nothing"),
+        (
+            prepare("--field", "body", "--separator", "<eod>"),
+            "Error: tokenizer tokenizer.json: none of its tokens is <eod>",
+        ),
+        (["info", "books"], "Error: corpus: books has neither manifest.json nor train.bin"),
+        (["info", "no\x1b[2Jwhere"], r"Error: corpus: no\x1b[2Jwhere is not a folder"),
+        (["count", "books"], "Error: token shards: books is not a file, nor a folder with .bin"),
+        (["count", "none.bin"], "Error: token shards: none.bin is not a file"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(here: Path, arguments: list[str], message: str) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
+    assert not (here / "data").exists() or not list((here / "data").iterdir())
+
+
+@pytest.mark.parametrize("arguments", [["--val", "2"], ["--processes", "0"], ["--seed", "-1"], ["--tokeniser", "x"]])
+def test_bad_options_are_refused_by_name(here: Path, arguments: list[str]) -> None:
+    result = runner.invoke(app, prepare(*arguments))
+    assert result.exit_code == 2
+    assert arguments[0] in result.stderr
+
+
+def test_prepare_says_where_it_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from coupled_adam.data import blocks, shards
+
+    monkeypatch.setattr(blocks, "BLOCK_LENGTH", 500)
+    write = shards.write_journal
+    calls = 0
+
+    def interrupted(*arguments: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        write(*arguments)
+
+    monkeypatch.setattr("coupled_adam.data.prepare.write_journal", interrupted)
+    arguments = prepare("--out", "out", "--shard-tokens", "300")
+    assert runner.invoke(app, arguments).exit_code == 130
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0
+    assert re.fullmatch(r"Going on after \d+,?\d+ tokens\.\n", result.stderr)
+
+
+def test_info_shows_what_is_in_the_folder(here: Path) -> None:
+    runner.invoke(app, prepare("--out", "out", "--seed", "3"))
+    corpus = open_corpus("out")
+    result = runner.invoke(app, ["info", "out", "--verify"])
+    assert result.exit_code == 0, result.output
+    for words in (
+        "source       text:books/*.txt",
+        "tokenizer    tokenizer.json",
+        "vocabulary   300 tokens as uint16",
+        "separator    1",
+        corpus.fingerprint,
+        "All shards are as the manifest says.",
+    ):
+        assert words in result.stdout
+    facts = json.loads(runner.invoke(app, ["info", "out", "--json"]).stdout)
+    for split in ("train", "val", "test"):
+        assert facts["splits"][split]["tokens"] == len(corpus.tokens(split))
+        assert facts["splits"][split]["bytes"] == sum(path.stat().st_size for path in corpus.tokens(split).paths)
+        assert f"{facts['splits'][split]['tokens']:,}" in result.stdout
+    assert facts["verified"] is False
+    assert len(facts["most_frequent"]) == 10
+    first = facts["most_frequent"][0]
+    assert first["count"] == corpus.unigram().max()
+    assert first["token"] == corpus.unigram().argmax()
+    assert first["text"] in result.stdout
+
+
+def test_info_finds_a_changed_shard_when_asked_to_verify(here: Path) -> None:
+    runner.invoke(app, prepare("--out", "out"))
+    path = here / "out" / "val-00000.bin"
+    path.write_bytes(b"\x05\x00" + path.read_bytes()[2:])
+    assert runner.invoke(app, ["info", "out"]).exit_code == 0
+    result = runner.invoke(app, ["info", "out", "--verify"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: out/val-00000.bin: its sha256 differs from the manifest")
+
+
+def test_a_folder_of_nanogpt_is_shown_with_a_note(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "coupled_adam.data.overview.tiktoken_tokenizer", lambda *_: (_ for _ in ()).throw(ConnectionError)
+    )
+    np.array([7, 7, 9], "<u2").tofile(here / "train.bin")
+    result = runner.invoke(app, ["info", "."])
+    assert result.exit_code == 0
+    assert result.stderr == ("Note: . has no manifest.json: its tokens are taken as uint16, of GPT-2's 50257 tokens\n")
+    assert "documents │ unknown" in result.stdout
+    assert re.search(r"—\s+│ 7\s+│\s+2 ", result.stdout), "no tokenizer here, so only the numbers"
+    counted = runner.invoke(app, ["count", ".", "--json"])
+    assert json.loads(counted.stdout)["tokens"] == 3
+
+
+def test_count_counts_a_split_or_loose_files_and_writes_the_counts(here: Path) -> None:
+    write_corpus(here / "corpus")
+    result = runner.invoke(app, ["count", "corpus", "--split", "val", "--out", "new/unigram.npy"])
+    assert result.exit_code == 0, result.output
+    # 30 tokens, once each.
+    assert "30 tokens, 30 of 100 different ones. Their entropy is 3.401 nats" in result.stdout
+    assert result.stdout.endswith("Counts: new/unigram.npy\n")
+    assert np.load(here / "new" / "unigram.npy").tolist() == [1] * 30 + [0] * 70
+
+    (here / "a.u16.xz").write_bytes(lzma.compress(np.array([3, 3, 5], "<u2").tobytes()))
+    np.array([5, 1], "<u2").tofile(here / "corpus" / "loose.bin")
+    arguments = ["count", "a.u16.xz", "corpus/loose.bin", "--vocabulary-size", "10", "--json"]
+    facts = json.loads(runner.invoke(app, arguments).stdout)
+    assert (facts["tokens"], facts["unseen"], facts["vocabulary_size"]) == (5, 7, 10)
+    assert facts["entropy"] == pytest.approx(-(0.8 * np.log(0.4) + 0.2 * np.log(0.2)))
+    assert [(t["token"], t["count"], t["text"]) for t in facts["most_frequent"]] == [
+        (3, 2, None),
+        (5, 2, None),
+        (1, 1, None),
+    ]
+    assert runner.invoke(app, ["count", "corpus", "--split", "dev"]).stderr.startswith(
+        "Error: corpus: there is no split 'dev'"
+    )
+    assert (
+        "has the token 5, but the vocabulary has 4"
+        in runner.invoke(app, [*arguments[:2], "--vocabulary-size", "4"]).stderr
+    )
+
+
+def test_help_names_every_source_and_tokenizer() -> None:
+    shown = runner.invoke(app, ["prepare", "--help"]).output
+    for words in ("python-docs", "openwebtext", "slimpajama", "hf:NAME", "text:FILES", "tokens:FILES", "bpe:N", "gpt2"):
+        assert words in shown
+    assert all(name in runner.invoke(app, ["--help"]).output for name in ("prepare", "info", "count"))
+
+
+def test_in_a_terminal_there_is_a_bar_with_the_time_left_and_nothing_of_it_in_the_output(here: Path) -> None:
+    program = (
+        "import sys, time; from coupled_adam.data import blocks; from coupled_adam.commands import data\n"
+        "blocks.BLOCK_LENGTH = 500\n"
+        "from coupled_adam.data import prepare; say = prepare._Preparation._say\n"
+        "prepare._Preparation._say = lambda *args: (say(*args), time.sleep(0.05))\n"
+        "data.app(sys.argv[1:])"
+    )
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *prepare("--out", "out")],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(terminal)
+    shown = b""
+    try:
+        while data := os.read(controller, 4096):
+            shown += data
+    except OSError:  # how a terminal ends
+        pass
+    os.close(controller)
+    output, _ = process.communicate()
+    assert process.returncode == 0, shown
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert re.search(r"tokenizing .* \d+% [\d,]+ tokens 0:00:0\d", text), text
+    assert output.startswith(b"Tokens: train ")
+    assert b"\x1b" not in output

@@ -1,0 +1,147 @@
+"""Opening folders of shards: through a manifest, as nanoGPT leaves them, and everything that can be wrong with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_corpora import write_corpus
+
+from coupled_adam.data.corpus import open_corpus
+
+
+def test_a_folder_with_a_manifest_of_another_program_is_read(tmp_path: Path) -> None:
+    corpus = open_corpus(write_corpus(tmp_path, {"comment": "keys of others are no problem"}))
+    assert corpus.folder == tmp_path
+    assert corpus.vocabulary_size == 100
+    assert corpus.splits == ["train", "val"]
+    assert corpus.tokens("train").read(0, 100).tolist() == list(range(100))
+    assert corpus.tokens("val").read(5, 3).tolist() == [5, 6, 7]
+    assert corpus.unigram().tolist() == [1] * 100
+    assert corpus.unigram().dtype == np.int64
+    assert (corpus.tokenizer, corpus.tokenizer_file()) == (None, None)
+    corpus.verify()
+
+
+def test_unigram_is_read_from_its_file_where_there_is_one(tmp_path: Path) -> None:
+    np.save(write_corpus(tmp_path) / "unigram.npy", np.arange(100))
+    assert open_corpus(tmp_path).unigram().tolist() == list(range(100))
+
+
+def test_a_tokenizer_file_is_named_and_must_be_there(tmp_path: Path) -> None:
+    write_corpus(tmp_path, {"tokenizer": "tokenizer.json"})
+    with pytest.raises(ValueError, match=r"tokenizer.json is missing; copy it again"):
+        open_corpus(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    corpus = open_corpus(tmp_path)
+    assert (corpus.tokenizer, corpus.tokenizer_file()) == ("tokenizer.json", tmp_path / "tokenizer.json")
+
+
+def test_the_fingerprint_changes_with_the_tokens_and_not_with_their_origin(tmp_path: Path) -> None:
+    first = open_corpus(write_corpus(tmp_path / "a")).fingerprint
+    assert len(first) == 12
+    assert open_corpus(write_corpus(tmp_path / "b", {"source": "text:elsewhere"})).fingerprint == first
+    assert open_corpus(write_corpus(tmp_path / "c", {"vocabulary_size": 101})).fingerprint != first
+    changed = json.loads((write_corpus(tmp_path / "d") / "manifest.json").read_text())
+    changed["splits"]["val"]["shards"][0]["sha256"] = "0" * 64
+    (tmp_path / "d" / "manifest.json").write_text(json.dumps(changed))
+    assert open_corpus(tmp_path / "d").fingerprint != first
+
+
+def test_a_folder_of_nanogpt_is_read_and_what_is_assumed_is_said(tmp_path: Path) -> None:
+    np.arange(1000, dtype="<u2").tofile(tmp_path / "train.bin")
+    np.arange(50, dtype="<u2").tofile(tmp_path / "val.bin")
+    with pytest.warns(UserWarning, match=r"has no manifest.json: its tokens are taken as uint16, of GPT-2's 50257"):
+        corpus = open_corpus(tmp_path)
+    assert corpus.splits == ["train", "val"]
+    assert (corpus.tokenizer, corpus.vocabulary_size, corpus.manifest.separator) == ("gpt2", 50257, 50256)
+    assert corpus.tokens("train").read(990, 10).tolist() == list(range(990, 1000))
+    assert corpus.unigram().sum() == 1000
+    (tmp_path / "val.bin").write_bytes(b"odd")
+    with pytest.raises(ValueError, match=r"val.bin: has 3 bytes, expected uint16 tokens, two bytes each"):
+        open_corpus(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing", r"missing is not a folder; make it with `coupled-adam data prepare SOURCE --out .*missing`"),
+        ("empty", r"empty has neither manifest.json nor train.bin; make it with"),
+        ("half", r"half is not finished; run the same `coupled-adam data prepare` again, and it goes on"),
+    ],
+)
+def test_folders_without_a_corpus_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "half" / "unfinished").mkdir(parents=True)
+    with pytest.raises(ValueError, match=message):
+        open_corpus(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "float32"}, r"manifest.json: dtype: Input should be 'uint16', 'uint32', 'int32' or 'int64'"),
+        ({"vocabulary_size": 0}, r"manifest.json: vocabulary_size: Input should be greater than 0"),
+        ({"splits": {}}, r"splits: .*splits are none, expected train"),
+        (
+            {"splits": {"train": {"tokens": 0, "shards": []}, "dev": {"tokens": 0, "shards": []}}},
+            "dev, expected train",
+        ),
+        ({"splits": {"train": {"tokens": 100, "shards": []}}}, r"shards of train do not add up to its 100 tokens"),
+        (
+            {"splits": {"train": {"tokens": 1, "shards": [{"file": "../secret.bin", "tokens": 1}]}}},
+            r"splits.train.shards.0.file: .*must lie in the folder",
+        ),
+        # As uint32 the same bytes would be half as many tokens.
+        (
+            {"dtype": "uint32"},
+            r"train-00000.bin: has 120 bytes, expected 240 for 60 tokens of uint32",
+        ),
+        ({"vocabulary_size": 40}, r"train-00000.bin: has the token 59, but the vocabulary has 40 tokens"),
+    ],
+)
+def test_a_wrong_manifest_is_refused_when_it_is_opened(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_corpus(write_corpus(tmp_path, changes))
+
+
+def test_a_manifest_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    (write_corpus(tmp_path) / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"manifest.json: the file: Invalid JSON"):
+        open_corpus(tmp_path)
+
+
+def test_a_shard_that_was_cut_off_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    path = write_corpus(tmp_path) / "train-00001.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(ValueError, match=r"train-00001.bin: has 78 bytes, expected 80 for 40 tokens of uint16"):
+        open_corpus(tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"train-00001.bin: this shard is missing; copy it again"):
+        open_corpus(tmp_path)
+
+
+def test_a_changed_byte_is_found_by_verify_only(tmp_path: Path) -> None:
+    path = write_corpus(tmp_path) / "train-00001.bin"
+    path.write_bytes(b"\x01" + path.read_bytes()[1:])
+    corpus = open_corpus(tmp_path)
+    with pytest.raises(ValueError, match=r"train-00001.bin: its sha256 differs from the manifest"):
+        corpus.verify()
+
+
+def test_without_hashes_verify_still_looks_at_every_token(tmp_path: Path) -> None:
+    np.full(5000, 3, "<u2").tofile(tmp_path / "a.bin")
+    shards = [{"file": "a.bin", "tokens": 5000}]
+    manifest = {"vocabulary_size": 10, "dtype": "uint16", "splits": {"train": {"tokens": 5000, "shards": shards}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    open_corpus(tmp_path).verify()
+    np.array([3] * 4999 + [10], "<u2").tofile(tmp_path / "a.bin")
+    corpus = open_corpus(tmp_path)  # it looks at the first tokens of a shard only
+    with pytest.raises(ValueError, match="has the token 10, but the vocabulary has 10 tokens"):
+        corpus.verify()
+
+
+def test_a_split_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no split 'test'; it has train, val"):
+        open_corpus(write_corpus(tmp_path)).tokens("test")

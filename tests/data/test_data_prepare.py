@@ -1,0 +1,444 @@
+"""Preparing a corpus: the right tokens in the right split, the same bytes always, and nothing lost on the way."""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_corpora import contents, documents, expected_tokens, split_by_hash, write_tokenizer
+
+from coupled_adam.data import blocks, text_files
+from coupled_adam.data.corpus import open_corpus
+from coupled_adam.data.prepare import Progress, prepare
+from coupled_adam.data.python_docs import documentation, documentation_files, python_documents
+from coupled_adam.data.settings import differences
+
+TEXTS = [*documents(300), "half a pair \ud83d, and a text with <|endoftext|> in it"]
+VALID = [*TEXTS[:-1], "half a pair �, and a text with <|endoftext|> in it"]
+
+
+class Stopped(Exception):
+    """Raised in the middle of a preparation."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text in three files, and a tokenizer."""
+    folder = tmp_path_factory.mktemp("prepare")
+    (folder / "texts").mkdir()
+    (folder / "texts" / "a.txt").write_text("\n<|endoftext|>\n".join(TEXTS[:100]), encoding="utf-8")
+    for name, texts in (("b.jsonl", TEXTS[100:180]), ("c.jsonl", TEXTS[180:])):
+        (folder / "texts" / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_tokenizer(folder / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_LENGTH", 2000)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, list[int]]:
+    # The library itself would take "<|endoftext|>" in a text for the separator, unless told otherwise.
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    found = expected_tokens(VALID[:-1], folder / "tokenizer.json", separator=1, val=0.1, test=0.1)
+    tokenizer.encode_special_tokens = True
+    found[split_by_hash(VALID[-1], 0.1, 0.1)] += [*tokenizer.encode(VALID[-1]).ids, 1]
+    return found
+
+
+def run(folder: Path, out: Path, **options: object) -> None:
+    options = {"val": 0.1, "test": 0.1, "shard_tokens": 3000, "processes": 1, **options}
+    prepare(f"text:{folder / 'texts'}", str(folder / "tokenizer.json"), out, **options)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("uninterrupted")
+    run(folder, out)
+    return contents(out)
+
+
+def test_every_document_is_in_its_split_and_followed_by_the_separator(
+    folder: Path, tmp_path: Path, expected: dict[str, list[int]]
+) -> None:
+    run(folder, tmp_path / "out")
+    corpus = open_corpus(tmp_path / "out")
+    for split, tokens in expected.items():
+        assert len(tokens) > 500
+        assert corpus.tokens(split).read(0, len(corpus.tokens(split))).tolist() == tokens
+        assert corpus.manifest.splits[split].documents == tokens.count(1)
+        assert all(shard.tokens == 3000 for shard in corpus.manifest.splits[split].shards[:-1])
+    assert len(corpus.manifest.splits["train"].shards) > 3
+    assert corpus.unigram().tolist() == np.bincount(expected["train"], minlength=300).tolist()
+    assert np.load(tmp_path / "out" / "unigram.npy").dtype == np.int64
+    assert (corpus.vocabulary_size, corpus.manifest.dtype, corpus.manifest.separator) == (300, "uint16", 1)
+    assert corpus.tokenizer_file().read_bytes() == (folder / "tokenizer.json").read_bytes()
+    corpus.verify()
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    shards = {shard.file for split in corpus.manifest.splits.values() for shard in split.shards}
+    assert names == shards | {"manifest.json", "unigram.npy", "tokenizer.json"}
+
+
+def test_any_number_of_processes_writes_the_same_bytes(
+    folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(folder, tmp_path / "3", processes=3)
+    assert contents(tmp_path / "3") == uninterrupted
+    monkeypatch.setattr(blocks, "BLOCK_LENGTH", 10**9)
+    run(folder, tmp_path / "one block")
+    assert contents(tmp_path / "one block") == uninterrupted
+
+
+@pytest.mark.parametrize("save_every", [0.0, 1e9])
+def test_stopped_after_any_block_it_goes_on_and_ends_in_the_same_bytes(
+    folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes], save_every: float
+) -> None:
+    stopped = 0
+    tokens = []
+
+    def stop(progress: Progress) -> None:
+        nonlocal stopped
+        calls.append(progress)
+        tokens.append(progress.tokens)
+        if len(calls) == 3:  # the first tells where it goes on from
+            stopped += 1
+            raise Stopped
+
+    while True:
+        calls: list[Progress] = []
+        try:
+            run(folder, tmp_path / "out", save_every=save_every, on_progress=stop)
+            break
+        except Stopped:
+            assert (tmp_path / "out" / "unfinished").is_dir()
+            assert not (tmp_path / "out" / "manifest.json").exists()
+            if save_every and stopped == 8:  # with journals at full shards only it would never come to its end
+                save_every = 0.0
+    assert stopped >= 8
+    assert contents(tmp_path / "out") == uninterrupted
+    if not save_every:
+        assert sum(second < first for first, second in itertools.pairwise(tokens)) <= 8
+
+
+def test_killed_at_random_moments_it_goes_on_and_ends_in_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    source, tokenizer = f"text:{tmp_path / 'texts'}", str(folder / "tokenizer.json")
+    (tmp_path / "texts").mkdir()
+    for number in range(4):
+        texts = documents(400, seed=number)
+        (tmp_path / "texts" / f"{number}.txt").write_text("\n<|endoftext|>\n".join(texts), encoding="utf-8")
+    script = [sys.executable, str(Path(__file__).with_name("data_kill_script.py"))]
+    arguments = [source, tokenizer, str(tmp_path / "killed"), "20"]
+    done = subprocess.run([*script, *arguments], capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    killed, full_shards = map(int, done.stdout.split())
+    assert killed >= 15  # it may have come to its end before the last kills
+    assert full_shards > 0
+    prepare(source, tokenizer, tmp_path / "whole", shard_tokens=3000, processes=1, val=0.1, test=0.1)
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 5, 40])
+def test_a_full_disk_is_said_and_what_is_done_is_kept(
+    folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    calls = 0
+
+    def fail(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= fails_at:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(
+            OSError, match=r"out: no space is left on the disk \(No space left on device\); what is done"
+        ):
+            run(folder, tmp_path / "out", save_every=0.0)
+    if fails_at == 40:
+        assert len(list((tmp_path / "out").glob("train-*.bin"))) > 1
+    run(folder, tmp_path / "out")
+    assert contents(tmp_path / "out") == uninterrupted
+
+
+def test_a_write_that_fails_halfway_leaves_nothing_behind(
+    folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    """A limit on the size of files makes the system itself refuse to write more, in the middle of a block."""
+    program = (
+        "import resource, sys; from coupled_adam.data import blocks; from coupled_adam.data.prepare import prepare\n"
+        "blocks.BLOCK_LENGTH = 2000\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4500, 4500))\n"
+        "try: prepare(sys.argv[1], sys.argv[2], sys.argv[3], val=0.1, test=0.1, shard_tokens=3000, processes=1)\n"
+        "except OSError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", program, f"text:{folder / 'texts'}", str(folder / "tokenizer.json")]
+    done = subprocess.run([*command, str(tmp_path / "out")], capture_output=True, text=True, check=True)
+    assert "no space is left on the disk (File too large)" in done.stdout
+    run(folder, tmp_path / "out")
+    assert contents(tmp_path / "out") == uninterrupted
+
+
+def test_an_equal_request_does_nothing_and_another_one_is_refused(
+    folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    out = tmp_path / "out"
+    run(folder, out)
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    run(folder, out, processes=2, on_progress=lambda _: pytest.fail("it did something"))
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    with pytest.raises(ValueError, match=r"there is another corpus in .*out: seed was 0 and is 5. Give another folder"):
+        run(folder, out, seed=5)
+    assert contents(out) == uninterrupted
+    (out / "notes.txt").write_text("of the user")
+    run(folder, out, seed=5, overwrite=True)
+    assert (out / "notes.txt").exists()
+    assert contents(out).keys() - {"notes.txt"} >= {"manifest.json", "unigram.npy", "tokenizer.json"}
+    assert contents(out)["train-00000.bin"] != uninterrupted["train-00000.bin"]
+    open_corpus(out).verify()
+
+
+def test_a_preparation_under_way_is_not_mixed_with_another(
+    folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.tokens > 6000:
+            raise Stopped
+
+    out, texts = tmp_path / "out", tmp_path / "copy"
+    shutil.copytree(folder, texts)
+    with pytest.raises(Stopped):
+        run(texts, out, save_every=0.0, on_progress=stop)
+    with pytest.raises(ValueError, match=r"a preparation is under way in .*: val was 0.1 and is 0.2"):
+        run(texts, out, val=0.2)
+    with pytest.raises(ValueError, match=r"is not finished; run the same"):
+        open_corpus(out)
+    (texts / "texts" / "d.txt").write_text("one file more")
+    with pytest.raises(ValueError, match=r"the source changed since .*: files was 3 and is 4; bytes was"):
+        run(texts, out)
+    (texts / "texts" / "d.txt").unlink()
+    journal = out / "unfinished" / "journal.json"
+    good = journal.read_text()
+    journal.write_text(good[:50])
+    with pytest.raises(ValueError, match=r"journal.json: cannot be read .*; start again with --overwrite"):
+        run(texts, out)
+    journal.write_text(good)
+    growing = next((out / "unfinished").glob("train-*.bin"))
+    data = growing.read_bytes()
+    growing.write_bytes(data[:10])
+    with pytest.raises(ValueError, match=r"is shorter than its journal says, so the folder was changed"):
+        run(texts, out)
+    growing.write_bytes(data + b"what was written after the journal")
+    run(texts, out)
+    uninterrupted = {name: data for name, data in uninterrupted.items() if name != "manifest.json"}  # names the source
+    assert {name: data for name, data in contents(out).items() if name != "manifest.json"} == uninterrupted
+
+
+def test_two_processes_cannot_prepare_one_folder_at_once(folder: Path, tmp_path: Path) -> None:
+    def again(progress: Progress) -> None:
+        with pytest.raises(ValueError, match="another process is preparing"):
+            run(folder, tmp_path / "out")
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        run(folder, tmp_path / "out", on_progress=again)
+
+
+def test_files_of_others_are_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "unigram.npy").write_text("mine")
+    (tmp_path / "train-00000.bin").write_text("mine")
+    with pytest.raises(ValueError, match=r"has train-00000.bin, unigram.npy already, and no manifest.json"):
+        run(folder, tmp_path)
+    assert (tmp_path / "unigram.npy").read_text() == "mine"
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_the_users_tokenizer_may_lie_in_the_folder(
+    folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    for overwrite in (False, True):
+        prepare(
+            f"text:{folder / 'texts'}",
+            str(tmp_path),
+            tmp_path,
+            val=0.1,
+            test=0.1,
+            shard_tokens=3000,
+            processes=1,
+            overwrite=overwrite,
+        )
+        assert contents(tmp_path)["train-00002.bin"] == uninterrupted["train-00002.bin"]
+
+
+@pytest.mark.parametrize("stop_while", ["training the tokenizer", "tokenizing"])
+def test_a_trained_tokenizer_knows_the_training_documents_only(folder: Path, tmp_path: Path, stop_while: str) -> None:
+    from coupled_adam.data.tokenizing import train_bpe
+
+    def stop(progress: Progress) -> None:
+        if progress.stage == stop_while and progress.done:
+            raise Stopped
+
+    source = f"text:{folder / 'texts'}"
+    with pytest.raises(Stopped):
+        prepare(source, "bpe:350", tmp_path / "out", val=0.3, test=0.3, processes=1, on_progress=stop, save_every=0.0)
+    corpus = prepare(source, "bpe:350", tmp_path / "out", val=0.3, test=0.3, processes=1)
+    train_bpe([text for text in VALID if split_by_hash(text, 0.3, 0.3) == "train"], 350, tmp_path / "reference.json")
+    assert corpus.tokenizer_file().read_bytes() == (tmp_path / "reference.json").read_bytes()
+    assert corpus.vocabulary_size == 350
+    corpus.verify()
+
+
+def test_it_stops_at_the_number_of_tokens_asked_for_wherever_it_was_stopped_before(
+    folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.tokens > 2000:
+            raise Stopped
+
+    run(folder, tmp_path / "whole", max_tokens=5000)
+    with pytest.raises(Stopped):
+        run(folder, tmp_path / "resumed", max_tokens=5000, on_progress=stop, save_every=0.0)
+    run(folder, tmp_path / "resumed", max_tokens=5000, processes=2)
+    assert contents(tmp_path / "resumed") == contents(tmp_path / "whole")
+    manifest = open_corpus(tmp_path / "whole").manifest
+    assert 5000 <= sum(split.tokens for split in manifest.splits.values()) < 7000
+    assert uninterrupted["train-00000.bin"].startswith(contents(tmp_path / "whole")["train-00000.bin"])
+
+
+def test_a_document_of_many_pieces_is_one_document_even_if_stopped_in_its_middle(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "PIECE_CHARACTERS", 700)
+    books = ["\n".join(documents(120, seed=seed)) for seed in range(4)]
+    (tmp_path / "books.txt").write_text("\n<|endoftext|>\n".join(books), encoding="utf-8")
+    arguments = (f"text:{tmp_path / 'books.txt'}", str(folder / "tokenizer.json"))
+    options = {"val": 0.3, "test": 0.0, "seed": 4, "processes": 1, "shard_tokens": 3000}
+    stop_at = iter(range(500, 10**9, 900))
+    limit = next(stop_at)
+
+    def stop(progress: Progress) -> None:
+        nonlocal limit
+        if progress.tokens > limit:
+            limit = next(stop_at)
+            raise Stopped
+
+    stopped = 0
+    while not (tmp_path / "out" / "manifest.json").exists():
+        try:
+            prepare(*arguments, tmp_path / "out", **options, save_every=0.0, on_progress=stop)
+        except Stopped:
+            stopped += 1
+    assert stopped > 5
+    corpus = prepare(*arguments, tmp_path / "whole", **options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert {name: split.documents for name, split in corpus.manifest.splits.items()} == {"train": 3, "val": 1}
+    first = corpus.tokens("train").read(0, 2000).tolist()
+    assert 1 not in first
+
+
+@pytest.mark.filterwarnings("ignore:.*taken as uint16")
+def test_tokens_are_taken_over_with_their_splits_and_without_a_tokenizer(tmp_path: Path) -> None:
+    tokens = {"train": [5, 6, 50256, 7], "val": [8, 50256], "test": [9]}
+    for name, numbers in tokens.items():
+        np.array(numbers, "<u2").tofile(tmp_path / f"{name}.bin")
+    corpus = prepare(f"tokens:{tmp_path}", "gpt2", tmp_path / "out")
+    assert corpus.tokens("train").read(0, 5).tolist() == [5, 6, 50256, 7, 50256]
+    assert corpus.tokens("val").read(0, 2).tolist() == [8, 50256]
+    assert corpus.tokens("test").read(0, 2).tolist() == [9, 50256]
+    assert (corpus.tokenizer, corpus.vocabulary_size) == ("gpt2", 50257)
+    with pytest.raises(ValueError, match=r"has tokens already; name their tokenizer with --tokenizer"):
+        prepare(f"tokens:{tmp_path}", "bpe:300", tmp_path / "out2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard_tokens": 0}, "shard_tokens is 0, expected 1 or more"),
+        ({"max_tokens": 0}, "max_tokens is 0, expected 1 or more"),
+        ({"val": 1.5}, "the fraction val is 1.5"),
+        ({"val": 0.6, "test": 0.6}, "leave nothing for training"),
+        ({"processes": 0}, "processes is 0"),
+        ({"val": 1e-9}, r"none of its 301 documents fell into the split 'val'; give more documents"),
+        ({"tokenizer": "bpe:12"}, "tokenizer 'bpe:12': expected bpe:N"),
+        ({"tokenizer": "missing/tokenizer.json"}, "there is no file missing/tokenizer.json"),
+        ({"source": "text:nowhere"}, "nowhere: there is no such file or folder"),
+        ({"separator": "<eod>"}, "none of its tokens is <eod>"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused_and_leaves_no_folder(
+    folder: Path, tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    options = {"processes": 1, "test": 0.1, **options}
+    source = str(options.pop("source", f"text:{folder / 'texts'}"))
+    tokenizer = str(options.pop("tokenizer", folder / "tokenizer.json"))
+    with pytest.raises(ValueError, match=message):
+        prepare(source, tokenizer, tmp_path / "out", **options)
+    assert not (tmp_path / "out" / "unfinished").is_dir() or options["processes"] == 0
+    assert not list(tmp_path.rglob("*.bin"))
+
+
+def test_differences_are_named_in_both_directions() -> None:
+    assert differences({"a": 1, "b": 2}, {"b": 2, "c": 3}) == ["a was 1 and is None", "c was None and is 3"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that stands for the standard library, and no other package."""
+    for number in range(30):
+        (tmp_path / f"m{number:02}.py").write_text(f'"""Module {number}."""\n')
+    monkeypatch.setattr("coupled_adam.data.python_docs.sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("coupled_adam.data.python_docs.PACKAGES", ())
+    monkeypatch.setattr("coupled_adam.data.python_docs.topic_documents", lambda: ["a topic"])
+    return tmp_path
+
+
+def test_the_documentation_is_the_same_for_any_number_of_processes(package: Path) -> None:
+    (package / "deep").mkdir()
+    (package / "deep" / "guide.rst").write_text("Guide\n=====\n")
+    (package / "broken.py").write_text("print 'Python 2'")
+    (package / "empty.py").write_text("x = 1")
+    expected = ["Guide\n=====", *(f"Module {number}." for number in range(30)), "a topic"]
+    assert python_documents(1) == python_documents(2) == expected
+
+
+def test_a_python_without_documentation_is_refused(package: Path) -> None:
+    for path in package.glob("m*.py"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"1 documented source files, expected at least 20; use a Python"):
+        python_documents(1)
+
+
+def test_docstrings_that_a_file_adds_to_compiled_functions_are_documentation(tmp_path: Path) -> None:
+    (tmp_path / "docs.py").write_text(
+        '"""module"""\n'
+        "from torch._C import _add_docstr as add_docstr\n"
+        'add_docstr(torch.abs, r"""\n    abs(input) -> Tensor\n\n    The absolute value.\n    """.format(**args))\n'
+        'add_newdoc("numpy", "ndarray", [("T", "The transposed array.")])\n'
+        'other_call("no documentation at all")\n'
+        'x = add_docstr("not a statement, so not taken")\n'
+        'def f():\n    """function"""\n'
+    )
+    assert documentation(tmp_path / "docs.py") == (
+        "module\n\nfunction\n\nabs(input) -> Tensor\n\nThe absolute value.\n\nThe transposed array."
+    )
+
+
+def test_of_torch_private_folders_are_left_out_and_tests_everywhere(tmp_path: Path) -> None:
+    for package in ("torch", "numpy"):
+        for name in ("nn/a.py", "_inner/b.py", "_c.py", "tests/d.py", "nn/e.md", "nn/f.pyc"):
+            path = tmp_path / package / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+    found = {package: [path.name for path in documentation_files(tmp_path / package)] for package in ("torch", "numpy")}
+    assert found == {"torch": ["_c.py", "a.py", "e.md"], "numpy": ["_c.py", "b.py", "a.py", "e.md"]}

@@ -1,0 +1,212 @@
+"""Tokenizers: GPT-2's, a tokenizer.json, a trained one; their separators; and the worker processes that run them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from operator import methodcaller
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_corpora import documents, write_tokenizer
+from data_failing_worker import failing
+
+from coupled_adam.data.settings import bpe_size
+from coupled_adam.data.tokenizing import (
+    Tokenizer,
+    encoder,
+    joined,
+    json_tokenizer,
+    packer,
+    tiktoken_tokenizer,
+    token_texts,
+    train_bpe,
+)
+from coupled_adam.data.workers import Workers
+
+SHARED = os.environ.get("COUPLED_ADAM_TEST_DATA")
+with_shared = pytest.mark.skipif(SHARED is None, reason="COUPLED_ADAM_TEST_DATA names no folder with GPT-2's files")
+
+
+def test_a_trained_tokenizer_has_the_size_asked_for_and_gives_texts_back(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Reference
+
+    train_bpe(documents(200), 400, tmp_path / "tokenizer.json")
+    tokenizer = json_tokenizer(tmp_path / "tokenizer.json", None)
+    assert tokenizer.vocabulary_size == 400
+    reference = Reference.from_file(str(tmp_path / "tokenizer.json"))
+    assert reference.id_to_token(tokenizer.separator) == "<|endoftext|>"
+    for text in ["never seen: ζ\x00\n\n\t  \r\n", *documents(20, seed=1)]:
+        assert reference.decode(reference.encode(text).ids, skip_special_tokens=False) == text
+    assert len(reference.encode(documents(1, seed=5)[0]).ids) < len(documents(1, seed=5)[0].encode()) / 2
+
+
+def test_the_same_texts_train_the_same_file_on_any_number_of_threads(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "from data_corpora import documents; from coupled_adam.data.tokenizing import train_bpe\n"
+        "train_bpe(documents(400), 600, Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path / "one thread")]
+    subprocess.run(command, env={**os.environ, "RAYON_NUM_THREADS": "1"}, check=True)
+    for number in range(5):
+        train_bpe(iter(documents(400)), 600, tmp_path / str(number))
+        assert (tmp_path / str(number)).read_bytes() == (tmp_path / "one thread").read_bytes()
+
+
+def test_a_text_that_speaks_of_the_separator_does_not_end_the_document(tmp_path: Path) -> None:
+    tokenizer = json_tokenizer(write_tokenizer(tmp_path / "tokenizer.json"), None)
+    found = encoder(tokenizer)([("train", "a <|endoftext|> b<|endoftext|>", True), ("val", "<|endoftext|>", False)])
+    assert found["train"].tokens.tolist().count(tokenizer.separator) == 1
+    assert found["train"].tokens[-1] == tokenizer.separator
+    assert found["train"].documents == 1
+    assert tokenizer.separator not in found["val"].tokens
+    assert found["val"].documents == 0
+
+
+def test_the_separator_is_found_by_its_usual_names_or_named(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    assert json_tokenizer(path, None).separator == 1
+    assert json_tokenizer(path, "<pad>").separator == 0
+    with pytest.raises(ValueError, match=r"tokenizer.json: none of its tokens is <eod>; name the one .* --separator"):
+        json_tokenizer(path, "<eod>")
+    path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
+    assert json_tokenizer(path, None).separator == 1
+    path.write_text(path.read_text().replace("</s>", "<stop>"))
+    with pytest.raises(ValueError, match=r"none of its tokens is <\|endoftext\|> or"):
+        json_tokenizer(path, None)
+
+
+def test_the_vocabulary_reaches_to_the_highest_number_even_with_gaps(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Library
+    from tokenizers.models import WordLevel
+
+    path = tmp_path / "tokenizer.json"
+    Library(WordLevel({"a": 0, "<far>": 70000}, unk_token="a")).save(str(path))
+    tokenizer = json_tokenizer(path, "<far>")
+    assert (tokenizer.vocabulary_size, tokenizer.separator, tokenizer.dtype) == (70001, 70000, "uint32")
+    assert encoder(tokenizer)([("train", "", True)])["train"].tokens.tolist() == [70000]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "GGUF"])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=r"tokenizer.json is neither a tokenizer.json"):
+        json_tokenizer(tmp_path / "tokenizer.json", None)
+
+
+@pytest.mark.parametrize("spec", ["bpe:", "bpe:x", "bpe:256", "bpe:-5", "bpe:1048577", "bpe:4096.0"])
+def test_impossible_sizes_are_refused(spec: str) -> None:
+    with pytest.raises(ValueError, match=rf"tokenizer '{spec}': expected bpe:N with N from 257"):
+        bpe_size(spec)
+
+
+def test_tokens_are_shown_so_that_they_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    train_bpe(["\x1b[2J \n"] * 9 + ["日本" * 3], 280, tmp_path / "tokenizer.json")
+    tokenizer = json_tokenizer(tmp_path / "tokenizer.json", None)
+    shown = token_texts(tokenizer, range(tokenizer.vocabulary_size))
+    assert all(text.isprintable() for text in shown)
+    assert any("\\x1b" in text for text in shown)
+    assert "'<|endoftext|>'" in shown
+
+
+@with_shared
+def test_gpt2_gives_the_tokens_of_its_published_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenizers import Tokenizer as Reference
+
+    folder = Path(SHARED or "", "gpt2-bpe")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken_cache"))
+    tokenizer = tiktoken_tokenizer("gpt2", None)
+    assert (tokenizer.vocabulary_size, tokenizer.separator, tokenizer.dtype) == (50257, 50256, "uint16")
+    reference = Reference.from_file(str(folder / "tokenizer.json"))
+    texts = [*documents(30), "x" * 5000, " " * 300 + "\n" * 300]
+    found = encoder(tokenizer)([("train", text, True) for text in texts])["train"]
+    assert found.tokens.tolist() == [token for text in texts for token in [*reference.encode(text).ids, 50256]]
+    # As the same file through the other library.
+    other = json_tokenizer(folder / "tokenizer.json", None)
+    assert (other.vocabulary_size, other.separator) == (50257, 50256)
+    assert np.array_equal(encoder(other)([("train", text, True) for text in texts])["train"].tokens, found.tokens)
+    assert token_texts(tokenizer, [262, 198, 50256, 447]) == ["' the'", "'\\n'", "'<|endoftext|>'", "'\\xe2\\x80'"]
+    with pytest.raises(ValueError, match=r"separator '</s>': gpt2 has no such special token; it has <\|endoftext\|>"):
+        tiktoken_tokenizer("gpt2", "</s>")
+
+
+def test_gpt2_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
+    with pytest.raises(ConnectionError, match=r"could not download 'gpt2' .*set TIKTOKEN_CACHE_DIR to a folder"):
+        tiktoken_tokenizer("gpt2", None)
+    with pytest.raises(ValueError, match="'gpt5' is neither a file or folder here nor a tiktoken name"):
+        tiktoken_tokenizer("gpt5", None)
+
+
+def test_tokens_of_another_tokenizer_are_refused() -> None:
+    tokenizer = Tokenizer("tiktoken", "gpt2", 50257, 50256)
+    assert packer(tokenizer)([("val", np.array([5, 6], "<u2"), True)])["val"].tokens.tolist() == [5, 6, 50256]
+    with pytest.raises(ValueError, match="has the token 50257, but the tokenizer gpt2 has 50257 tokens"):
+        joined([("train", [1, 50257], True)], tokenizer)
+
+
+def test_workers_answer_in_order_and_take_no_more_than_they_can_work_on() -> None:
+    taken = []
+
+    def items() -> object:
+        for number in range(50):
+            taken.append(number)
+            yield str(number)
+
+    with Workers(3, methodcaller, "zfill", 4) as workers:
+        results = workers.map(items())
+        assert next(results) == "0000"
+        assert len(taken) == 6
+        assert list(results) == [f"{number:04}" for number in range(1, 50)]
+
+
+def test_what_a_worker_raises_or_prints_reaches_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    with Workers(2, failing, "no") as workers:
+        assert list(workers.map(["print", "print"])) == ["printed", "printed"]
+    with pytest.raises(ValueError, match="no: way"), Workers(2, failing, "no") as workers:
+        list(workers.map(["way", "way"]))
+    ended = r"exit code 7\), perhaps for lack of memory"
+    with pytest.raises(ChildProcessError, match=ended), Workers(2, failing, "no") as workers:
+        list(workers.map(["exit"]))
+    with pytest.raises(ValueError, match="processes is 0"):
+        Workers(0, failing, "no")
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import time; from operator import methodcaller; from coupled_adam.data.workers import Workers\n"
+        "with Workers(2, methodcaller, 'upper') as workers:\n"
+        "    list(workers.map('abcd'))\n"
+        "    print(*(worker.process.pid for worker in workers._workers), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    workers = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(workers) == 2
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() and "(Z)" not in _state(pid) for pid in workers):
+        assert time.monotonic() < deadline, "orphans"
+        time.sleep(0.02)
+
+
+def _state(pid: int) -> str:
+    try:
+        return f"({Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]})"
+    except OSError:
+        return "(Z)"
+
+
+def test_a_worker_loads_no_torch() -> None:
+    """It would take each of them seconds, and gigabytes on machines with a GPU."""
+    code = "import sys, coupled_adam.data.tokenizing, coupled_adam.data.workers, coupled_adam.data.python_docs\n"
+    code += "assert 'torch' not in sys.modules and 'datasets' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,129 @@
+"""`coupled-adam train` as it is typed: its help, its lists, its mistakes, a run, and its continuation."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import small_config, write_corpus
+from typer.testing import CliRunner, Result
+
+from coupled_adam.cli import app
+from coupled_adam.training.config import load_config, to_toml
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def config_file(corpus: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(to_toml(small_config(corpus)))
+    return path
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+
+def test_a_run_ends_with_its_measures_and_its_folder(config_file: Path, tmp_path: Path) -> None:
+    result = command(config_file, "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "mean-embedding ratio" in result.output
+    assert "validation loss" in result.output
+    assert str(tmp_path / "run") in result.output.replace("\n", "")
+
+
+def test_without_out_the_folder_is_named_after_config_optimizer_and_seed(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = command(config_file, "--set", "optimizer.embeddings=adamw", "--set", "seed=7")
+    assert result.exit_code == 0, result.output
+    assert load_config("runs/small-adamw-seed7").seed == 7
+
+
+def test_show_prints_a_config_that_gives_the_same_run(tmp_path: Path) -> None:
+    result = command("gpt2-125m", "--set", "optimizer.lr=1e-3", "--show")
+    (tmp_path / "mine.toml").write_text(result.stdout)
+    assert load_config(str(tmp_path / "mine.toml")) == load_config("gpt2-125m", ["optimizer.lr=1e-3"])
+
+
+def test_list_shows_every_preset() -> None:
+    result = command("--list")
+    assert result.exit_code == 0
+    for name in ("tiny", "single-gpu", "gpt2-125m", "gpt2-355m", "gpt2-760m", "llama-1.3b", "llama-2.6b"):
+        assert name in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "CONFIG is missing"),
+        (["gpt2-126m"], "gpt2-125m"),
+        (["nowhere.toml"], "nowhere.toml"),
+        (["tiny", "--set", "optimizer.weight_deca=1"], "optimizer.weight_decay"),
+        (["tiny", "--set", "model.layers=two"], "model.layers"),
+        (["tiny", "--set", "optimizer.embeddings=adam"], "adamw"),
+        (["tiny", "--set", "training.tokens"], "training.tokens"),
+        (["tiny", "--set", "data.folder=no/such/folder", "--set", "data.source=none"], "no/such/folder"),
+        (["tiny", "--set", "training.device=cuda", "--set", "training.tokens=100k"], "cuda"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_mistake_is_one_clear_message(arguments: list[str], said: str, tmp_path: Path) -> None:
+    if "training.device=cuda" in arguments:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a CUDA device")
+    result = command(*arguments, "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) <= 3
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said(config_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = command(config_file, "--out", tmp_path / "file" / "run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert str(tmp_path / "file") in result.stderr
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_does(config_file: Path, corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    coupled_adam = [sys.executable, "-m", "coupled_adam", "train"]
+    many_steps = ["--set", f"training.tokens={4000 * 8 * 16}", "--set", "checkpoints.every=none"]
+    process = subprocess.Popen(
+        [*coupled_adam, str(config_file), *many_steps, "--out", str(run)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 60
+    while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size > 2000):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "SIGINT: saved after step" in shown
+    assert f"coupled-adam train {run} --resume" in shown.replace("\n", "")
+    assert "Traceback" not in errors
+    stopped_at = json.loads((run / "run.json").read_text())["step"]
+    assert 0 < stopped_at < 4000
+    # The same command as it was said; what is left is cut short by a second signal.
+    resumed = command(run, "--set", f"training.tokens={(stopped_at + 2) * 8 * 16}", "--resume")
+    assert resumed.exit_code == 2  # another number of tokens is another run
+    assert "training.tokens" in resumed.stderr
