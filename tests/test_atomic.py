@@ -30,3 +30,13 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypat
     atomic.write_whole(tmp_path / "report.html", "text é\n")
     assert calls == ["fsync", "replace"]
     assert (tmp_path / "report.html").read_bytes() == "text é\n".encode()
+
+
+def test_a_file_has_the_permissions_of_any_other_whoever_writes_it(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    (tmp_path / "usual").write_text("")
+    with atomic.replacing(tmp_path / "tables.safetensors") as temporary:
+        save_file({"table": torch.ones(2, 2)}, temporary)
+    assert (tmp_path / "tables.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to; brought to the disk and renamed to `path` if nothing was raised."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        permissions = temporary.stat().st_mode  # of any new file here; safetensors would make one for the owner alone
         yield temporary
+        temporary.chmod(stat.S_IMODE(permissions))
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -7,6 +7,7 @@ import typer
 
 from coupled_adam import __version__
 from coupled_adam.commands.demo import demo
+from coupled_adam.commands.export import export
 from coupled_adam.commands.inspect import inspect
 from coupled_adam.commands.train import train
 
@@ -53,3 +54,4 @@ def coupled_adam(
 app.command()(demo)
 app.command()(inspect)
 app.command()(train)
+app.command()(export)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -200,7 +201,7 @@ def _print_info(console: Console, facts: dict[str, Any]) -> None:
         table.add_column(name, justify="right")
     for label in ("tokens", "documents", "shards"):
         table.add_row(label, *(_number(split[label]) for split in splits.values()))
-    table.add_row("size", *(f"{split['bytes'] / 1e6:,.1f} MB" for split in splits.values()))
+    table.add_row("size", *(decimal(split["bytes"]) for split in splits.values()))
     for label, value in (
         ("folder", facts["folder"]),
         ("source", facts["source"] or "unknown"),

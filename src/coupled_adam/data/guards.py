@@ -29,6 +29,7 @@ def files_of_corpus(folder: Path, kept: Path | None) -> list[Path]:
 
 
 def refuse_differences(folder: Path, what: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse, naming what changed, if anything did."""
     changed = differences(before, now)
     if changed:
         raise ValueError(
@@ -57,6 +58,7 @@ def only_one(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def saying_when_disk_is_full(folder: Path) -> Iterator[None]:
+    """Say what to do when the disk is full, or the user's part of it, or a file as large as it may be."""
     try:
         yield
     except OSError as error:

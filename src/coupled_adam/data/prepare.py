@@ -7,13 +7,12 @@ for any number of processes, and whether or not the preparation was stopped and 
 Legend: V tokens of the vocabulary.
 """
 
-import errno
 import os
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,13 @@ import numpy.typing as npt
 from coupled_adam.atomic import replacing
 from coupled_adam.data.blocks import Block, read_blocks
 from coupled_adam.data.corpus import UNFINISHED, Corpus, file_hash, open_corpus
+from coupled_adam.data.guards import (
+    files_of_corpus,
+    only_one,
+    refuse_differences,
+    remove_corpus,
+    saying_when_disk_is_full,
+)
 from coupled_adam.data.manifest import (
     FILE_NAME,
     SPLITS,
@@ -33,7 +39,7 @@ from coupled_adam.data.manifest import (
     read_manifest,
     write_manifest,
 )
-from coupled_adam.data.settings import SHARD_TOKENS, Settings, bpe_size, default_tokenizer, differences
+from coupled_adam.data.settings import SHARD_TOKENS, Settings, bpe_size, default_tokenizer
 from coupled_adam.data.shards import Journal, ShardWriter, read_journal, write_journal
 from coupled_adam.data.sources import Source, has_tokens, is_hub_dataset, open_source
 from coupled_adam.data.splitting import Fractions
@@ -45,6 +51,7 @@ from coupled_adam.data.tokenizing import (
     json_tokenizer,
     packer,
     tiktoken_tokenizer,
+    tokenizer_path,
     train_bpe,
 )
 from coupled_adam.data.workers import Workers, available_processes

@@ -60,7 +60,7 @@ def _takes_one_pass(x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> bool:
         and x.shape == branch.shape
         and torch.is_autocast_enabled("cuda")
         and branch.dtype == torch.get_autocast_dtype("cuda")
-        and norm.bias is None
+        and getattr(norm, "bias", None) is None
         and norm.weight.dtype == torch.float32
         and kernels() is not None
     )
@@ -135,7 +135,7 @@ def _(x: Tensor, grad_y: Tensor) -> Tensor:
 
 @torch.library.custom_op("coupled_adam::add_norm", mutates_args=())
 def _add_norm_forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    results = _empty_add_norm(x, branch, weight, eps)
+    results: tuple[Tensor, Tensor, Tensor, Tensor] = _empty_add_norm(x, branch, weight, eps)
     _loaded_kernels().add_norm(x.contiguous(), branch.contiguous(), weight, eps, *results)
     return results
 

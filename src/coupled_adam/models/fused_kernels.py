@@ -151,7 +151,7 @@ def gelu_backward(x: Tensor, grad_y: Tensor, grad_x: Tensor) -> None:
 def add_norm(
     x: Tensor, branch: Tensor, weight: Tensor, eps: float, total: Tensor, y: Tensor, mean: Tensor, rstd: Tensor
 ) -> None:
-    """Write x + branch into `total` (N, H), its LayerNorm into `y`, and what backward needs into `mean`, `rstd` (N,)."""
+    """Write x + branch into `total` (N, H), its LayerNorm into `y`, and for backward `mean` and `rstd` (N,)."""
     N, H = mean.numel(), weight.numel()
     with torch.cuda.device_of(x):
         _add_norm_kernel[(triton.cdiv(N, NORM_ROWS),)](

@@ -23,7 +23,7 @@ def rotary_angles(length: int, head_size: int, device: torch.device) -> tuple[Te
     Computed in every forward rather than kept in a buffer: a buffer would be cast, sharded and saved.
     """
     exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), ROPE_BASE**-exponents)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), 1.0 / ROPE_BASE**exponents)
     return angles.cos(), angles.sin()
 
 

@@ -1,0 +1,335 @@
+"""Tokens per second, memory and where the time goes of a training step, ours and a plain loop's, in one run.
+
+    python benchmarks/train.py                          GPT-2 125M on CUDA, a tiny model on the CPU
+    python benchmarks/train.py --preset gpt2-355m --batch 32
+    python benchmarks/train.py --layers 6 --width 384 --heads 6 --batch 16
+    python benchmarks/train.py --peers ours --profile 0 --json OUT.json
+
+The plain loop is what one would write with torch alone: torch.compile, bf16 autocast, F.cross_entropy of all logits,
+clip_grad_norm_, fused AdamW. Ours is the step that `coupled-adam train` takes, with the coupled optimizer. Model,
+start, tokens and precision are the same. Tokens are on the device already, drawn by Zipf's law; reading them from disk
+is not measured. The time is that of many steps in a row, between two waits for the device; the median of the rounds is
+shown. Memory is the peak of all tensors, warm-up and compilation included.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import date
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from coupled_adam.models.config import ModelConfig, flops_per_token, parameter_count
+from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.optimizer import param_groups
+from coupled_adam.training import devices
+from coupled_adam.training.config import load_config
+from coupled_adam.training.optimizers import build_optimizers
+from coupled_adam.training.parallel import Ranks, build
+from coupled_adam.training.sections import OptimizerSection
+from coupled_adam.training.train_step import TrainStep
+
+Batch = tuple[Tensor, Tensor]
+Step = Callable[[Batch], Tensor]
+LR = 6e-4
+# Parts of kernel names, in this order, and what they belong to. The rest is called "pointwise".
+KINDS = {
+    "attention": ("flash", "fmha", "sdpa", "attention", "cudnn"),
+    "loss": ("cross_entropy", "log_softmax", "nll_loss", "softmax"),
+    "matmul": ("gemm", "nvjet", "cutlass", "cublas", "xmma", "splitk", "aten::mm", "aten::addmm", "aten::bmm"),
+    "optimizer": (
+        "adam", "optimizer", "_update_kernel", "_square_sums_kernel", "_second_moment_kernel", "_clip_factor_kernel",
+        "multi_tensor", "lpnorm", "foreach",
+    ),
+    "copies": ("memcpy", "memset", "aten::copy_", "aten::fill_", "aten::zero_"),
+}  # fmt: skip
+
+
+@dataclass
+class Workload:
+    """What is trained: a model and the shape of its batches."""
+
+    model: ModelConfig
+    batch_size: int
+    micro_batch_size: int
+    device: torch.device
+    bf16: bool
+    compile: bool
+    cuda_graphs: bool
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.model.context
+
+    def batches(self, count: int) -> list[Batch]:
+        """Tokens (B, T) and the tokens after them, the id's frequency falling with 1 / (id + 3)."""
+        V, T = self.model.vocabulary_size, self.model.context
+        generator = torch.Generator().manual_seed(0)
+        frequency = 1 / (torch.arange(V) + 3.0)
+        windows = torch.multinomial(frequency, count * self.batch_size * (T + 1), replacement=True, generator=generator)
+        windows = windows.view(count, self.batch_size, T + 1).to(self.device)
+        return [(window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows]
+
+    def precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+
+@dataclass
+class Measurement:
+    """One peer on one workload."""
+
+    peer: str
+    milliseconds: float
+    tokens_per_second: float
+    mfu: float | None
+    peak_gigabytes: float
+    reserved_gigabytes: float | None
+    first_losses: list[float]
+    shares: dict[str, float]
+    """Part of the time by kind of kernel, idle included."""
+
+
+class PlainHead(nn.Module):
+    """The same model with the usual loss: all logits, then F.cross_entropy."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
+
+
+def plain_step(workload: Workload) -> Step:
+    _, model = build(workload.model, 1, Ranks(0, 1, workload.device, "none"), bf16=workload.bf16, compile=False)
+    module = PlainHead(model)
+    if workload.compile:
+        module.compile(dynamic=False)
+    groups = param_groups(model, weight_decay=0.1, couple="none")
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), fused=True)
+    shares = workload.batch_size // workload.micro_batch_size
+
+    def step(batch: Batch) -> Tensor:
+        total = torch.zeros((), device=workload.device)
+        for tokens, targets in zip(*(part.split(workload.micro_batch_size) for part in batch), strict=True):
+            with workload.precision():
+                loss = module(tokens, targets) / shares
+            loss.backward()
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def our_step(workload: Workload) -> Step:
+    ranks = Ranks(0, 1, workload.device, "none")
+    module, model = build(workload.model, 1, ranks, bf16=workload.bf16, compile=workload.compile)
+    optimizers = build_optimizers(model, OptimizerSection(lr=LR), capturable=workload.cuda_graphs)
+    train_step = TrainStep(module, optimizers, precision=workload.precision, cuda_graphs=workload.cuda_graphs)
+
+    def step(batch: Batch) -> Tensor:
+        parts = zip(*(part.split(workload.micro_batch_size) for part in batch), strict=True)
+        return train_step(list(parts), LR)[0]
+
+    return step
+
+
+PEERS: dict[str, Callable[[Workload], Step]] = {"plain": plain_step, "ours": our_step}
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(peer: str, workload: Workload, steps: int, rounds: int, profiled_steps: int) -> Measurement:
+    """Build a peer, warm it up, time it, look where its time goes, and take it down."""
+    device = workload.device
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    step = PEERS[peer](workload)
+    batches = workload.batches(8)
+    losses = [step(batches[i % len(batches)]).item() for i in range(5)]  # compiles, and shows that it learns
+    times = []
+    for _ in range(rounds):
+        synchronise(device)
+        begin = time.perf_counter()
+        for i in range(steps):
+            step(batches[i % len(batches)])
+        synchronise(device)
+        times.append((time.perf_counter() - begin) / steps)
+    seconds = statistics.median(times)
+    shares = where_time_goes(step, batches, device, profiled_steps, seconds) if profiled_steps else {}
+    peak_flops = devices.peak_flops(device)
+    rate = workload.tokens_per_step / seconds
+    measurement = Measurement(
+        peer=peer,
+        milliseconds=1e3 * seconds,
+        tokens_per_second=rate,
+        mfu=None if peak_flops is None else rate * flops_per_token(workload.model) / peak_flops,
+        peak_gigabytes=devices.peak_memory(device) / 1e9,
+        reserved_gigabytes=torch.cuda.max_memory_reserved() / 1e9 if is_cuda else None,
+        first_losses=losses,
+        shares=shares,
+    )
+    del step, batches
+    torch.compiler.reset()
+    gc.collect()
+    if is_cuda:
+        torch.cuda.empty_cache()
+    return measurement
+
+
+def where_time_goes(
+    step: Step, batches: list[Batch], device: torch.device, count: int, seconds_per_step: float
+) -> dict[str, float]:
+    """Share of each kind of kernel in the time of a step; on the CPU of each kind of operator."""
+    is_cuda = device.type == "cuda"
+    activity = torch.profiler.ProfilerActivity.CUDA if is_cuda else torch.profiler.ProfilerActivity.CPU
+    synchronise(device)
+    with torch.profiler.profile(activities=[activity]) as profile:
+        begin = time.perf_counter()
+        for i in range(count):
+            step(batches[i % len(batches)])
+        synchronise(device)
+        wall = 1e6 * (time.perf_counter() - begin)
+    # Recording slows the host down: on a GPU the kernels are as fast as ever and the wall clock is the unrecorded one.
+    whole = 1e6 * seconds_per_step * count if is_cuda else wall
+    shares = dict.fromkeys([*KINDS, "pointwise", "idle"], 0.0)
+    for event in profile.key_averages():
+        microseconds = event.self_device_time_total if is_cuda else event.self_cpu_time_total
+        shares[kind_of(event.key)] += microseconds / whole
+    shares["idle"] = max(0.0, 1 - sum(shares.values()))
+    return shares
+
+
+def kind_of(name: str) -> str:
+    return next((kind for kind, parts in KINDS.items() if any(part in name.lower() for part in parts)), "pointwise")
+
+
+def show(measurements: list[Measurement], workload: Workload, console: Console) -> None:
+    model = workload.model
+    table = Table(
+        title=f"{model.architecture}, {parameter_count(model) / 1e6:,.1f}M parameters, {model.layers} layers, "
+        f"{model.width} wide, V {model.vocabulary_size}, batch {workload.batch_size} x {model.context}"
+    )
+    for column in ("step", "ms", "tokens/s", "x plain", "MFU %", "peak GB", "reserved GB", "loss after 5 steps"):
+        table.add_column(column, justify="left" if column == "step" else "right")
+    plain = next((m.milliseconds for m in measurements if m.peer == "plain"), None)
+    for m in measurements:
+        table.add_row(
+            m.peer,
+            f"{m.milliseconds:.2f}",
+            f"{m.tokens_per_second:,.0f}",
+            "-" if plain is None else f"{plain / m.milliseconds:.2f}",
+            "-" if m.mfu is None else f"{100 * m.mfu:.1f}",
+            f"{m.peak_gigabytes:.2f}",
+            "-" if m.reserved_gigabytes is None else f"{m.reserved_gigabytes:.2f}",
+            f"{m.first_losses[-1]:.4f}",
+        )
+    console.print(table)
+    if not any(m.shares for m in measurements):
+        return
+    shares = Table(title="where the time goes, ms per step")
+    shares.add_column("kind")
+    for m in measurements:
+        shares.add_column(m.peer, justify="right")
+    for kind in next(m.shares for m in measurements if m.shares):
+        shares.add_row(kind, *(f"{m.shares[kind] * m.milliseconds:.2f}" if m.shares else "-" for m in measurements))
+    console.print(shares)
+
+
+def hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return devices.device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def commit() -> str:
+    result = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--preset", help="as in `coupled-adam train --list`; default: gpt2-125m on CUDA, tiny on the CPU"
+    )
+    for name in ("layers", "heads", "width", "context", "vocabulary-size"):
+        parser.add_argument(f"--{name}", type=int, help="instead of the preset's")
+    parser.add_argument("--batch", type=int, help="samples per step, instead of the preset's")
+    parser.add_argument("--micro-batch", type=int, help="samples per forward pass; default: all of them")
+    parser.add_argument("--steps", type=int, help="in a row per round (default: 20 on CUDA, 5 on the CPU)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", type=int, default=3, metavar="STEPS", help="0: do not look where the time goes")
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on CUDA")
+    parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, help="ours only; default: on CUDA")
+    parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--commit", default=commit(), help="what is measured, where git cannot tell")
+    return parser.parse_args()
+
+
+def workload_of(arguments: argparse.Namespace, device: torch.device) -> Workload:
+    is_cuda = device.type == "cuda"
+    names = ("layers", "heads", "width", "context", "vocabulary_size")
+    given = {f"model.{name}": getattr(arguments, name) for name in names}
+    given["training.batch_size"] = arguments.batch
+    changes = [f"{key}={value}" for key, value in given.items() if value is not None]
+    config = load_config(arguments.preset or ("gpt2-125m" if is_cuda else "tiny"), changes)
+    batch_size = config.training.batch_size
+    return Workload(
+        model=config.model.to_model_config(),
+        batch_size=batch_size,
+        micro_batch_size=arguments.micro_batch or batch_size,
+        device=device,
+        bf16=is_cuda,
+        compile=is_cuda if arguments.compile is None else arguments.compile,
+        cuda_graphs=is_cuda if arguments.cuda_graphs is None else arguments.cuda_graphs,
+    )
+
+
+def main() -> None:
+    arguments = parse()
+    device = devices.pick_device(arguments.device)
+    devices.prepare_device(device, deterministic=False, threads=None)
+    workload = workload_of(arguments, device)
+    console = Console(width=140)
+    console.print(f"{hardware(device)}, torch {torch.__version__}, {date.today()}, commit {arguments.commit}")
+    steps = arguments.steps or (20 if device.type == "cuda" else 5)
+    measurements = [measure(peer, workload, steps, arguments.rounds, arguments.profile) for peer in arguments.peers]
+    show(measurements, workload, console)
+    if arguments.json:
+        report = {
+            "hardware": hardware(device),
+            "torch": torch.__version__,
+            "date": str(date.today()),
+            "commit": arguments.commit,
+            "model": asdict(workload.model),
+            "batch_size": workload.batch_size,
+            "micro_batch_size": workload.micro_batch_size,
+            "measurements": [asdict(m) for m in measurements],
+        }
+        with open(arguments.json, "w") as file:
+            json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
