@@ -14,28 +14,28 @@ export GOMP_SPINCOUNT := 0
 help:
 	@sed -n 's/^# \(make \)/\1/p' Makefile
 
-# The stamp is newer than pyproject.toml only after a complete installation, so an interrupted one is repeated.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# A stamp is newer than pyproject.toml only after a complete installation, so an interrupted one is repeated.
+$(VENV)/.installed-study $(VENV)/.installed-dev: $(VENV)/.installed-%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "coupled-adam needs Python 3.11 or newer; set PYTHON=")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.installed-study
 	$(BIN)/coupled-adam demo
 
 test: lint types
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.installed
+types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 # Measured as users run it: with OpenMP's own defaults.
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed-dev
 	env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT $(BIN)/python benchmarks/step.py
 
 clean:

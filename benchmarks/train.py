@@ -42,12 +42,13 @@ from coupled_adam.training.sections import OptimizerSection
 from coupled_adam.training.train_step import TrainStep
 
 Batch = tuple[Tensor, Tensor]
-Step = Callable[[Batch], Tensor]
-LR = 6e-4
+Step = Callable[[Batch, float], Tensor]
+LR, WARM_UP_STEPS = 6e-4, 100
 # Parts of kernel names, in this order, and what they belong to. The rest is called "pointwise".
 KINDS = {
     "attention": ("flash", "fmha", "sdpa", "attention", "cudnn"),
     "loss": ("cross_entropy", "log_softmax", "nll_loss", "softmax"),
+    "norm and GELU": ("add_norm", "layer_norm", "gelu"),
     "matmul": ("gemm", "nvjet", "cutlass", "cublas", "xmma", "splitk", "aten::mm", "aten::addmm", "aten::bmm"),
     "optimizer": (
         "adam", "optimizer", "_update_kernel", "_square_sums_kernel", "_second_moment_kernel", "_clip_factor_kernel",
@@ -101,27 +102,45 @@ class Measurement:
     """Part of the time by kind of kernel, idle included."""
 
 
-class PlainHead(nn.Module):
-    """The same model with the usual loss: all logits, then F.cross_entropy."""
+class PlainGPT2(nn.Module):
+    """The same GPT-2, in torch's own operations only: all logits, then F.cross_entropy."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
+        if model.config.architecture != "gpt2":
+            raise SystemExit("the plain loop knows GPT-2 only; choose --peers ours")
         self.model = model
+        self.heads = model.config.heads
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
+        model: Any = self.model
+        x = model.wte(tokens) + model.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in model.blocks:
+            x = x + self.attention(block.attn, block.ln_1(x))
+            hidden = F.gelu(F.linear(block.ln_2(x), block.mlp.c_fc.weight))
+            x = x + F.linear(hidden, block.mlp.c_proj.weight)
+        logits = F.linear(model.ln_f(x), model.lm_head.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def attention(self, module: Any, x: Tensor) -> Tensor:
+        parts = F.linear(x, module.c_attn.weight).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.linear(attended.transpose(1, 2).flatten(2), module.c_proj.weight)
 
 
 def plain_step(workload: Workload) -> Step:
     _, model = build(workload.model, 1, Ranks(0, 1, workload.device, "none"), bf16=workload.bf16, compile=False)
-    module = PlainHead(model)
+    module = PlainGPT2(model)
     if workload.compile:
         module.compile(dynamic=False)
     groups = param_groups(model, weight_decay=0.1, couple="none")
-    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     shares = workload.batch_size // workload.micro_batch_size
 
-    def step(batch: Batch) -> Tensor:
+    def step(batch: Batch, lr: float) -> Tensor:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
         total = torch.zeros((), device=workload.device)
         for tokens, targets in zip(*(part.split(workload.micro_batch_size) for part in batch), strict=True):
             with workload.precision():
@@ -142,9 +161,9 @@ def our_step(workload: Workload) -> Step:
     optimizers = build_optimizers(model, OptimizerSection(lr=LR), capturable=workload.cuda_graphs)
     train_step = TrainStep(module, optimizers, precision=workload.precision, cuda_graphs=workload.cuda_graphs)
 
-    def step(batch: Batch) -> Tensor:
+    def step(batch: Batch, lr: float) -> Tensor:
         parts = zip(*(part.split(workload.micro_batch_size) for part in batch), strict=True)
-        return train_step(list(parts), LR)[0]
+        return train_step(list(parts), lr)[0]
 
     return step
 
@@ -157,25 +176,43 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
+class Run:
+    """A peer's steps in a row, through the same batches again and again, with a linear warm-up."""
+
+    def __init__(self, step: Step, workload: Workload) -> None:
+        self.step, self.device = step, workload.device
+        self.batches = workload.batches(8)
+        self.steps = 0
+
+    def take(self, steps: int) -> list[Tensor]:
+        """The losses of further steps, on the device."""
+        losses = []
+        for _ in range(steps):
+            lr = LR * min(1.0, (self.steps + 1) / WARM_UP_STEPS)
+            losses.append(self.step(self.batches[self.steps % len(self.batches)], lr))
+            self.steps += 1
+        return losses
+
+    def seconds(self, steps: int) -> float:
+        """Seconds of each of further steps."""
+        synchronise(self.device)
+        begin = time.perf_counter()
+        self.take(steps)
+        synchronise(self.device)
+        return (time.perf_counter() - begin) / steps
+
+
 def measure(peer: str, workload: Workload, steps: int, rounds: int, profiled_steps: int) -> Measurement:
     """Build a peer, warm it up, time it, look where its time goes, and take it down."""
     device = workload.device
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
-    step = PEERS[peer](workload)
-    batches = workload.batches(8)
-    losses = [step(batches[i % len(batches)]).item() for i in range(5)]  # compiles, and shows that it learns
-    times = []
-    for _ in range(rounds):
-        synchronise(device)
-        begin = time.perf_counter()
-        for i in range(steps):
-            step(batches[i % len(batches)])
-        synchronise(device)
-        times.append((time.perf_counter() - begin) / steps)
+    run = Run(PEERS[peer](workload), workload)
+    losses = [loss.item() for loss in run.take(5)]  # compiles, and shows that it learns
+    times = [run.seconds(steps) for _ in range(rounds)]
     seconds = statistics.median(times)
-    shares = where_time_goes(step, batches, device, profiled_steps, seconds) if profiled_steps else {}
+    shares = where_time_goes(run, profiled_steps, seconds) if profiled_steps else {}
     peak_flops = devices.peak_flops(device)
     rate = workload.tokens_per_step / seconds
     measurement = Measurement(
@@ -188,7 +225,7 @@ def measure(peer: str, workload: Workload, steps: int, rounds: int, profiled_ste
         first_losses=losses,
         shares=shares,
     )
-    del step, batches
+    del run
     torch.compiler.reset()
     gc.collect()
     if is_cuda:
@@ -196,19 +233,12 @@ def measure(peer: str, workload: Workload, steps: int, rounds: int, profiled_ste
     return measurement
 
 
-def where_time_goes(
-    step: Step, batches: list[Batch], device: torch.device, count: int, seconds_per_step: float
-) -> dict[str, float]:
+def where_time_goes(run: Run, count: int, seconds_per_step: float) -> dict[str, float]:
     """Share of each kind of kernel in the time of a step; on the CPU of each kind of operator."""
-    is_cuda = device.type == "cuda"
+    is_cuda = run.device.type == "cuda"
     activity = torch.profiler.ProfilerActivity.CUDA if is_cuda else torch.profiler.ProfilerActivity.CPU
-    synchronise(device)
     with torch.profiler.profile(activities=[activity]) as profile:
-        begin = time.perf_counter()
-        for i in range(count):
-            step(batches[i % len(batches)])
-        synchronise(device)
-        wall = 1e6 * (time.perf_counter() - begin)
+        wall = 1e6 * count * run.seconds(count)
     # Recording slows the host down: on a GPU the kernels are as fast as ever and the wall clock is the unrecorded one.
     whole = 1e6 * seconds_per_step * count if is_cuda else wall
     shares = dict.fromkeys([*KINDS, "pointwise", "idle"], 0.0)

@@ -13,7 +13,6 @@ from coupled_adam.data import blocks
 from coupled_adam.data.hub_datasets import HubDataset
 from coupled_adam.data.prepare import Progress, prepare
 
-blocks.BLOCK_LENGTH = 3000
 OPTIONS = {"val": 0.1, "test": 0.1, "shard_tokens": 3000, "processes": 1}
 
 
@@ -53,6 +52,7 @@ def step_of_another_version() -> None:
 
 
 if __name__ == "__main__":
+    blocks.BLOCK_LENGTH = 3000
     TOKENIZER, OUT = sys.argv[1], Path(sys.argv[2])
     step("stopped", "openwebtext", TOKENIZER, "openwebtext", stop_at=9000, save_every=0.0)
     step("openwebtext", "openwebtext", TOKENIZER)

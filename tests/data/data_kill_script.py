@@ -21,8 +21,6 @@ from coupled_adam.data import blocks
 from coupled_adam.data.prepare import prepare
 from coupled_adam.data.shards import read_journal
 
-blocks.BLOCK_LENGTH = 2000  # many small blocks: many moments to be killed at
-
 
 def run_child(source: str, tokenizer: str, folder: Path, processes: int) -> int:
     child = os.fork()
@@ -73,4 +71,5 @@ def main(source: str, tokenizer: str, folder: Path, kills: int) -> None:
 
 
 if __name__ == "__main__":
+    blocks.BLOCK_LENGTH = 2000  # many small blocks: many moments to be killed at
     main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))

@@ -1,20 +1,21 @@
 """`coupled-adam data prepare`, `data info` and `data count`, as a user runs them."""
 
+import io
 import json
 import lzma
-import os
-import pty
 import re
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data_corpora import documents, write_corpus, write_tokenizer
+from rich.console import Console
 from typer.testing import CliRunner
 
+from coupled_adam.commands import data
 from coupled_adam.commands.data import app
+from coupled_adam.data import blocks, shards
 from coupled_adam.data.corpus import open_corpus
 
 runner = CliRunner(env={"COLUMNS": "150", "TERMINAL_WIDTH": "150"})
@@ -61,7 +62,8 @@ def test_prepare_refuses_other_settings_by_name_unless_told_to_replace(here: Pat
         "Error: there is another corpus in out: max_tokens was None and is 1000. Give another folder with --out, or "
         "replace it with --overwrite\n"
     )
-    assert runner.invoke(app, prepare("--out", "out", "--max-tokens", "1k", "--overwrite")).exit_code == 0
+    result = runner.invoke(app, prepare("--out", "out", "--max-tokens", "1k", "--overwrite"))
+    assert result.exit_code == 0, result.output
     assert open_corpus("out").manifest.settings["max_tokens"] == 1000
 
 
@@ -99,8 +101,6 @@ def test_bad_options_are_refused_by_name(here: Path, arguments: list[str]) -> No
 
 
 def test_prepare_says_where_it_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from coupled_adam.data import blocks, shards
-
     monkeypatch.setattr(blocks, "BLOCK_LENGTH", 500)
     write = shards.write_journal
     calls = 0
@@ -207,32 +207,16 @@ def test_help_names_every_source_and_tokenizer() -> None:
     assert all(name in runner.invoke(app, ["--help"]).output for name in ("prepare", "info", "count"))
 
 
-def test_in_a_terminal_there_is_a_bar_with_the_time_left_and_nothing_of_it_in_the_output(here: Path) -> None:
-    program = (
-        "import sys, time; from coupled_adam.data import blocks; from coupled_adam.commands import data\n"
-        "blocks.BLOCK_LENGTH = 500\n"
-        "from coupled_adam.data import prepare; say = prepare._Preparation._say\n"
-        "prepare._Preparation._say = lambda *args: (say(*args), time.sleep(0.05))\n"
-        "data.app(sys.argv[1:])"
-    )
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *prepare("--out", "out")],
-        stdout=subprocess.PIPE,
-        stderr=terminal,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-    )
-    os.close(terminal)
-    shown = b""
-    try:
-        while data := os.read(controller, 4096):
-            shown += data
-    except OSError:  # how a terminal ends
-        pass
-    os.close(controller)
-    output, _ = process.communicate()
-    assert process.returncode == 0, shown
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert re.search(r"tokenizing .* \d+% [\d,]+ tokens 0:00:0\d", text), text
-    assert output.startswith(b"Tokens: train ")
-    assert b"\x1b" not in output
+def test_in_a_terminal_there_is_a_bar_with_the_time_left_and_nothing_of_it_in_the_output(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(data, "Console", lambda **_: Console(file=terminal, force_terminal=True, width=100))
+    monkeypatch.setattr(blocks, "BLOCK_LENGTH", 500)
+    monkeypatch.setattr(blocks, "valid_text", lambda text: time.sleep(0.01) or text)
+    result = runner.invoke(app, prepare("--out", "out"))
+    assert result.exit_code == 0, result.output
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    assert re.search(r"tokenizing .* \d+% [\d,]+ tokens 0:00:0\d", shown), shown
+    assert result.stdout.startswith("Tokens: train ")
+    assert result.stdout.count("\n") == 1

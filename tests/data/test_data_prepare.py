@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import lzma
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from coupled_adam.data.prepare import Progress, prepare
 from coupled_adam.data.python_docs import documentation, documentation_files, python_documents
 from coupled_adam.data.settings import differences
 
+SHARED = os.environ.get("COUPLED_ADAM_TEST_DATA")
 TEXTS = [*documents(300), "half a pair \ud83d, and a text with <|endoftext|> in it"]
 VALID = [*TEXTS[:-1], "half a pair �, and a text with <|endoftext|> in it"]
 
@@ -175,16 +178,13 @@ def test_a_write_that_fails_halfway_leaves_nothing_behind(
     folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
     """A limit on the size of files makes the system itself refuse to write more, in the middle of a block."""
-    program = (
-        "import resource, sys; from coupled_adam.data import blocks; from coupled_adam.data.prepare import prepare\n"
-        "blocks.BLOCK_LENGTH = 2000\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4500, 4500))\n"
-        "try: prepare(sys.argv[1], sys.argv[2], sys.argv[3], val=0.1, test=0.1, shard_tokens=3000, processes=1)\n"
-        "except OSError as error: print(error)\n"
-    )
-    command = [sys.executable, "-c", program, f"text:{folder / 'texts'}", str(folder / "tokenizer.json")]
-    done = subprocess.run([*command, str(tmp_path / "out")], capture_output=True, text=True, check=True)
-    assert "no space is left on the disk (File too large)" in done.stdout
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4500, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"no space is left on the disk \(File too large\)"):
+            run(folder, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     run(folder, tmp_path / "out")
     assert contents(tmp_path / "out") == uninterrupted
 
@@ -410,6 +410,37 @@ def test_the_documentation_is_the_same_for_any_number_of_processes(package: Path
     (package / "empty.py").write_text("x = 1")
     expected = ["Guide\n=====", *(f"Module {number}." for number in range(30)), "a topic"]
     assert python_documents(1) == python_documents(2) == expected
+
+
+def test_the_documentation_of_numpy_is_found_without_importing_it(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coupled_adam.data.python_docs.PACKAGES", ("numpy",))
+    documents = python_documents(2)
+    assert len(documents) > 130
+    for words in (
+        "Return evenly spaced numbers over a specified interval.",  # a docstring
+        "Create an array.\n",  # one that is added to a compiled function
+    ):
+        assert sum(words in document for document in documents) == 1, words
+
+
+@pytest.mark.skipif(SHARED is None, reason="COUPLED_ADAM_TEST_DATA names no folder with a text and GPT-2's files")
+def test_a_real_text_has_the_tokens_of_each_of_its_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tiktoken
+
+    monkeypatch.undo()  # blocks of their real size
+    folder = Path(SHARED or "")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder / "gpt2-bpe" / "tiktoken_cache"))
+    path = folder / "corpus" / "simplewiki_sample.txt.xz"
+    corpus = prepare(f"text:{path}", "gpt2", tmp_path / "out", processes=2)
+    texts = [text.strip("\n") for text in lzma.decompress(path.read_bytes()).decode().split("<|endoftext|>\n")]
+    encoding = tiktoken.get_encoding("gpt2")
+    expected: dict[str, list[int]] = {"train": [], "val": [], "test": []}
+    for text in filter(None, texts):
+        expected[split_by_hash(text, 0.05, 0.05)] += [*encoding.encode_ordinary(text), 50256]
+    for split, tokens in expected.items():
+        assert np.array_equal(corpus.tokens(split).read(0, len(corpus.tokens(split))), tokens)
 
 
 def test_a_python_without_documentation_is_refused(package: Path) -> None:

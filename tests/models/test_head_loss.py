@@ -112,8 +112,8 @@ def test_the_weight_gradient_adds_up_in_float32_over_many_bf16_chunks(monkeypatc
     monkeypatch.setattr(loss_module, "chunk_rows", lambda N, row_bytes, budget: 1)
     hidden = torch.ones(2000, 1, dtype=torch.bfloat16)
     weight = torch.zeros(2, 1, dtype=torch.bfloat16)
-    _, _, gradient = loss_module._losses_and_gradients(
-        hidden, weight, torch.zeros(2000, dtype=torch.int64), None, 0.0, -100, torch.bfloat16, True
+    _, _, gradient = loss_module._summed_loss(
+        hidden, weight, torch.zeros(2000, dtype=torch.int64), 0.0, -100, torch.bfloat16, True
     )
     assert gradient.tolist() == [[-1000.0], [1000.0]]
 
@@ -210,12 +210,14 @@ def test_bad_arguments_are_refused(shapes: tuple[tuple[int, ...], ...], options:
         linear_cross_entropy(hidden, weight, torch.zeros(shapes[2], dtype=torch.int64), **options)
 
 
-def test_the_operator_is_well_behaved() -> None:
+def test_the_operators_of_the_loss_are_well_behaved() -> None:
     """torch's own checks: the schema, what the compiler believes of shapes and dtypes, no aliases."""
     for dtype, needs_grad in ((torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)):
-        hidden, weight, targets = inputs()
-        arguments = (hidden.detach(), weight.detach(), targets, None, 0.1, -100, dtype, needs_grad)
-        torch.library.opcheck(loss_module._losses_and_gradients, arguments)
+        hidden, weight, targets = (tensor.detach() for tensor in inputs())
+        torch.library.opcheck(loss_module._summed_loss, (hidden, weight, targets, 0.1, -100, dtype, needs_grad))
+        torch.library.opcheck(loss_module._token_losses, (hidden, weight, targets, 0.1, -100, dtype))
+        token_weights = torch.rand(N)
+        torch.library.opcheck(loss_module._token_gradients, (hidden, weight, targets, token_weights, 0.1, -100, dtype))
 
 
 @pytest.mark.parametrize("rows", [101, 128, 8192, 20000])

@@ -46,6 +46,9 @@ def main() -> None:
     if ranks == 2:
         train(small_config(corpus, training={**ddp, "micro_batch_size": 2}), folder / "ddp-accumulated-2")
         train(small_config(corpus, training={**fsdp2, "micro_batch_size": 2}), folder / "fsdp2-accumulated-2")
+        for mode in ("ddp", "fsdp2"):
+            bf16 = {"parallel": mode, "precision": "bf16"}
+            train(small_config(corpus, training=bf16, log={"val_every": 3}), folder / f"{mode}-bf16-2")
         for name, optimizer in OPTIMIZERS.items():
             train(small_config(corpus, training=fsdp2, optimizer=optimizer), folder / f"fsdp2-{name}-2")
         train(

@@ -25,7 +25,7 @@ def write_corpus(folder: Path, seed: int = 0) -> Path:
     generator = np.random.default_rng(seed)
     successors = generator.integers(0, VOCABULARY, (VOCABULARY, 3))
     splits = {}
-    for name, length in (("train", 4000), ("val", 600)):
+    for name, length in (("train", 4000), ("val", 513)):
         tokens = np.zeros(length, np.uint16)
         for i in range(1, length):
             tokens[i] = successors[tokens[i - 1], generator.integers(3)]

@@ -71,6 +71,16 @@ def test_every_optimizer_of_sharded_embeddings_gives_the_curve_of_one_process(
     assert_same_curve(runs / f"fsdp2-{name}-2", one_process(corpus, tmp_path / "one", optimizer=OPTIMIZERS[name]))
 
 
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
+def test_bf16_is_the_same_on_ranks_up_to_its_rounding(mode: str, runs: Path, corpus: Path, tmp_path: Path) -> None:
+    one = one_process(corpus, tmp_path / "one", training={"precision": "bf16"}, log={"val_every": 3})
+    ours, theirs = rows(runs / f"{mode}-bf16-2"), rows(one)
+    assert [(row["kind"], row["step"]) for row in ours] == [(row["kind"], row["step"]) for row in theirs]
+    for row, expected in zip(ours, theirs, strict=True):
+        if row["kind"] in ("train", "val"):
+            assert row["loss"] == pytest.approx(expected["loss"], abs=2e-3), row
+
+
 def test_an_untied_llama_gives_the_curve_of_one_process(runs: Path, corpus: Path, tmp_path: Path) -> None:
     reference = one_process(corpus, tmp_path / "one", model={"architecture": "llama", "tied": False})
     assert_same_curve(runs / "fsdp2-llama-2", reference)

@@ -93,7 +93,7 @@ def prepare(
     tokenizer = tokenizer or default_tokenizer(source)
     folder = out or default_folder(source, tokenizer)
     was_complete = (folder / FILE_NAME).is_file() and not overwrite
-    with _refusing(), _notes(), _preparation_bar() as on_progress:
+    with _refusing(), _notes(), preparation_bar() as on_progress:
         corpus = run(
             source,
             tokenizer,
@@ -277,7 +277,7 @@ def _notes() -> Iterator[None]:
 
 
 @contextmanager
-def _preparation_bar() -> "Iterator[Callable[[preparation.Progress], None]]":
+def preparation_bar() -> "Iterator[Callable[[preparation.Progress], None]]":
     """A bar on the error output, with the time left where that can be known; a line a minute if it is no terminal."""
     console = Console(stderr=True, highlight=False)
     columns = (

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from coupled_adam.commands.data import preparation_bar
 from coupled_adam.commands.refusal import refuse
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def train(
     Several GPUs: `torchrun --nproc-per-node 8 -m coupled_adam train gpt2-125m`.
     """
     from coupled_adam.training.config import load_config, to_toml
+    from coupled_adam.training.presets import PRESETS
 
     console = Console(highlight=False)
     if list_presets:
@@ -79,18 +81,24 @@ def train(
         typer.echo(to_toml(resolved), nl=False)
         return
 
-    own_folder = Path(config) if (Path(config) / "config.toml").is_file() else None
+    # As load_config reads it: a preset's name wins over a folder of that name.
+    own_folder = Path(config) if config not in PRESETS and (Path(config) / "config.toml").is_file() else None
     folder = out or own_folder or Path("runs") / f"{resolved.name}-{resolved.optimizer.embeddings}-seed{resolved.seed}"
 
-    from coupled_adam.training.run import run_training
+    from coupled_adam.training.run import prepare_tokens, run_training
     from coupled_adam.training.trainer import TrainingStopped
 
     is_first = os.environ.get("RANK", "0") == "0"
     try:
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            with preparation_bar() as on_progress:
+                prepare_tokens(resolved, typer.echo, on_progress)
         outcome = run_training(resolved, folder, resume=resume, console=console)
     except (ValueError, OSError, ImportError) as error:
         if is_first:
             refuse(str(error))
+        if not getattr(error, "said_by_first_rank", False):
+            refuse(f"rank {os.environ['RANK']}: {error}")
         raise typer.Exit(2) from None
     except TrainingStopped as error:
         if is_first:

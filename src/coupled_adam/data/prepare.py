@@ -362,8 +362,8 @@ class _Preparation:
                 remove_corpus(self.folder, tokenizer_path(self.settings.tokenizer))  # nothing to go on with
                 raise ValueError(
                     f"source {self.settings.source!r}: none of its {documents} documents fell into the split {name!r}; "
-                    "give more documents (in a .txt file a line <|endoftext|> separates them), another --seed, or "
-                    "--val 0 and --test 0 to hold none out"
+                    "give more documents (in a .txt file a line <|endoftext|> separates them), larger --val and "
+                    "--test, or --val 0 and --test 0 to hold none out"
                 )
 
 

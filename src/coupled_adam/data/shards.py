@@ -8,7 +8,6 @@ manifest, written last, makes the folder complete, and `unfinished` goes.
 import hashlib
 import json
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -86,7 +85,6 @@ class ShardWriter:
         self.documents = journal.documents
         self._file: BinaryIO | None = None
         self._hash = hashlib.sha256()
-        self._drop_what_is_behind()
         if self.growing:
             self._go_on()
 
@@ -146,14 +144,6 @@ class ShardWriter:
             with suppress(OSError):  # the rest could not be written; the journal does not speak of it
                 self._file.close()
             self._file = None
-
-    def _drop_what_is_behind(self) -> None:
-        """Remove shards that were begun, or even finished, after the journal was written."""
-        kept = {shard.file for shard in self.shards} | ({self._name} if self.growing else set())
-        for place in (self.folder, self.folder / UNFINISHED):
-            for path in place.glob(f"{self.split}-*.bin"):
-                if path.name not in kept and re.fullmatch(rf"{self.split}-\d{{5}}\.bin", path.name):
-                    path.unlink()
 
     def _go_on(self) -> None:
         path = self.folder / UNFINISHED / self._name

@@ -35,7 +35,7 @@ def draw_sample(matrix: Matrix) -> Sample:
     count = matrix.shape[0]
     rows = np.sort(generator.choice(count, min(count, SAMPLED_ROWS), replace=False))
     points = _as_float(matrix[rows])  # (S, H)
-    axes = _axes(points, column_mean(matrix))  # (H, 3)
+    axes = axes_around(points, column_mean(matrix))  # (H, 3)
     return Sample(rows, (points @ axes).numpy(), _cosines(points, generator))
 
 
@@ -47,7 +47,7 @@ def column_mean(matrix: Matrix) -> Tensor:
     return total / matrix.shape[0]
 
 
-def _axes(points: Tensor, mean: Tensor) -> Tensor:
+def axes_around(points: Tensor, mean: Tensor) -> Tensor:
     """Three orthonormal directions (H, 3), filled up with zeros when H < 3."""
     along_mean = torch.nn.functional.normalize(mean, dim=0).float()  # zero stays zero
     across = points - torch.outer(points @ along_mean, along_mean)

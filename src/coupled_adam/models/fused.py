@@ -1,19 +1,31 @@
-"""The parts of a block between its matrix products, each as one pass over memory on a GPU: GELU, and a residual sum
-with the LayerNorm behind it.
+"""The parts of a block as a GPU likes them: GELU, a residual sum with the LayerNorm behind it, and linear layers.
 
-They take a fifth of a training step, all of it for reading and writing. Under autocast their inputs and outputs have 16
-bits, and what is kept for the backward pass is what is in memory anyway. Everywhere else the same is done by torch.
+GELU and LayerNorm take a fifth of a training step, all of it for reading and writing, so each is one pass over memory.
+This is for autocast on a GPU; everywhere else torch does the same.
 
 Letters: B batch, T time, H width.
 """
 
-import functools
+import importlib.util
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+class Linear(nn.Linear):
+    """nn.Linear; under autocast on a GPU, the gradient of its weight stays in float32 from the product on."""
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., K) -> (..., M)
+        weight = self.weight
+        if getattr(self, "bias", None) is None and x.is_cuda and weight.dtype == torch.float32 and _autocast():
+            y: Tensor = _linear(x.to(torch.get_autocast_dtype("cuda")), weight)[0]
+            return y
+        return super().forward(x)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -23,8 +35,9 @@ def gelu(x: Tensor) -> Tensor:
         >>> gelu(torch.tensor([-1.0, 0.0, 1.0]))
         tensor([-0.1587,  0.0000,  0.8413])
     """
-    if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and kernels() is not None:
-        return _apply(_GELU, x)
+    if HAS_TRITON and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
+        y: Tensor = _gelu(x)
+        return y
     return F.gelu(x)
 
 
@@ -47,7 +60,7 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tens
     if branch is None:
         return x, norm(x)
     if _takes_one_pass(x, branch, norm):
-        total, y = _AddNorm.apply(x, branch, norm.weight, norm.eps)  # type: ignore[no-untyped-call]
+        total, y, _, _ = _add_norm(x, branch, norm.weight, norm.eps)
         return total, y
     total = x + branch
     return total, norm(total)
@@ -55,68 +68,75 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tens
 
 def _takes_one_pass(x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> bool:
     return (
-        x.is_cuda
-        and x.dtype == torch.float32
+        HAS_TRITON
+        and x.is_cuda
+        and x.dtype == norm.weight.dtype == torch.float32
         and x.shape == branch.shape
-        and torch.is_autocast_enabled("cuda")
+        and _autocast()
         and branch.dtype == torch.get_autocast_dtype("cuda")
         and getattr(norm, "bias", None) is None
-        and norm.weight.dtype == torch.float32
-        and kernels() is not None
     )
 
 
-def _apply(function: Any, *arguments: Any) -> Tensor:
-    result: Tensor = function.apply(*arguments)  # torch gives `apply` no types
-    return result
+def _autocast() -> bool:
+    return torch.is_autocast_enabled("cuda")
 
 
-@functools.cache
-def kernels() -> ModuleType | None:
-    """The Triton kernels, None where Triton is missing."""
-    try:
-        from coupled_adam.models import fused_kernels
-    except ImportError:
-        return None
+def _kernels() -> ModuleType:
+    from coupled_adam.models import fused_kernels
+
     return fused_kernels
 
 
-class _GELU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        y: Tensor = _gelu_forward(x)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad_y: Tensor) -> Tensor:
-        grad_x: Tensor = _gelu_backward(ctx.saved_tensors[0], grad_y)
-        return grad_x
+# Operators of their own, so that torch.compile takes them as they are, and so that a gradient can be wider than what it
+# is the gradient of.
+@torch.library.custom_op("coupled_adam::linear", mutates_args=())
+def _linear(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x (..., K) times weight (M, K), and the weight in the dtype of x."""
+    narrow = weight.to(x.dtype)
+    return x @ narrow.T, narrow
 
 
-class _AddNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        total, y, mean, rstd = _add_norm_forward(x, branch, weight, eps)
-        ctx.save_for_backward(total, weight, mean, rstd)
-        return total, y
-
-    @staticmethod
-    def backward(ctx: Any, grad_total: Tensor, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        total, weight, mean, rstd = ctx.saved_tensors
-        grad_x, grad_branch, grad_weight = _add_norm_backward(grad_total, grad_y, total, weight, mean, rstd)
-        return grad_x, grad_branch, grad_weight, None
+@_linear.register_fake
+def _(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(*x.shape[:-1], weight.shape[0]), torch.empty_like(weight, dtype=x.dtype)
 
 
-# Operators of their own, so that torch.compile takes them as they are.
+@torch.library.custom_op("coupled_adam::linear_backward", mutates_args=())
+def _linear_backward(grad_y: Tensor, x: Tensor, narrow: Tensor) -> tuple[Tensor, Tensor]:
+    flat = grad_y.flatten(0, -2)
+    return grad_y @ narrow, torch.mm(flat.T, x.flatten(0, -2), out_dtype=torch.float32)
+
+
+@_linear_backward.register_fake
+def _(grad_y: Tensor, x: Tensor, narrow: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(narrow, dtype=torch.float32)
+
+
+def _keep_factors(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(inputs[0], output[1])
+
+
+def _differentiate_linear(ctx: Any, grad_y: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None]:
+    if grad_y is None:
+        return None, None
+    grad_x, grad_weight = _linear_backward(grad_y, *ctx.saved_tensors)
+    return grad_x, grad_weight
+
+
+_linear.register_autograd(_differentiate_linear, setup_context=_keep_factors)
+
+
 @torch.library.custom_op("coupled_adam::gelu", mutates_args=())
-def _gelu_forward(x: Tensor) -> Tensor:
+def _gelu(x: Tensor) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _loaded_kernels().gelu(x.contiguous(), y)
+    _kernels().gelu(x.contiguous(), y)
     return y
 
 
-@_gelu_forward.register_fake
+@_gelu.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -124,7 +144,7 @@ def _(x: Tensor) -> Tensor:
 @torch.library.custom_op("coupled_adam::gelu_backward", mutates_args=())
 def _gelu_backward(x: Tensor, grad_y: Tensor) -> Tensor:
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _loaded_kernels().gelu_backward(x.contiguous(), grad_y.contiguous(), grad_x)
+    _kernels().gelu_backward(x.contiguous(), grad_y.contiguous(), grad_x)
     return grad_x
 
 
@@ -133,41 +153,55 @@ def _(x: Tensor, grad_y: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+_gelu.register_autograd(
+    lambda ctx, grad_y: _gelu_backward(ctx.saved_tensors[0], grad_y),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
 @torch.library.custom_op("coupled_adam::add_norm", mutates_args=())
-def _add_norm_forward(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    results: tuple[Tensor, Tensor, Tensor, Tensor] = _empty_add_norm(x, branch, weight, eps)
-    _loaded_kernels().add_norm(x.contiguous(), branch.contiguous(), weight, eps, *results)
+def _add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x + branch, its LayerNorm, and the mean and inverse standard deviation of each row (B, T)."""
+    results: tuple[Tensor, Tensor, Tensor, Tensor] = _add_norm_results(x, branch, weight, eps)
+    _kernels().add_norm(x.contiguous(), branch.contiguous(), weight, eps, *results)
     return results
 
 
-@_add_norm_forward.register_fake
-def _empty_add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@_add_norm.register_fake
+def _add_norm_results(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total = torch.empty_like(x, memory_format=torch.contiguous_format)
     y = torch.empty_like(branch, memory_format=torch.contiguous_format)
-    statistics = x.new_empty(x.shape[:-1])  # (B, T)
-    return total, y, statistics, torch.empty_like(statistics)
+    mean = x.new_empty(x.shape[:-1])
+    return total, y, mean, torch.empty_like(mean)
 
 
 @torch.library.custom_op("coupled_adam::add_norm_backward", mutates_args=())
 def _add_norm_backward(
     grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x, grad_branch, grad_weight = _empty_add_norm_backward(grad_total, grad_y, total, weight, mean, rstd)
+    results: tuple[Tensor, Tensor, Tensor] = _add_norm_gradients(grad_total, grad_y, total, weight, mean, rstd)
     gradients = grad_total.contiguous(), grad_y.contiguous()
-    partial = _loaded_kernels().add_norm_backward(*gradients, total, weight, mean, rstd, grad_x, grad_branch)
-    torch.sum(partial, dim=0, out=grad_weight)
-    return grad_x, grad_branch, grad_weight
+    _kernels().add_norm_backward(*gradients, total, weight, mean, rstd, *results)
+    return results
 
 
 @_add_norm_backward.register_fake
-def _empty_add_norm_backward(
+def _add_norm_gradients(
     grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x = torch.empty_like(total)
-    return grad_x, torch.empty_like(total, dtype=grad_y.dtype), torch.empty_like(weight)
+    """The gradient of both summands, in the dtype of each, and of the weight."""
+    return torch.empty_like(total), torch.empty_like(total, dtype=grad_y.dtype), torch.empty_like(weight)
 
 
-def _loaded_kernels() -> ModuleType:
-    module = kernels()
-    assert module is not None
-    return module
+def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    total, _, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.save_for_backward(total, inputs[2], mean, rstd)
+
+
+def _differentiate_add_norm(ctx: Any, grad_total: Tensor, grad_y: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    grad_x, grad_branch, grad_weight = _add_norm_backward(grad_total, grad_y, *ctx.saved_tensors)
+    return grad_x, grad_branch, grad_weight, None
+
+
+_add_norm.register_autograd(_differentiate_add_norm, setup_context=_keep_sum)

@@ -10,6 +10,9 @@ LayerNorm of s = x + branch, with s^ = (s - mean) * rstd:
     y = weight * s^
     d s = d_s + rstd * (w - mean(w) - s^ * mean(w * s^)),  w = weight * d_y
 
+All go from the last row to the first: the last ones are still in the cache when a matrix product has just written
+them, and the next product starts with the first ones.
+
 Letters: N rows (tokens), H width. Everything is computed in float32.
 """
 
@@ -24,9 +27,11 @@ import triton.language as tl
 from torch import Tensor
 
 # Found on an H200.
-GELU_BLOCK, GELU_WARPS = 4096, 8
+GELU_BLOCK, GELU_WARPS = 4096, 4
+GELU_BACKWARD_BLOCK, GELU_BACKWARD_WARPS = 1024, 4
 NORM_ROWS, NORM_WARPS = 2, 4
-NORM_BACKWARD_ROWS, NORM_BACKWARD_WARPS, NORM_BACKWARD_PROGRAMS = 2, 4, 1056
+NORM_BACKWARD_WARPS, NORM_BACKWARD_PROGRAMS = 2, 1056
+SUM_BLOCK_P, SUM_BLOCK_H = 64, 32
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 INVERSE_ROOT_2_PI = tl.constexpr(1 / math.sqrt(2 * math.pi))
@@ -44,7 +49,7 @@ def _upper_tail(x):
 
 @triton.jit
 def _gelu_kernel(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
-    positions = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    positions = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = positions < size
     x = tl.load(x_ptr + positions, mask=mask, other=0.0).to(tl.float32)
     tail, _ = _upper_tail(x)
@@ -54,7 +59,7 @@ def _gelu_kernel(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gelu_backward_kernel(x_ptr, grad_y_ptr, grad_x_ptr, size, BLOCK: tl.constexpr):
-    positions = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    positions = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = positions < size
     x = tl.load(x_ptr + positions, mask=mask, other=0.0).to(tl.float32)
     grad_y = tl.load(grad_y_ptr + positions, mask=mask, other=0.0).to(tl.float32)
@@ -78,7 +83,7 @@ def _add_norm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_H)
     mask = (rows < N)[:, None] & (columns < H)[None, :]
     offsets = rows.to(tl.int64)[:, None] * H + columns[None, :]
@@ -108,31 +113,41 @@ def _add_norm_backward_kernel(
     partial_ptr,
     N,
     H,
-    BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Program i takes every P-th block of rows, and adds up their share of the gradient of the weight."""
+    """Program i takes every P-th row, and adds up the rows' share of the gradient of the weight."""
     columns = tl.arange(0, BLOCK_H)
-    weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0)[None, :]
-    grad_weight = tl.zeros((BLOCK_N, BLOCK_H), dtype=tl.float32)
-    for first in range(tl.program_id(0) * BLOCK_N, N, tl.num_programs(0) * BLOCK_N):
-        rows = first + tl.arange(0, BLOCK_N)
-        mask = (rows < N)[:, None] & (columns < H)[None, :]
-        offsets = rows.to(tl.int64)[:, None] * H + columns[None, :]
-        mean = tl.load(mean_ptr + rows, mask=rows < N, other=0.0)[:, None]
-        rstd = tl.load(rstd_ptr + rows, mask=rows < N, other=0.0)[:, None]
+    mask = columns < H
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    grad_weight = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    for before in range(tl.program_id(0), N, tl.num_programs(0)):
+        row = N - 1 - before
+        offsets = tl.cast(row, tl.int64) * H + columns
+        mean = tl.load(mean_ptr + row)
+        rstd = tl.load(rstd_ptr + row)
         total = tl.load(total_ptr + offsets, mask=mask, other=0.0)
         grad_y = tl.load(grad_y_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         grad_total = tl.load(grad_total_ptr + offsets, mask=mask, other=0.0)
         normal = tl.where(mask, (total - mean) * rstd, 0.0)
         weighted = weight * grad_y
-        mean_weighted = (tl.sum(weighted, axis=1) / H)[:, None]
-        mean_product = (tl.sum(weighted * normal, axis=1) / H)[:, None]
+        mean_weighted = tl.sum(weighted, axis=0) / H
+        mean_product = tl.sum(weighted * normal, axis=0) / H
         gradient = grad_total + rstd * (weighted - mean_weighted - normal * mean_product)
         tl.store(grad_x_ptr + offsets, gradient, mask=mask)
         tl.store(grad_branch_ptr + offsets, gradient.to(grad_branch_ptr.dtype.element_ty), mask=mask)
         grad_weight += grad_y * normal
-    tl.store(partial_ptr + tl.program_id(0) * H + columns, tl.sum(grad_weight, axis=0), mask=columns < H)
+    tl.store(partial_ptr + tl.program_id(0) * H + columns, grad_weight, mask=mask)
+
+
+@triton.jit
+def _column_sums_kernel(partial_ptr, sum_ptr, P, H, BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr):
+    columns = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    sums = tl.zeros((BLOCK_P, BLOCK_H), dtype=tl.float32)
+    for first in range(0, P, BLOCK_P):
+        rows = first + tl.arange(0, BLOCK_P)
+        mask = (rows < P)[:, None] & (columns < H)[None, :]
+        sums += tl.load(partial_ptr + rows[:, None] * H + columns[None, :], mask=mask, other=0.0)
+    tl.store(sum_ptr + columns, tl.sum(sums, axis=0), mask=columns < H)
 
 
 def gelu(x: Tensor, y: Tensor) -> None:
@@ -143,9 +158,11 @@ def gelu(x: Tensor, y: Tensor) -> None:
 
 def gelu_backward(x: Tensor, grad_y: Tensor, grad_x: Tensor) -> None:
     """Write grad_y * gelu'(x) into grad_x; all contiguous."""
-    grid = (triton.cdiv(x.numel(), GELU_BLOCK),)
+    block = GELU_BACKWARD_BLOCK
     with torch.cuda.device_of(x):
-        _gelu_backward_kernel[grid](x, grad_y, grad_x, x.numel(), BLOCK=GELU_BLOCK, num_warps=GELU_WARPS)
+        _gelu_backward_kernel[(triton.cdiv(x.numel(), block),)](
+            x, grad_y, grad_x, x.numel(), BLOCK=block, num_warps=GELU_BACKWARD_WARPS
+        )
 
 
 def add_norm(
@@ -180,10 +197,11 @@ def add_norm_backward(
     rstd: Tensor,
     grad_x: Tensor,
     grad_branch: Tensor,
-) -> Tensor:
-    """Write the gradient of both summands, in the dtype of each; returns that of the weight as partial sums (P, H)."""
+    grad_weight: Tensor,
+) -> None:
+    """Write the gradient of both summands, in the dtype of each, and of the weight."""
     N, H = mean.numel(), weight.numel()
-    programs = max(1, min(triton.cdiv(N, NORM_BACKWARD_ROWS), NORM_BACKWARD_PROGRAMS))
+    programs = max(1, min(N, NORM_BACKWARD_PROGRAMS))
     partial = torch.empty(programs, H, dtype=torch.float32, device=total.device)
     with torch.cuda.device_of(total):
         _add_norm_backward_kernel[(programs,)](
@@ -198,8 +216,9 @@ def add_norm_backward(
             partial,
             N,
             H,
-            BLOCK_N=NORM_BACKWARD_ROWS,
             BLOCK_H=triton.next_power_of_2(H),
             num_warps=NORM_BACKWARD_WARPS,
         )
-    return partial
+        _column_sums_kernel[(triton.cdiv(H, SUM_BLOCK_H),)](
+            partial, grad_weight, programs, H, BLOCK_P=SUM_BLOCK_P, BLOCK_H=SUM_BLOCK_H, num_warps=4
+        )

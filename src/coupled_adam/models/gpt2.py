@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coupled_adam.models.config import ModelConfig
-from coupled_adam.models.fused import add_norm, gelu
+from coupled_adam.models.fused import Linear, add_norm, gelu
 from coupled_adam.models.language_model import LanguageModel
 
 NORM_EPS = 1e-5
@@ -22,8 +22,8 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.c_attn = nn.Linear(config.width, 3 * config.width, bias=config.bias)
-        self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
+        self.c_attn = Linear(config.width, 3 * config.width, bias=config.bias)
+        self.c_proj = Linear(config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, H) -> (B, T, H)
         q, k, v = (
@@ -39,8 +39,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.c_fc = nn.Linear(config.width, config.mlp_width, bias=config.bias)
-        self.c_proj = nn.Linear(config.mlp_width, config.width, bias=config.bias)
+        self.c_fc = Linear(config.width, config.mlp_width, bias=config.bias)
+        self.c_proj = Linear(config.mlp_width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, H) -> (B, T, H)
         return cast(Tensor, self.c_proj(gelu(self.c_fc(x))))

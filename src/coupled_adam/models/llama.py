@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coupled_adam.models.config import ModelConfig
-from coupled_adam.models.fused import add_norm
+from coupled_adam.models.fused import Linear, add_norm
 from coupled_adam.models.language_model import LanguageModel
 
 NORM_EPS = 1e-5
@@ -40,10 +40,10 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.q_proj = nn.Linear(config.width, config.width, bias=False)
-        self.k_proj = nn.Linear(config.width, config.width, bias=False)
-        self.v_proj = nn.Linear(config.width, config.width, bias=False)
-        self.o_proj = nn.Linear(config.width, config.width, bias=False)
+        self.q_proj = Linear(config.width, config.width, bias=False)
+        self.k_proj = Linear(config.width, config.width, bias=False)
+        self.v_proj = Linear(config.width, config.width, bias=False)
+        self.o_proj = Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, H) -> (B, T, H)
         q, k, v = (
@@ -61,9 +61,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.width, config.mlp_width, bias=False)
-        self.up_proj = nn.Linear(config.width, config.mlp_width, bias=False)
-        self.down_proj = nn.Linear(config.mlp_width, config.width, bias=False)
+        self.gate_proj = Linear(config.width, config.mlp_width, bias=False)
+        self.up_proj = Linear(config.width, config.mlp_width, bias=False)
+        self.down_proj = Linear(config.mlp_width, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, H) -> (B, T, H)
         return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))

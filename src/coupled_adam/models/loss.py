@@ -9,7 +9,7 @@ Letters: N tokens, V vocabulary rows, H width. With logits z (N, V), target y an
     d loss_n / d z_n = (1 + 2 * z_loss * lse_n) * softmax(z_n) - onehot(y)
 """
 
-import functools
+import importlib.util
 from types import ModuleType
 from typing import Any
 
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from coupled_adam.models import loss_operations
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Bytes of the logits of one chunk. Few enough that they stay small beside the model, many enough that adding up the
 # gradient of the weight over the chunks costs little; on the CPU they should stay near its cache.
-CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 2**30}
+CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**30}
 # Matrix products are fastest at multiples of their tiles.
 ROW_MULTIPLE = 256
 
@@ -69,84 +70,136 @@ def linear_cross_entropy(
         torch.is_autocast_enabled(device_type) and dtype != torch.float64
     ):  # as autocast does, which leaves float64 alone
         dtype = torch.get_autocast_dtype(device_type)
+    options = float(z_loss), ignore_index, dtype
     if reduction == "none":
-        return _apply(_TokenLosses, hidden, weight, targets, float(z_loss), ignore_index, dtype)
-    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return _apply(_MeanLoss, hidden, weight, targets, float(z_loss), ignore_index, dtype, needs_grad)
-
-
-def _apply(function: Any, *arguments: Any) -> Tensor:
-    result: Tensor = function.apply(*arguments)  # torch gives `apply` no types
-    return result
-
-
-class _MeanLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        z_loss: float,
-        ignore_index: int,
-        dtype: torch.dtype,
-        needs_grad: bool,
-    ) -> Tensor:
-        losses: Tensor
-        losses, grad_hidden, grad_weight = _losses_and_gradients(
-            hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad
-        )
-        count = (targets != ignore_index).sum()
-        ctx.save_for_backward(grad_hidden, grad_weight, count)
-        ctx.dtypes = hidden.dtype, weight.dtype
-        return losses.sum() / count
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivative()
-        grad_hidden, grad_weight, count = ctx.saved_tensors
-        hidden_dtype, weight_dtype = ctx.dtypes
-        scale = grad_loss / count
-        gradients = (grad_hidden * scale).to(hidden_dtype), (grad_weight * scale).to(weight_dtype)
-        return *gradients, None, None, None, None, None
-
-
-class _TokenLosses(torch.autograd.Function):
-    """The weight of a token's loss in what is differentiated is known in backward only."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, ignore_index: int, dtype: torch.dtype
-    ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, targets)
-        ctx.options = z_loss, ignore_index, dtype
-        losses: Tensor
-        losses, _, _ = _losses_and_gradients(hidden, weight, targets, None, z_loss, ignore_index, dtype, False)
+        losses: Tensor = _token_losses(hidden, weight, targets, *options)
         return losses
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    total: Tensor = _summed_loss(hidden, weight, targets, *options, needs_grad)[0]
+    return total / (targets != ignore_index).sum()
 
-    @staticmethod
-    def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivative()
-        hidden, weight, targets = ctx.saved_tensors
-        z_loss, ignore_index, dtype = ctx.options
-        _, grad_hidden, grad_weight = _losses_and_gradients(
-            hidden, weight, targets, grad_losses, z_loss, ignore_index, dtype, True
-        )
-        return grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype), None, None, None, None
+
+# Operators of their own: torch.compile takes them as they are, neither unrolling the loop nor leaving its graph.
+@torch.library.custom_op("coupled_adam::summed_loss", mutates_args=())
+def _summed_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    z_loss: float,
+    ignore_index: int,
+    dtype: torch.dtype,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of the losses, and its gradients (N, H) and (V, H); both are empty without `needs_grad`."""
+    losses, grad_hidden, grad_weight = _walk_chunks(
+        hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad
+    )
+    return losses.sum(), grad_hidden, grad_weight
+
+
+@_summed_loss.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    z_loss: float,
+    ignore_index: int,
+    dtype: torch.dtype,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    losses, grad_hidden, grad_weight = _results(hidden, weight, dtype, needs_grad)
+    return losses.new_empty(()), grad_hidden, grad_weight
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, grad_hidden, grad_weight = output
+    ctx.mark_non_differentiable(grad_hidden, grad_weight)
+    ctx.set_materialize_grads(False)  # else zeros of their size would be made for the backward pass
+    ctx.save_for_backward(grad_hidden, grad_weight)
+    ctx.dtypes = inputs[0].dtype, inputs[1].dtype
+
+
+def _scale_gradients(ctx: Any, grad_total: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    _refuse_second_derivative()
+    if grad_total is None:
+        return (None,) * 7
+    grad_hidden, grad_weight = ctx.saved_tensors
+    hidden_dtype, weight_dtype = ctx.dtypes
+    return (grad_hidden * grad_total).to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), *(None,) * 5
+
+
+_summed_loss.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+
+
+@torch.library.custom_op("coupled_adam::token_losses", mutates_args=())
+def _token_losses(
+    hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, ignore_index: int, dtype: torch.dtype
+) -> Tensor:
+    """The losses (N,). The weight of each in what is differentiated is known in backward only."""
+    return _walk_chunks(hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad=False)[0]
+
+
+@_token_losses.register_fake
+def _(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    return _results(hidden, weight, dtype, needs_grad=False)[0]
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.options = inputs[3:]
+
+
+def _compute_gradients(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
+    _refuse_second_derivative()
+    hidden, weight, targets = ctx.saved_tensors
+    grad_hidden, grad_weight = _token_gradients(hidden, weight, targets, grad_losses, *ctx.options)
+    return grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype), *(None,) * 4
+
+
+_token_losses.register_autograd(_compute_gradients, setup_context=_keep_inputs)
+
+
+@torch.library.custom_op("coupled_adam::token_gradients", mutates_args=())
+def _token_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    token_weights: Tensor,
+    z_loss: float,
+    ignore_index: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the sum of the losses, each times its weight (N,)."""
+    _, grad_hidden, grad_weight = _walk_chunks(
+        hidden, weight, targets, token_weights, z_loss, ignore_index, dtype, needs_grad=True
+    )
+    return grad_hidden, grad_weight
+
+
+@_token_gradients.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    token_weights: Tensor,
+    z_loss: float,
+    ignore_index: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    _, grad_hidden, grad_weight = _results(hidden, weight, dtype, needs_grad=True)
+    return grad_hidden, grad_weight
 
 
 def _refuse_second_derivative() -> None:
-    # Gradients are enabled in a backward pass that is itself to be differentiated. Compiled ones refuse by themselves.
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    # Gradients are enabled in a backward pass that is itself to be differentiated.
+    if torch.is_grad_enabled():
         raise RuntimeError(
             "linear_cross_entropy can be differentiated once only; for second derivatives use "
             "F.cross_entropy(F.linear(hidden, weight), targets), or leave out create_graph=True"
         )
 
 
-# An operator of its own, so that torch.compile takes it as it is, neither unrolling the loop nor leaving its graph.
-@torch.library.custom_op("coupled_adam::linear_cross_entropy", mutates_args=())
-def _losses_and_gradients(
+def _walk_chunks(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -169,9 +222,7 @@ def _losses_and_gradients(
         both are empty.
     """
     N, V = hidden.shape[0], weight.shape[0]
-    losses, grad_hidden, grad_weight = _empty_results(
-        hidden, weight, targets, token_weights, z_loss, ignore_index, dtype, needs_grad
-    )
+    losses, grad_hidden, grad_weight = _results(hidden, weight, dtype, needs_grad)
     hidden, weight = hidden.to(dtype), weight.to(dtype)
     rows = chunk_rows(N, V * hidden.itemsize, CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cuda"]))
     buffer = hidden.new_empty(rows, V)
@@ -189,17 +240,8 @@ def _losses_and_gradients(
     return losses, grad_hidden, grad_weight
 
 
-@_losses_and_gradients.register_fake
-def _empty_results(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    token_weights: Tensor | None,
-    z_loss: float,
-    ignore_index: int,
-    dtype: torch.dtype,
-    needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _results(hidden: Tensor, weight: Tensor, dtype: torch.dtype, needs_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for what `_walk_chunks` returns."""
     wide = torch.promote_types(dtype, torch.float32)
     losses = hidden.new_empty(hidden.shape[0], dtype=wide)
     grad_hidden = hidden.new_empty(hidden.shape if needs_grad else (0,), dtype=dtype)
@@ -224,15 +266,8 @@ def chunk_rows(N: int, row_bytes: int, budget: int) -> int:
 
 def operations_for(tensor: Tensor) -> ModuleType:
     """The module with what is done to a chunk: Triton kernels on CUDA and ROCm, torch operations elsewhere."""
-    if tensor.is_cuda and tensor.dtype != torch.float64:  # float64 is for checking, not for speed
-        return _kernels() or loss_operations
-    return loss_operations
-
-
-@functools.cache
-def _kernels() -> ModuleType | None:
-    try:
+    if HAS_TRITON and tensor.is_cuda and tensor.dtype != torch.float64:  # float64 is for checking, not for speed
         from coupled_adam.models import loss_kernels
-    except ImportError:
-        return None
-    return loss_kernels
+
+        return loss_kernels
+    return loss_operations

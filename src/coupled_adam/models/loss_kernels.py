@@ -21,6 +21,37 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _base_2(reference):
+    """c = reference * log2(e), and the factor that makes up for its rounding.
+
+    exp(z - reference) is then exp2(z * log2(e) - c) * factor: one multiply-add, exact where z is near the reference.
+    """
+    c = reference * LOG2_E
+    return c, tl.exp2(-tl.fma(reference, LOG2_E, -c))
+
+
+@triton.jit
+def _sum_of_exponentials(logits_ptr, reference, V, BLOCK_V: tl.constexpr):
+    columns = tl.arange(0, BLOCK_V)
+    c, factor = _base_2(reference)
+    sums = tl.zeros((BLOCK_V,), dtype=tl.float32)
+    for first in range(0, V, BLOCK_V):
+        z = tl.load(logits_ptr + first + columns, mask=first + columns < V, other=-float("inf")).to(tl.float32)
+        sums += tl.exp2(z * LOG2_E - c)
+    return tl.sum(sums, axis=0) * factor
+
+
+@triton.jit
+def _largest(logits_ptr, V, BLOCK_V: tl.constexpr):
+    columns = tl.arange(0, BLOCK_V)
+    maxima = tl.full((BLOCK_V,), -float("inf"), dtype=tl.float32)
+    for first in range(0, V, BLOCK_V):
+        z = tl.load(logits_ptr + first + columns, mask=first + columns < V, other=-float("inf")).to(tl.float32)
+        maxima = tl.maximum(maxima, z)
+    return tl.max(maxima, axis=0)
+
+
+@triton.jit
 def _cross_entropy_kernel(
     logits_ptr,
     targets_ptr,
@@ -35,50 +66,42 @@ def _cross_entropy_kernel(
     NEEDS_GRAD: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    # From the last row to the first: the last ones are still in the cache, and the next product starts at the first.
+    row = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     logits_ptr += row * stride_logits
     target = tl.load(targets_ptr + row * stride_targets)
     kept = target != ignore_index
     target = tl.where(kept, target, 0)
     target_logit = tl.load(logits_ptr + target).to(tl.float32)
-    columns = tl.arange(0, BLOCK_V)
 
     # Relative to the target's logit: the largest would have to be found first, in another pass.
     reference = target_logit
-    sums = tl.zeros((BLOCK_V,), dtype=tl.float32)
-    for first in range(0, V, BLOCK_V):
-        z = tl.load(logits_ptr + first + columns, mask=first + columns < V, other=-float("inf")).to(tl.float32)
-        sums += tl.exp2(z * LOG2_E - reference * LOG2_E)
-    total = tl.sum(sums, axis=0)
+    total = _sum_of_exponentials(logits_ptr, reference, V, BLOCK_V)
     if not total < float("inf"):  # some logit is 88 or more above the target's
-        maxima = tl.full((BLOCK_V,), -float("inf"), dtype=tl.float32)
-        for first in range(0, V, BLOCK_V):
-            z = tl.load(logits_ptr + first + columns, mask=first + columns < V, other=-float("inf")).to(tl.float32)
-            maxima = tl.maximum(maxima, z)
-        reference = tl.max(maxima, axis=0)
-        sums = tl.zeros((BLOCK_V,), dtype=tl.float32)
-        for first in range(0, V, BLOCK_V):
-            z = tl.load(logits_ptr + first + columns, mask=first + columns < V, other=-float("inf")).to(tl.float32)
-            sums += tl.exp2(z * LOG2_E - reference * LOG2_E)
-        total = tl.sum(sums, axis=0)
+        reference = _largest(logits_ptr, V, BLOCK_V)
+        total = _sum_of_exponentials(logits_ptr, reference, V, BLOCK_V)
     log_total = tl.log(total)
     lse = reference + log_total
     loss = log_total + (reference - target_logit) + z_loss * lse * lse
     tl.store(losses_ptr + row, tl.where(kept, loss, 0.0))
 
     if NEEDS_GRAD:
-        factor = tl.where(kept, 1.0, 0.0)
+        weight = tl.where(kept, 1.0, 0.0)
         if token_weights_ptr is not None:
-            factor = tl.where(kept, tl.load(token_weights_ptr + row * stride_token_weights).to(tl.float32), 0.0)
-        push = factor * (1.0 + 2.0 * z_loss * lse)
+            weight = tl.where(kept, tl.load(token_weights_ptr + row * stride_token_weights).to(tl.float32), 0.0)
+        c, factor = _base_2(lse)
+        push = weight * (1.0 + 2.0 * z_loss * lse) * factor
+        columns = tl.arange(0, BLOCK_V)
         tl.debug_barrier()  # all threads have read the target's logit before one of them writes there
         for first in range(0, V, BLOCK_V):
             in_row = first + columns < V
-            z = tl.load(logits_ptr + first + columns, mask=in_row, other=-float("inf")).to(tl.float32)
-            gradient = push * tl.exp2(z * LOG2_E - lse * LOG2_E)
-            tl.store(logits_ptr + first + columns, gradient.to(logits_ptr.dtype.element_ty), mask=in_row)
+            place = logits_ptr + first + columns
+            # Evicted first: the rows that are still to be read a second time should stay in the cache instead.
+            z = tl.load(place, mask=in_row, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
+            gradient = (push * tl.exp2(z * LOG2_E - c)).to(logits_ptr.dtype.element_ty)
+            tl.store(place, gradient, mask=in_row, eviction_policy="evict_first")
         tl.debug_barrier()
-        pull = push * tl.exp2((target_logit - lse) * LOG2_E) - factor
+        pull = push * tl.exp2(target_logit * LOG2_E - c) - weight
         tl.store(logits_ptr + target, pull.to(logits_ptr.dtype.element_ty))
 
 

@@ -130,6 +130,11 @@ class CheckpointWriter:
             if self._writing.done():  # not after a Ctrl-C
                 self._writing = None
 
+    def poll(self) -> None:
+        """Raise as `wait` does if the last save has failed meanwhile; never waits."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
     def _prepare_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)

@@ -85,7 +85,7 @@ def build_measures(
         # Taken once: after a validation, FSDP2 shows gathered weights under these names until the next step.
         tables={role: model.get_parameter(str(name)) for role, name in names.items()},
         vocabulary_size=min(corpus.vocabulary_size, config.model.vocabulary_size),
-        word_similarity=_word_similarity(config, corpus) if ranks.is_first else {},
+        word_similarity=ranks.first_does(lambda: _word_similarity(config, corpus)) or {},
         validation=validation,
         validation_batches=batches,
         ranks=ranks,
@@ -95,16 +95,18 @@ def build_measures(
 
 def _validation_feed(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[Feed | None, int]:
     """Batches of the validation text, and how many: each of its windows once at most."""
-    context, batch_size = config.model.context, config.training.batch_size
     if "val" not in corpus.splits:
         return None, 0
-    tokens = corpus.tokens("val")
+    tokens, context = corpus.tokens("val"), config.model.context
     windows = (len(tokens) - 1) // context
-    if windows == 0:
+    batch_size, micro_batch_size = config.training.batch_size, config.micro_batch_size(ranks.size)
+    if windows < batch_size:  # one batch of what there is
+        batch_size = windows // ranks.size * ranks.size
+        micro_batch_size = batch_size // ranks.size
+    if batch_size == 0:
         return None, 0
     batches = Batches(tokens, context, batch_size, VALIDATION_SEED, "epochs")
-    count = min(config.log.val_batches, max(windows // batch_size, 1))
-    return Feed(batches, ranks, config.micro_batch_size(ranks.size)), count
+    return Feed(batches, ranks, micro_batch_size), min(config.log.val_batches, windows // batch_size)
 
 
 def _word_similarity(config: Config, corpus: Corpus) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from coupled_adam.optimizer import CoupledAdamW, param_groups
 from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distributed, local_part, process_groups
+from coupled_adam.training.monitor import rows_before_padding
 
 if TYPE_CHECKING:
     from coupled_adam.training.config import OptimizerSection
@@ -26,11 +27,13 @@ class EmbeddingOptimizers:
         lr_factors: list[float],
         max_grad_norm: float,
         centred_tables: list[Tensor],
+        vocabulary_size: int | None = None,
     ) -> None:
         self.optimizers = optimizers
         self.lr_factors = lr_factors
         self.max_grad_norm = max_grad_norm
         self.centred_tables = centred_tables
+        self.vocabulary_size = vocabulary_size
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next step, in place where a captured graph reads it from the device."""
@@ -56,7 +59,7 @@ class EmbeddingOptimizers:
             for optimizer in self.optimizers:
                 optimizer.step()
         for table in self.centred_tables:
-            centre(table)
+            centre(table, self.vocabulary_size)
         return norm.float()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -70,13 +73,16 @@ class EmbeddingOptimizers:
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
-def build_optimizers(model: nn.Module, section: "OptimizerSection", *, capturable: bool = False) -> EmbeddingOptimizers:
+def build_optimizers(
+    model: nn.Module, section: "OptimizerSection", *, capturable: bool = False, vocabulary_size: int | None = None
+) -> EmbeddingOptimizers:
     """The optimizers that the section [optimizer] of a config asks for.
 
     Args:
         model: unwrapped; its parameters may be DTensors.
         section: which optimizer the tables get, and all its numbers.
         capturable: keep step counts and learning rates on the device, for CUDA graphs.
+        vocabulary_size: rows of the tables from this one on are padding; None for none.
     """
     device = next(model.parameters()).device
     common: dict[str, Any] = {
@@ -102,11 +108,11 @@ def build_optimizers(model: nn.Module, section: "OptimizerSection", *, capturabl
             capturable=capturable,
             **common,
         )
-        return EmbeddingOptimizers([coupled], [1.0], max_grad_norm, centred)
+        return EmbeddingOptimizers([coupled], [1.0], max_grad_norm, centred, vocabulary_size)
     if section.embeddings == "adamw":
         standard = param_groups(model, section.weight_decay, "none")
         adamw = torch.optim.AdamW(standard, lr=new_lr(), capturable=capturable, **common)
-        return EmbeddingOptimizers([adamw], [1.0], max_grad_norm, centred)
+        return EmbeddingOptimizers([adamw], [1.0], max_grad_norm, centred, vocabulary_size)
     assert section.embeddings == "sgd"
     assert section.sgd_factor is not None
     tables = [{**group, "weight_decay": 0.0} for group in selected if group.pop("coupled", False)]
@@ -116,13 +122,20 @@ def build_optimizers(model: nn.Module, section: "OptimizerSection", *, capturabl
     # torch's fused SGD does not know DTensors.
     sgd = torch.optim.SGD(tables, lr=new_lr(), momentum=section.sgd_momentum, fused=not is_sharded)
     adamw = torch.optim.AdamW(others, lr=new_lr(), capturable=capturable, **common)
-    return EmbeddingOptimizers([sgd, adamw], [section.sgd_factor, 1.0], max_grad_norm, centred)
+    return EmbeddingOptimizers([sgd, adamw], [section.sgd_factor, 1.0], max_grad_norm, centred, vocabulary_size)
 
 
 @torch.no_grad()
-def centre(table: Tensor) -> None:
-    """Subtract the mean embedding from a table (V, H), whose rows may be sharded over ranks, in place."""
+def centre(table: Tensor, vocabulary_size: int | None = None) -> None:
+    """Subtract the mean embedding from all rows of a table (V, H), which may be sharded over ranks, in place.
+
+    Args:
+        table: (V, H).
+        vocabulary_size: rows from this one on are padding: they move with the others, but do not count.
+    """
+    vocabulary_size = vocabulary_size or table.shape[0]
     local = local_part(table)  # (rows on this rank, H)
-    column_sums = PartialSum(local.sum(dim=0, keepdim=True), process_groups(table, tensor_dim=0))
+    counted = local[: rows_before_padding(table, vocabulary_size, "centred")]
+    column_sums = PartialSum(counted.sum(dim=0, keepdim=True), process_groups(table, tensor_dim=0))
     Reduction([column_sums]).wait()
-    local.sub_(column_sums.values / table.shape[0])
+    local.sub_(column_sums.values / vocabulary_size)

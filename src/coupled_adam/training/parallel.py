@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.training.checkpoint_ranks import Agreement
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -45,11 +46,6 @@ class Ranks:
         """Whether this rank writes files and speaks to the user."""
         return self.rank == 0
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        if self.size > 1:
-            dist.barrier(group=self.host_group)
-
     def any_of(self, *flags: bool) -> list[bool]:
         """For each flag whether it is set on any rank; all ranks must ask."""
         if self.size == 1:
@@ -58,26 +54,22 @@ class Ranks:
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.host_group)
         return [bool(number) for number in numbers.tolist()]
 
-    def from_first(self, value: Any) -> Any:
-        """The first rank's value, on every rank."""
-        if self.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.host_group)
-        return box[0]
+    def first_does(self, action: Callable[[], T]) -> T | None:
+        """Let the first rank do something while the others wait.
 
-    def first_does(self, action: Callable[[], T]) -> T:
-        """What the action returns, or raises, on the first rank; on every rank."""
-        result, error = None, None
-        if self.is_first:
-            try:
-                result = action()
-            except (ValueError, OSError, ImportError) as raised:
-                error = raised
-        result, error = self.from_first((result, error))
-        if error is not None:
-            raise error
-        return cast(T, result)
+        Returns:
+            What the action returns, on the first rank; None on the others.
+
+        Raises:
+            What the action raises, on every rank; on the others it is marked as `said_by_first_rank`.
+        """
+        results: list[T] = []
+        try:
+            Agreement(self.host_group).first_does(lambda: results.append(action()))
+        except Exception as error:
+            error.said_by_first_rank = not self.is_first  # type: ignore[attr-defined]
+            raise
+        return results[0] if results else None
 
     def mean(self, value: torch.Tensor) -> torch.Tensor:
         """The mean of a tensor over the ranks, in place; without waiting for the device."""
@@ -143,14 +135,16 @@ def _shard(model: LanguageModel, ranks: Ranks, *, bf16: bool, compile: bool) -> 
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh: DeviceMesh = init_device_mesh(ranks.device.type, (ranks.size,))
-    precision = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32 if bf16 else None
-    )
+    # Autocast decides the precision of every operation, as without sharding: the residual stream stays float32. Blocks
+    # only travel and lie gathered as bf16; the tables, and their gradients, are float32 throughout.
+    # Not on the CPU, whose LayerNorm wants its weights as wide as its input.
+    as_bf16 = bf16 and ranks.device.type == "cuda"
+    in_blocks = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if as_bf16 else None
     for block in model.blocks:
         if compile:
             block.compile(dynamic=False)
-        fully_shard(block, mesh=mesh, mp_policy=precision)
-    fully_shard(model, mesh=mesh, mp_policy=precision)
+        fully_shard(block, mesh=mesh, mp_policy=in_blocks or MixedPrecisionPolicy())
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
 
 
 def _materialise(model: nn.Module, device: torch.device) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -14,6 +14,7 @@ from torch import nn
 
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus, open_corpus
+from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.models.config import flops_per_token
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.training import checkpoints, devices
@@ -30,7 +31,11 @@ from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import Saving, Trainer
 
+if TYPE_CHECKING:
+    from coupled_adam.data import prepare as preparation
+
 Say = Callable[[str], None]
+Report = Callable[["preparation.Progress"], None]
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Parts:
     precision: Callable[[], AbstractContextManager[Any]]
     """Autocast, or nothing."""
     uses_graphs: bool
+    uses_bf16: bool
 
 
 def run_training(config: Config, folder: Path, *, resume: bool = False, console: Console | None = None) -> Outcome:
@@ -82,39 +88,54 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
     device = devices.pick_device(config.training.device)
     devices.prepare_device(device, deterministic=config.training.deterministic, threads=config.training.threads)
     with ExitStack() as stack:
-        interruption = stack.enter_context(watching_signals())
         ranks = stack.enter_context(ranks_of_run(config.training.parallel, device))
         say = _speaker(console or Console(highlight=False), ranks)
         run = RunFolder(folder)
         config.micro_batch_size(ranks.size)  # says what does not divide, before anything is made
         ranks.first_does(lambda: stack.enter_context(run.locked()))
         corpus = _open_corpus(config, ranks, say)
+        # Only now: a Ctrl-C during the preparation of the tokens ends it at once.
+        interruption = stack.enter_context(watching_signals())
         ranks.first_does(lambda: run.prepare(config, resume=resume))
 
-        parts = _build_parts(config, ranks)
+        parts = _build_parts(config, corpus, ranks)
         say(_summary(config, corpus, ranks, parts))
         writer = checkpoints.CheckpointWriter(run.checkpoints, config.checkpoints.keep)
-        start_step = _restore(parts, run, corpus, say) if resume else None
-        logbook = stack.enter_context(_open_logbook(config, run, ranks, start_step, say))
+        state = {"data": corpus.fingerprint, "precision": "bf16" if parts.uses_bf16 else "float32"}
+        start_step = _restore(parts, run, state, say) if resume else None
+        logbook = stack.enter_context(
+            ranks.first_does(lambda: _open_logbook(config, run, start_step, say)) or Logbook()
+        )
         display = stack.enter_context(
             TrainingDisplay(
                 console or Console(highlight=False), config.total_steps, start_step or 0, shown=ranks.is_first
             )
         )
-        trainer = _trainer(config, corpus, ranks, parts, writer, logbook, display, start_step or 0)
-        if ranks.is_first:
-            run.write_state(status="running", **environment(devices.device_name(ranks.device), ranks.size, ranks.mode))
+        saving = Saving(writer, parts.model, parts.optimizers, _tables(parts.model, corpus), state)
+        trainer = _trainer(config, corpus, ranks, parts, saving, logbook, display, start_step or 0)
+        if config.log.val_every and not trainer.measures.can_validate:
+            say(f"{corpus.folder} has no validation text, or too little: no validation loss.")
+        where = environment(devices.device_name(ranks.device), ranks.size, ranks.mode)
+        ranks.first_does(lambda: run.write_state(status="running", **where))
         status = "failed"
         try:
             trainer.run(interruption)
             status = "finished" if trainer.step == config.total_steps else "stopped"
         finally:
             seconds = time.monotonic() - started
-            if ranks.is_first:
-                run.write_state(status=status, step=trainer.step, total_steps=config.total_steps, seconds=seconds)
-        return Outcome(
-            folder, trainer.step, config.total_steps, interruption.signal_name, seconds, dict(trainer.latest)
-        )
+            _write_end(
+                run, ranks, say, status=status, step=trainer.step, total_steps=config.total_steps, seconds=seconds
+            )
+        signal_name = interruption.signal_name or (None if status == "finished" else "A signal on another rank")
+        return Outcome(folder, trainer.step, config.total_steps, signal_name, seconds, dict(trainer.latest))
+
+
+def _write_end(run: RunFolder, ranks: Ranks, say: Say, **state: Any) -> None:
+    if ranks.is_first:
+        try:
+            run.write_state(**state)
+        except OSError as error:  # must not hide why the run ended
+            say(f"{run.state} could not be written: {error}")
 
 
 def _speaker(console: Console, ranks: Ranks) -> Say:
@@ -129,9 +150,14 @@ def _speaker(console: Console, ranks: Ranks) -> Say:
 
 def _open_corpus(config: Config, ranks: Ranks, say: Say) -> Corpus:
     """The tokens to train on, prepared first where they are missing and the config says from what."""
-    folder = Path(config.data.folder)
-    if config.data.source is not None and not (folder / "manifest.json").is_file():
-        ranks.first_does(lambda: _prepare_corpus(config, folder, say))
+    folder = Path(config.data.folder).expanduser()
+    if ranks.size == 1:
+        prepare_tokens(config, say)
+    elif not is_prepared(config):  # the other ranks would wait for hours, and give up
+        raise ValueError(
+            f"{folder} is not prepared yet; do that first, with one process: coupled-adam data prepare "
+            f"{config.data.source} --tokenizer {config.data.tokenizer} --out {folder}"
+        )
     corpus = open_corpus(folder)
     if corpus.vocabulary_size > config.model.vocabulary_size:
         raise ValueError(
@@ -141,15 +167,24 @@ def _open_corpus(config: Config, ranks: Ranks, say: Say) -> Corpus:
     return corpus
 
 
-def _prepare_corpus(config: Config, folder: Path, say: Say) -> None:
+def is_prepared(config: Config) -> bool:
+    """Whether the tokens are there, or nobody has said what to make them from."""
+    return config.data.source is None or (Path(config.data.folder).expanduser() / MANIFEST).is_file()
+
+
+def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) -> None:
+    """Make the tokens to train on where they are missing and the config says from what."""
+    if is_prepared(config):
+        return
     from coupled_adam.data.prepare import prepare
 
-    assert config.data.source is not None
-    say(f"Preparing {config.data.source} with the tokenizer {config.data.tokenizer} in {folder}, once.")
-    prepare(config.data.source, config.data.tokenizer, folder)
+    source, tokenizer, folder = config.data.source, config.data.tokenizer, Path(config.data.folder).expanduser()
+    assert source is not None
+    say(f"Preparing {source} with the tokenizer {tokenizer} in {folder}, once.")
+    prepare(source, tokenizer, folder, on_progress=on_progress)
 
 
-def _build_parts(config: Config, ranks: Ranks) -> Parts:
+def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
     """The model with its initial weights and its optimizers, on the device."""
     settings = config.training
     is_cuda = ranks.device.type == "cuda"
@@ -160,32 +195,39 @@ def _build_parts(config: Config, ranks: Ranks) -> Parts:
         raise ValueError("training.cuda_graphs is true, but needs one CUDA device and no parallelism; set it to auto")
     uses_graphs = can_capture if settings.cuda_graphs == "auto" else settings.cuda_graphs
     module, model = build(config.model.to_model_config(), config.seed, ranks, bf16=bf16, compile=compile)
-    optimizers = build_optimizers(model, config.optimizer, capturable=uses_graphs)
+    optimizers = build_optimizers(
+        model, config.optimizer, capturable=uses_graphs, vocabulary_size=corpus.vocabulary_size
+    )
     # From the start, so that the first step of a new and of a resumed run are alike.
     checkpoints.make_optimizer_state(optimizers.optimizers)
-    # FSDP2 gathers and computes in bf16 by itself.
     autocast = functools.partial(torch.autocast, ranks.device.type, torch.bfloat16)
-    return Parts(module, model, optimizers, autocast if bf16 and ranks.mode != "fsdp2" else nullcontext, uses_graphs)
+    return Parts(module, model, optimizers, autocast if bf16 else nullcontext, uses_graphs, bf16)
 
 
-def _restore(parts: Parts, run: RunFolder, corpus: Corpus, say: Say) -> int | None:
+def _restore(parts: Parts, run: RunFolder, expected: dict[str, str], say: Say) -> int | None:
     """Load the newest whole checkpoint; None when there is none."""
-    path = checkpoints.newest_good(run.checkpoints, on_skip=say)
+    damaged: list[str] = []
+    path = checkpoints.newest_good(run.checkpoints, on_skip=damaged.append)
+    if path is None and damaged:
+        raise ValueError(
+            "; ".join(damaged) + f". No checkpoint is left to resume from; bring one back, or remove {run.checkpoints} "
+            "to start again"
+        )
+    for problem in damaged:
+        say(problem)
     if path is None:
         say(f"No checkpoint in {run.checkpoints}: starting from the beginning.")
         return None
     state = checkpoints.load(path, checkpoints.training_tensors(parts.model, parts.optimizers.optimizers))
-    if state.get("data") != corpus.fingerprint:
-        raise ValueError(
-            f"{path} was trained on other tokens than {corpus.folder} now holds; prepare them again as they were"
-        )
+    if state.get("data") != expected["data"]:
+        raise ValueError(f"{path} was trained on other tokens than data.folder now holds; bring those back")
+    if state.get("precision") != expected["precision"]:
+        say(f"Until now in {state.get('precision')}, from here on in {expected['precision']}.")
     say(f"Resuming from {path}.")
     return int(state["step"])
 
 
-def _open_logbook(config: Config, run: RunFolder, ranks: Ranks, start_step: int | None, say: Say) -> Logbook:
-    if not ranks.is_first:
-        return Logbook()
+def _open_logbook(config: Config, run: RunFolder, start_step: int | None, say: Say) -> Logbook:
     return open_logbook(
         run.path,
         tensorboard=config.log.tensorboard,
@@ -197,23 +239,22 @@ def _open_logbook(config: Config, run: RunFolder, ranks: Ranks, start_step: int 
     )
 
 
+def _tables(model: LanguageModel, corpus: Corpus) -> checkpoints.Tables:
+    return checkpoints.Tables(model.input_table_name, model.output_table_name, corpus.vocabulary_size)
+
+
 def _trainer(
     config: Config,
     corpus: Corpus,
     ranks: Ranks,
     parts: Parts,
-    writer: checkpoints.CheckpointWriter,
+    saving: Saving,
     logbook: Logbook,
     display: TrainingDisplay,
     start_step: int,
 ) -> Trainer:
     batches = Batches(
         corpus.tokens("train"), config.model.context, config.training.batch_size, config.seed, config.data.order
-    )
-    tables = checkpoints.Tables(
-        input=parts.model.input_table_name,
-        output=parts.model.output_table_name,
-        vocabulary_size=corpus.vocabulary_size,
     )
     peak_flops = devices.peak_flops(ranks.device)
     return Trainer(
@@ -229,7 +270,7 @@ def _trainer(
             cuda_graphs=parts.uses_graphs,
         ),
         measures=build_measures(config, corpus, ranks, parts.module, parts.model, parts.precision),
-        saving=Saving(writer, parts.model, parts.optimizers, tables, {"data": corpus.fingerprint}),
+        saving=saving,
         logbook=logbook,
         display=display,
         throughput=Throughput(

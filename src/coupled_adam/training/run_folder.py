@@ -7,7 +7,6 @@ checkpoints/     step-000000300/...
 lock             held while a process trains here; the system lets go of it when the process ends, however it does
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -20,7 +19,11 @@ from typing import Any
 
 from coupled_adam import __version__
 from coupled_adam.atomic import require_writable, write_whole
+from coupled_adam.training.checkpoint_record import checkpoints_in
 from coupled_adam.training.config import Config, load_config, require_resumable, to_toml
+from coupled_adam.training.logbook import FILE_NAME as METRICS
+
+LOCK = "lock"
 
 
 class RunFolder:
@@ -30,32 +33,43 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.state = path / "run.json"
-        self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
 
     def prepare(self, config: Config, *, resume: bool) -> None:
         """Make the folder, or find it as the same run left it; then write the config that is used from here on."""
         if self.config.exists():
-            if not resume:
+            if self.has_begun() and not resume:
                 raise ValueError(
                     f"{self.path} already holds a run; continue it with --resume, or give another folder with --out"
                 )
-            require_resumable(load_config(str(self.config), []), config)
-        elif self.path.is_dir() and any(entry.name != "lock" for entry in self.path.iterdir()):
+            if self.has_begun():
+                require_resumable(load_config(str(self.config), []), config)
+        elif self.path.is_dir() and any(not _is_ours(entry) for entry in self.path.iterdir()):
             raise ValueError(f"{self.path} exists and is not a run of ours (no config.toml); give another --out")
+        for leftover in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote; we hold the lock
+            leftover.unlink()
         require_writable(self.config)
         write_whole(self.config, to_toml(config))
         self.checkpoints.mkdir(exist_ok=True)
 
+    def has_begun(self) -> bool:
+        """Whether a step was ever taken here; a run that was refused before its first step may be corrected."""
+        metrics = self.path / METRICS
+        return bool(checkpoints_in(self.checkpoints)) or (metrics.exists() and metrics.stat().st_size > 0)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder."""
-        require_writable(self.path / "lock")
-        with (self.path / "lock").open("a") as file:
+        require_writable(self.path / LOCK)
+        with (self.path / LOCK).open("a") as file:
             try:
+                import fcntl
+
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ValueError(f"{self.path} is being trained by another process; wait for it or stop it") from error
+            except (ImportError, OSError):
+                pass  # Windows, or a file system without locks: the user has to take care
             yield
 
     def write_state(self, **values: Any) -> None:
@@ -69,6 +83,11 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
         return state if isinstance(state, dict) else {}
+
+
+def _is_ours(entry: Path) -> bool:
+    """Whether a file may be there before the config is."""
+    return entry.name == LOCK or entry.match(".*.tmp")
 
 
 def environment(device_name: str, ranks: int, parallel: str) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from coupled_adam.training import checkpoints, devices
-from coupled_adam.training.checkpoint_record import checkpoints_in
 from coupled_adam.training.config import Config
 from coupled_adam.training.display import TrainingDisplay
 from coupled_adam.training.feed import Feed
@@ -97,14 +96,21 @@ class Trainer:
         while self.step < self.config.total_steps:
             stop, save = self._wishes(interruption)
             if stop:
+                self.display.message("Saving, then ending; Ctrl-C again ends at once.")
                 break
             if save:
                 self._save()
             self._take_step()
             self._look()
         self._read_losses()
-        self._save()
-        self.saving.writer.wait()
+        try:
+            self._save()
+            self.saving.writer.wait()
+        except OSError as error:  # the disk may have room again
+            self.display.message(f"{error.strerror or error}. Trying once more")
+            self._saved_step = None
+            self._save()
+            self.saving.writer.wait()
 
     def _wishes(self, interruption: Interruption) -> list[bool]:
         """Whether to stop, and whether the clock says to save: the same answer on every rank."""
@@ -152,6 +158,10 @@ class Trainer:
             yield
 
     def _log(self) -> None:
+        try:
+            self.saving.writer.poll()
+        except OSError as error:
+            self.display.message(f"{error.strerror or error}. Training goes on")
         last = self._unread[-1]
         loss, grad_norm = self._read_losses()
         self.throughput.mark(self.step)
@@ -190,8 +200,8 @@ class Trainer:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {grad_norm}"
         with suppress(OSError, RuntimeError):  # a save that failed is not on the disk, which is what counts here
             self.saving.writer.wait()
-        on_disk = checkpoints_in(self.saving.writer.folder)
-        last_good = f"the last good checkpoint is {on_disk[-1]}" if on_disk else "no checkpoint was saved"
+        newest = checkpoints.newest_good(self.saving.writer.folder, on_skip=self.display.message)
+        last_good = f"the last good checkpoint is {newest}" if newest else "no checkpoint was saved"
         return (
             f"step {step}: {what}, so the run stopped; {last_good}. Lower optimizer.lr, lengthen schedule.warmup or "
             "lower optimizer.max_grad_norm in a new run; with bf16, training.precision=float32 tells whether it is "

@@ -1,0 +1,287 @@
+"""`coupled-adam study run`, `study report`, `study list`, `study show` and `study status`."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from coupled_adam.commands.refusal import refuse
+
+if TYPE_CHECKING:
+    from coupled_adam.study.expansion import Cell
+    from coupled_adam.study.plan import Study
+    from coupled_adam.study.results import Result
+    from coupled_adam.study.runner import Outcome
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Repeat the paper's experiments at any scale, with statistics, tables, figures and one report.",
+)
+
+INTERRUPTED = 130
+
+
+@app.command()
+def run(
+    study: Annotated[
+        str, typer.Argument(metavar="STUDY", help="A study that comes along (see `study list`), or a TOML file.")
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the study.  [default: runs/NAME]")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Runs at a time.  [default: as many as there are GPUs, or cores]"),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="Only these runs, such as `'*-coupled'` or `'*/seed-1'`; may be repeated."
+        ),
+    ] = None,
+    launcher: Annotated[
+        str,
+        typer.Option(
+            help="`local`: one process for each run. `torchrun`: several, one for each GPU. `slurm`: jobs of a cluster."
+        ),
+    ] = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and what it takes, and exit.")] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of all runs, such as `data.folder=...`."),
+    ] = None,
+) -> None:
+    """Train and evaluate every cell of a study, then write its report.
+
+    What is finished is never done again: stop with Ctrl-C, and go on with the same command. A run that fails is
+    reported, and the others go on.
+
+    Try: `coupled-adam study run demo`, `coupled-adam study run paper-small-scale --dry-run`
+
+    A study of your own: `coupled-adam study show demo > mine.toml`, edit it, `coupled-adam study run mine.toml`.
+    """
+    again = ["coupled-adam", "study", "run", study]
+    for option, values in (("--out", [out] if out else []), ("--only", only or []), ("--set", settings or [])):
+        again += [part for value in values for part in (option, str(value))]
+    again += [] if jobs is None else ["--jobs", str(jobs)]
+    again += [] if launcher == "local" else ["--launcher", launcher]
+    run_and_report(
+        study, out, jobs=jobs, only=only or [], launcher=launcher, dry_run=dry_run, settings=settings or [], again=again
+    )
+
+
+def run_and_report(
+    spec: str,
+    out: Path | None,
+    *,
+    jobs: int | None = None,
+    only: Sequence[str] = (),
+    launcher: str = "local",
+    dry_run: bool = False,
+    settings: Sequence[str] = (),
+    again: Sequence[str],
+) -> None:
+    """Run a study and report it; ends the command with an exit code other than 0 when not all is well.
+
+    Args:
+        again: the command that goes on with the study.
+        spec, out, jobs, only, launcher, dry_run, settings: as the options of `study run`.
+    """
+    from coupled_adam.study.expansion import cells_of, chosen
+    from coupled_adam.study.folder import StudyFolder
+    from coupled_adam.study.plan import load_study
+    from coupled_adam.study.progress import StudyDisplay
+    from coupled_adam.study.runner import LAUNCHERS, prepare_data, run_study
+
+    console = Console(highlight=False)
+    place = next((name for name in LAUNCHERS if name == launcher), None)
+    if place is None:
+        refuse(f"--launcher is {launcher!r}, expected one of: {', '.join(LAUNCHERS)}")
+    with _refusing():
+        study = _with_settings(load_study(spec), settings)
+        all_cells = cells_of(study, settings)
+        cells = chosen(all_cells, only)
+        folder = StudyFolder(out or Path("runs") / study.name)
+    if dry_run:
+        _print_plan(console, study, cells, folder)
+        return
+    display = StudyDisplay(console)
+
+    def before_runs() -> None:
+        for note in prepare_data(cells, display.say):
+            display.say(note)
+        _check_word_pairs(study)
+
+    with _refusing():
+        folder.prepare(study, all_cells)
+        display.say(f"{study.title}: {len(cells)} runs in {folder.path}")
+        outcome = run_study(
+            study,
+            cells,
+            folder,
+            all_cells=all_cells,
+            jobs=jobs,
+            launcher=place,
+            display=display,
+            before_runs=before_runs,
+        )
+    if outcome.finished:
+        _report(console, [folder.path], folder.path)
+    _print_outcome(console, outcome, shlex.join(again))
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of studies; several are merged.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to write.  [default: the folder itself; of several, needed]"),
+    ] = None,
+) -> None:
+    """Write tables, figures and report.html again.
+
+    Try: `coupled-adam study report runs/demo`, or merge what two machines did:
+    `coupled-adam study report a/runs/demo b/runs/demo --out both`
+    """
+    if out is None and len(folders) > 1:
+        refuse("--out is missing: several studies are merged into a folder of their own")
+    from coupled_adam.study.expansion import cells_of
+    from coupled_adam.study.folder import StudyFolder
+    from coupled_adam.study.plan import FILE_NAME, load_study
+
+    with _refusing():
+        for folder in folders:
+            if (folder / FILE_NAME).is_file():  # jobs of a cluster may have finished since the runner was here
+                StudyFolder(folder).gather(cells_of(load_study(str(folder / FILE_NAME))))
+    _report(Console(highlight=False), folders, out or folders[0])
+
+
+@app.command(name="list")
+def list_studies() -> None:
+    """Show the studies that come along, and what they take.
+
+    Try: `coupled-adam study list`
+    """
+    from coupled_adam.study.overview import shipped_table
+
+    Console(highlight=False).print(shipped_table())
+
+
+@app.command()
+def show(study: Annotated[str, typer.Argument(metavar="NAME", help="A study that comes along, or a folder.")]) -> None:
+    """Print the file of a study: a good start for one of your own.
+
+    Try: `coupled-adam study show demo > mine.toml`
+    """
+    from coupled_adam.study.plan import STUDIES, load_study, study_text, study_toml
+
+    with _refusing():
+        text = study_text(study) if study in STUDIES else study_toml(load_study(study))
+    typer.echo(text, nl=False)
+
+
+@app.command()
+def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study.")]) -> None:
+    """Show how the runs of a study stand.
+
+    Try: `coupled-adam study status runs/demo`
+    """
+    from coupled_adam.study.expansion import cells_of
+    from coupled_adam.study.folder import StudyFolder
+    from coupled_adam.study.overview import counts, status_table
+    from coupled_adam.study.plan import FILE_NAME, load_study
+
+    console = Console(highlight=False)
+    with _refusing():
+        study = load_study(str(folder / FILE_NAME))
+        cells = cells_of(study)
+    console.print(status_table(study, cells, StudyFolder(folder)))
+    found = counts(study, cells, StudyFolder(folder))
+    console.print(", ".join(f"{count} {name}" for name, count in found.items()))
+
+
+def _with_settings(study: "Study", settings: Sequence[str]) -> "Study":
+    """The study with `--set` in it, so that the copy in its folder gives the same runs."""
+    import tomllib
+
+    override = dict(study.override)
+    for setting in settings:
+        key, _, text = (part.strip() for part in setting.partition("="))
+        try:
+            override[key] = tomllib.loads(f"value = {text}")["value"]
+        except ValueError:
+            override[key] = text
+    return study.model_copy(update={"override": override})
+
+
+def _print_plan(console: Console, study: "Study", cells: "Sequence[Cell]", folder: Any) -> None:
+    from coupled_adam.study.overview import plan_table
+    from coupled_adam.study.plan import one_paragraph
+
+    console.print(Text(study.title, style="bold"))
+    console.print(Text(one_paragraph(study.description)))
+    console.print(plan_table(study, cells, folder))
+    console.print(Text("Nothing was started: --dry-run."))
+
+
+def _check_word_pairs(study: "Study") -> None:
+    """Now, and not after the first training."""
+    if study.evaluation.measures and study.evaluation.wordsim is not None:
+        from coupled_adam.study.measurement import word_pairs
+
+        word_pairs(study.evaluation.wordsim)
+
+
+def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
+    """Write the report, and print what is in it in short."""
+    from coupled_adam.study.results import merge_results
+
+    with _refusing():
+        results = merge_results(folders)
+        from coupled_adam.study.report import write_report
+
+        path = write_report(folders, out)
+    _print_comparison(console, results)
+    console.print(Text(f"Report: {path}"), soft_wrap=True)
+
+
+def _print_comparison(console: Console, results: "Sequence[Result]") -> None:
+    from coupled_adam.study.overview import comparison_of
+    from coupled_adam.study.tables import build_tables
+    from coupled_adam.study.verdict import verdict
+
+    for table in build_tables(results)[:1]:
+        console.print(comparison_of(table))
+        for note in table.notes:
+            console.print(Text(note, style="dim"))
+    found = verdict(results)
+    console.print(Text(f"{found.loss} {found.embeddings}"))
+
+
+def _print_outcome(console: Console, outcome: "Outcome", again: str) -> None:
+    def say(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)
+
+    for label, reason in outcome.failed.items():
+        say(f"Failed: {label}: {reason}")
+    if outcome.busy:
+        say(f"Left to another process: {', '.join(outcome.busy)}")
+    if outcome.signal is not None:
+        state = "jobs go on; gather" if outcome.runs_go_on else "saved; go on"
+        say(f"{outcome.signal}: {outcome.left} runs are not finished ({state} with the same command): {again}")
+        raise typer.Exit(INTERRUPTED)
+    if outcome.failed:
+        say(f"{len(outcome.failed)} runs failed; when the cause is mended, the same command tries them again: {again}")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        refuse(str(error))

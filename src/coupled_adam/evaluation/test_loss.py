@@ -1,0 +1,124 @@
+"""The loss of a model over a whole split: every token is predicted once, with as much context as its window has.
+
+The split is cut into windows of T targets, one after the other; the last may be shorter. So all tokens but the very
+first are targets, each once, and the mean is over tokens, not over batches.
+
+Letters: B windows of a batch, T context, W windows of the split.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coupled_adam.data.corpus import Corpus
+from coupled_adam.data.tokens import Tokens
+from coupled_adam.models.language_model import LanguageModel
+
+IGNORED = -100
+# Enough to keep a device busy, little enough for the activations of one pass.
+TOKENS_AT_ONCE = {"cpu": 2**12, "cuda": 2**16}
+
+
+@dataclass(frozen=True)
+class SplitLoss:
+    """The loss over a split."""
+
+    loss: float
+    """Mean over all targets, in nats."""
+    standard_error: float | None
+    """Of that mean, as an estimate for other text of this kind; None for a single window."""
+    targets: int
+    """Tokens that were predicted."""
+    windows: int
+
+
+def pick_split(corpus: Corpus) -> tuple[str, str | None]:
+    """The split to evaluate on, and a note where it is not the test split.
+
+    Args:
+        corpus: has "test", or "val" at least.
+    """
+    if "test" in corpus.splits:
+        return "test", None
+    if "val" in corpus.splits:
+        return "val", f"{corpus.folder} has no test split: the loss is that of its validation split"
+    raise ValueError(
+        f"{corpus.folder} has no test split and no validation split to evaluate on; prepare it with --test 0.005, or "
+        "set evaluation.test_loss = false"
+    )
+
+
+@torch.no_grad()
+def loss_over(
+    model: LanguageModel, tokens: Tokens, *, bf16: bool | None = None, windows_at_once: int | None = None
+) -> SplitLoss:
+    """The loss of a model over all tokens of a split.
+
+    Args:
+        model: on the device where it is to run.
+        tokens: of the split, at least two.
+        bf16: autocast to it; None: on CUDA.
+        windows_at_once: B; None: as many as keep the device busy.
+
+    Example:
+        >>> import numpy as np, tempfile, pathlib
+        >>> from coupled_adam.models.config import ModelConfig, build_model
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "test.bin"
+        >>> (np.arange(100, dtype="<u2") % 50).tofile(path)
+        >>> model = build_model(ModelConfig("gpt2", layers=1, heads=1, width=8, context=16, vocabulary_size=50))
+        >>> found = loss_over(model, Tokens([path], "uint16", 50, "test"))
+        >>> found.targets, found.windows
+        (99, 7)
+    """
+    if len(tokens) < 2:
+        raise ValueError(f"{tokens.name}: {len(tokens)} tokens, expected at least 2: one to start from, one to predict")
+    device = next(model.parameters()).device
+    T = model.config.context
+    B = windows_at_once or max(1, TOKENS_AT_ONCE.get(device.type, 2**12) // T)
+    use_bf16 = device.type == "cuda" if bf16 is None else bf16
+    was_training = model.training
+    model.eval()
+    sums: list[Tensor] = []  # (B,) each: loss of a window, float64 on the device
+    counts: list[int] = []  # targets of a window
+    for inputs, targets, lengths in batches(tokens, T, B):
+        with torch.autocast(device.type, torch.bfloat16) if use_bf16 else nullcontext():
+            losses = model(inputs.to(device), targets.to(device), reduction="none")  # (B, T)
+        sums.append(losses.double().sum(dim=1))
+        counts += lengths
+    model.train(was_training)
+    return _summary(torch.cat(sums).cpu(), torch.tensor(counts, dtype=torch.float64))
+
+
+def batches(tokens: Tokens, T: int, B: int) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    """Inputs (B, T), targets (B, T) and the number of targets of each window; the last window is filled up."""
+    count = len(tokens) - 1
+    for first in range(0, count, B * T):
+        size = min(B * T, count - first)
+        read = torch.from_numpy(tokens.read(first, size + 1))
+        windows = math.ceil(size / T)
+        inputs = torch.zeros(windows * T, dtype=torch.int64)
+        targets = torch.full((windows * T,), IGNORED, dtype=torch.int64)
+        inputs[:size], targets[:size] = read[:-1], read[1:]
+        lengths = [T] * (windows - 1) + [size - T * (windows - 1)]
+        yield inputs.view(windows, T), targets.view(windows, T), lengths
+
+
+def _summary(sums: Tensor, counts: Tensor) -> SplitLoss:
+    """The mean, and its error from how windows differ: tokens of one window are not independent of each other.
+
+    Args:
+        sums: (W,) float64, the loss of each window.
+        counts: (W,) float64, its targets.
+    """
+    W, total = len(sums), float(counts.sum())
+    loss = float(sums.sum()) / total
+    error = None
+    if W > 1:
+        # The error of a ratio of two sums, for windows of different lengths.
+        deviations = sums - loss * counts
+        error = math.sqrt(float(deviations.square().sum()) * W / (W - 1)) / total
+    return SplitLoss(loss, error, int(total), W)

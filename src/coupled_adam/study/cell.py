@@ -1,0 +1,233 @@
+"""One run of a study, from wherever it stands to its result: train or go on training, measure, write the result.
+
+It can be killed at any moment and started again: training goes on from its last checkpoint, and the result is written
+last, as a whole.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from rich.console import Console
+
+from coupled_adam.atomic import write_whole
+from coupled_adam.models.config import parameter_count
+from coupled_adam.study.energy import EnergyMeter, visible_gpus
+from coupled_adam.study.expansion import Cell
+from coupled_adam.study.folder import CONFIG, ERROR, OUTPUT, claimed, tail
+from coupled_adam.study.plan import EvaluationSection
+from coupled_adam.study.results import Result, write_evaluation
+from coupled_adam.training.config import Config, to_toml
+from coupled_adam.training.run_folder import RunFolder
+
+Status = Literal["finished", "stopped", "busy", "failed"]
+SPENT = "spent.json"
+SECONDS_FOR_ANOTHER = 20.0
+OUTPUT_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run, with everything that the process which does it has to know."""
+
+    study_folder: Path
+    study: str
+    cell: Cell
+    evaluation: EvaluationSection
+    ranks: int = 1
+    """Processes of the training; with more than one, torchrun starts them."""
+    measure_energy: bool = False
+    """Whether this run has its GPUs to itself, so that their energy is its own."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.study_folder / self.cell.run
+
+    def to_json(self) -> dict[str, Any]:
+        """As a pipe or a cluster's file carries it."""
+        cell = self.cell
+        return {
+            "study_folder": str(self.study_folder),
+            "study": self.study,
+            "cell": {"id": cell.id, "seed": cell.seed, "model": cell.model, "optimizer": cell.optimizer},
+            "config": cell.config.model_dump(),
+            "evaluation": self.evaluation.model_dump(),
+            "ranks": self.ranks,
+            "measure_energy": self.measure_energy,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Task":
+        """The inverse of `to_json`."""
+        config = Config.model_validate(values["config"])
+        return cls(
+            study_folder=Path(values["study_folder"]),
+            study=values["study"],
+            cell=Cell(**values["cell"], config=config),
+            evaluation=EvaluationSection.model_validate(values["evaluation"]),
+            ranks=values["ranks"],
+            measure_energy=values["measure_energy"],
+        )
+
+
+def run_cell(task: Task) -> tuple[Status, str]:
+    """Bring one run to its end, whatever it prints going to its output.txt.
+
+    Returns:
+        "finished"; "stopped": a signal came, and it was saved; "busy": another process works on it; "failed", with the
+        reason, which is also written to its error.txt. And what the user should know.
+
+    Raises:
+        KeyboardInterrupt: when a signal came while it was measured.
+        Exception: what is no mistake of the user; it is in error.txt too. The process should not be used any more.
+    """
+    folder = task.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / CONFIG).is_file():
+        write_whole(folder / CONFIG, to_toml(task.cell.config))
+    with claimed(folder, SECONDS_FOR_ANOTHER) as is_ours:
+        if not is_ours:
+            return "busy", "another process works on it"
+        (folder / ERROR).unlink(missing_ok=True)
+        with (folder / OUTPUT).open("a", encoding="utf-8") as output:
+            try:
+                return _train_and_measure(task, output)
+            except Exception as error:
+                from coupled_adam.training.trainer import TrainingStopped
+
+                is_expected = isinstance(error, (ValueError, OSError, ImportError, TrainingStopped))
+                reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+                write_error(folder, reason, "" if is_expected else _traceback(error))
+                if not is_expected:
+                    raise
+                return "failed", reason
+
+
+def write_error(run_folder: Path, reason: str, details: str = "") -> None:
+    """Say in the run folder why the run failed."""
+    write_whole(run_folder / ERROR, f"{reason}\n" + (f"\n{details}\n" if details else ""))
+
+
+def read_error(run_folder: Path) -> str:
+    """The reason in the run folder, without its details."""
+    try:
+        return (run_folder / ERROR).read_text(encoding="utf-8").split("\n\n")[0].strip()
+    except OSError:
+        return ""
+
+
+def _train_and_measure(task: Task, output: TextIO) -> tuple[Status, str]:
+    folder, started = task.folder, time.monotonic()
+    spent = Spent.read(folder)
+    with EnergyMeter(visible_gpus() if task.measure_energy else []) as meter:
+        try:
+            if not is_trained(task):
+                train = _train_here if task.ranks == 1 else _train_with_torchrun
+                train(task, output)
+                if not is_trained(task):
+                    return "stopped", ""
+            from coupled_adam.study.measurement import measure_run
+
+            metrics, tokens_per_second, notes = measure_run(folder, task.evaluation)
+        finally:
+            spent = spent.plus(time.monotonic() - started, meter.joules)
+            spent.write(folder)
+    write_evaluation(_result(task, metrics, tokens_per_second, spent))
+    return "finished", "; ".join(notes)
+
+
+def is_trained(task: Task) -> bool:
+    """Whether the checkpoint of the last step is there, and whole."""
+    from coupled_adam.training.checkpoint_record import read_record
+    from coupled_adam.training.checkpoints import newest_good
+
+    folder = RunFolder(task.folder).checkpoints
+    newest = newest_good(folder, on_skip=lambda _: None) if folder.is_dir() else None
+    return newest is not None and read_record(newest).step == task.cell.config.total_steps
+
+
+def _train_here(task: Task, output: TextIO) -> None:
+    from coupled_adam.training.run import run_training
+
+    console = Console(file=output, width=OUTPUT_WIDTH, highlight=False)
+    run_training(task.cell.config, task.folder, resume=True, console=console)
+
+
+def _train_with_torchrun(task: Task, output: TextIO) -> None:
+    """Train on several ranks; a signal to this process is handed on, and the ranks save."""
+    write_whole(task.folder / CONFIG, to_toml(task.cell.config))
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={task.ranks}"),
+        *("-m", "coupled_adam", "train", str(task.folder), "--resume"),
+    ]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        raise
+    if code != 0 and not is_trained(task):
+        raise ValueError(
+            f"torchrun ended with exit code {code}; the last lines of {OUTPUT}:\n{tail(task.folder / OUTPUT)}"
+        )
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run has taken so far, over all its starts but those that were killed."""
+
+    seconds: float = 0.0
+    joules: float | None = None
+
+    @classmethod
+    def read(cls, run_folder: Path) -> "Spent":
+        try:
+            values = json.loads((run_folder / SPENT).read_text())
+            return cls(float(values["seconds"]), values["joules"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls()
+
+    def plus(self, seconds: float, joules: float | None) -> "Spent":
+        known = [each for each in (self.joules, joules) if each is not None]
+        return Spent(self.seconds + seconds, sum(known) if known else None)
+
+    def write(self, run_folder: Path) -> None:
+        write_whole(run_folder / SPENT, json.dumps({"seconds": self.seconds, "joules": self.joules}) + "\n")
+
+
+def _result(task: Task, metrics: dict[str, float | None], tokens_per_second: float | None, spent: Spent) -> Result:
+    cell, state = task.cell, RunFolder(task.folder).read_state()
+    return Result(
+        study=task.study,
+        cell=cell.id,
+        seed=cell.seed,
+        optimizer=cell.optimizer,
+        settings=cell.config.optimizer.model_dump() | {"tied": cell.config.model.tied},
+        model=cell.model,
+        parameters=parameter_count(cell.config.model.to_model_config()),
+        tokens=cell.config.training.tokens,
+        metrics=metrics,
+        seconds=round(spent.seconds, 3),
+        tokens_per_second=tokens_per_second,
+        energy_joules=spent.joules,
+        config_hash=cell.config_hash,
+        package=str(state.get("package", "")),
+        commit=state.get("commit"),
+        torch=str(state.get("torch", "")),
+        device=str(state.get("device", "")),
+        run=cell.run.as_posix(),
+        folder=task.study_folder,
+    )
+
+
+def _traceback(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error)).strip()

@@ -1,0 +1,114 @@
+"""Every optimizer against the one it is to be compared with, metric by metric, with the p-values of three tests."""
+
+import itertools
+from collections.abc import Sequence
+
+from coupled_adam.study.grid import CellRuns, optimizer_labels
+from coupled_adam.study.metrics import METRICS, Metric, measured
+from coupled_adam.study.notation import MISSING, shorthand
+from coupled_adam.study.statistics import Comparison, Summary, compare
+from coupled_adam.study.table_model import Cell, Column, Table, number_cell, number_column, text_column
+from coupled_adam.training.amounts import short
+
+COLUMNS = (
+    text_column("D", "D", "$D$"),
+    text_column("N", "N", "$N$"),
+    text_column("baseline", "baseline"),
+    text_column("optimizer", "optimizer"),
+    text_column("metric", "metric"),
+    Column("x0", "of the baseline", "of the baseline", ("mean", "std", "seeds")),
+    Column("x1", "of the optimizer", "of the optimizer", ("mean", "std", "seeds")),
+    Column("difference", "difference", "difference", ("value", "std", "t")),
+    number_column("threshold", "significant from"),
+    number_column("p_paper", "p, paper"),
+    number_column("p_welch", "p, Welch"),
+    number_column("p_paired", "p, paired"),
+    text_column("verdict", "verdict"),
+    text_column("notes", "notes"),
+)
+NOTES = (
+    "Difference: the mean of the optimizer less the mean of the baseline.",
+    "All tests are one-sided at 95%: p is small where the optimizer is better than the baseline.",
+    "Paper: the paper's Student's t-test, which the verdict follows. Welch: Welch's t-test. Paired: t-test of the "
+    "differences of runs with the same seed.",
+)
+
+
+def comparison_table(cells: Sequence[CellRuns]) -> Table:
+    """The pairs of each D and N: standard against all others, and Coupled Adam against its scaled forms and SGD."""
+    metrics = [
+        metric
+        for metric in measured(METRICS.values(), (run.metrics for cell in cells for run in cell.runs.values()))
+        if metric.better
+    ]
+    rows = []
+    # By the model's name: tied and untied, which differ in their parameters, are compared too.
+    for tokens, model in dict.fromkeys((cell.size.tokens, cell.size.model) for cell in cells):
+        own = [cell for cell in cells if (cell.size.tokens, cell.size.model) == (tokens, model)]
+        names = optimizer_labels(own)
+        for first, second in pairs_of(own):
+            head = (short(tokens), model, names[first], names[second])
+            for metric in metrics:
+                values = own[first].values(metric.key), own[second].values(metric.key)
+                rows.append(_row(head, metric, compare(*values, metric.better)))
+    return Table("comparisons", "Comparisons", COLUMNS, tuple(rows), NOTES, groups=4)
+
+
+def pairs_of(cells: Sequence[CellRuns]) -> list[tuple[int, int]]:
+    """Which cells of one size are compared, by their places: (baseline, optimizer)."""
+    standard = [place for place, cell in enumerate(cells) if cell.role == "standard"]
+    coupled = [place for place, cell in enumerate(cells) if cell.role == "coupled"]
+    rest = [place for place, cell in enumerate(cells) if cell.role not in ("standard", "coupled")]
+    if not standard and not coupled:
+        return [(rest[0], place) for place in rest[1:]]
+    return [
+        *((first, second) for first in standard for second in (*coupled, *rest)),
+        *((first, second) for first in coupled for second in rest),
+        # Several of one kind differ in something else: tied or not, which table is coupled.
+        *itertools.combinations(standard, 2),
+        *itertools.combinations(coupled, 2),
+    ]
+
+
+def _row(head: Sequence[str], metric: Metric, comparison: Comparison) -> tuple[Cell, ...]:
+    def precise(value: float) -> str:
+        return shorthand(value, None, metric.decimals + 2)
+
+    difference = number_cell(comparison.difference, precise)
+    return (
+        *(Cell(text) for text in (*head, metric.heading)),
+        summary_cell(metric, comparison.first),
+        summary_cell(metric, comparison.second),
+        Cell(difference.text, {"value": comparison.difference, "std": comparison.difference_std, "t": comparison.t}),
+        number_cell(comparison.threshold, precise),
+        *(number_cell(p, p_text) for p in (comparison.p_value, comparison.welch_p, comparison.paired_p)),
+        Cell(verdict(comparison), bold=bool(comparison.significant or comparison.significantly_worse)),
+        Cell("; ".join(comparison.notes)),
+    )
+
+
+def summary_cell(metric: Metric, summary: Summary) -> Cell:
+    """Mean and standard deviation over the seeds of a cell."""
+    numbers = {"mean": summary.mean, "std": summary.std, "seeds": summary.count}
+    if summary.mean is None:
+        return Cell(MISSING, numbers)
+    return Cell(shorthand(summary.mean, summary.std, metric.decimals_of(summary.count)), numbers)
+
+
+def p_text(p: float) -> str:
+    """A p-value in three decimals.
+
+    Example:
+        >>> p_text(0.0312), p_text(0.0000001)
+        ('0.031', '<0.001')
+    """
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def verdict(comparison: Comparison) -> str:
+    """What the paper's test says of the optimizer against the baseline."""
+    if comparison.significant is None:
+        return "no claim"
+    if comparison.significant:
+        return "better"
+    return "worse" if comparison.significantly_worse else "not significant"

@@ -1,0 +1,84 @@
+"""What the figures need of a trained table, as small arrays in the file `embeddings.npz` of a run.
+
+singular_values (H,)            largest first
+log10_frequency, norm (n,)      of tokens that occur in the training text, a sample
+token_count ()                  tokens that were counted
+cloud_final, cloud_initial (S, 3)  the same sampled rows after and before the training, along the direction of the final
+                                mean and along the two first principal components across it
+mean_final, mean_initial (3,)   the mean of all rows in the same directions
+
+All are float32, of the output table; those of an untied input table have `input_` before their names.
+Letters: V vocabulary rows without padding, H width, S and n sampled rows.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from coupled_adam.atomic import replacing
+from coupled_adam.embeddings import EmbeddingMetrics
+from coupled_adam.inspection.sampling import axes_around, column_mean
+from coupled_adam.models.config import ModelConfig, build_model
+from coupled_adam.models.initial import initialise
+
+FILE_NAME = "embeddings.npz"
+CLOUD_ROWS = 1500
+FREQUENCY_ROWS = 4000
+SEED = 0
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def table_arrays(
+    final: Tensor, initial: Tensor, metrics: EmbeddingMetrics, counts: npt.NDArray[np.int64] | None
+) -> Arrays:
+    """The arrays of one table.
+
+    Args:
+        final: (V, H) after the training.
+        initial: (V, H) before it.
+        metrics: of `final`.
+        counts: (V,), how often each token occurs in the training text, where that is known.
+    """
+    generator = np.random.default_rng(SEED)
+    V = len(final)
+    rows = np.sort(generator.choice(V, min(V, CLOUD_ROWS), replace=False))
+    final, initial = final.detach().cpu().float(), initial.detach().cpu().float()
+    mean = column_mean(final)
+    axes = axes_around(final[rows], mean)  # (H, 3)
+    arrays: Arrays = {
+        "singular_values": metrics.singular_values,
+        "cloud_final": (final[rows] @ axes).numpy(),
+        "cloud_initial": (initial[rows] @ axes).numpy(),
+        "mean_final": (mean.float() @ axes).numpy(),
+        "mean_initial": (column_mean(initial).float() @ axes).numpy(),
+    }
+    if counts is not None:
+        seen = np.flatnonzero(counts)
+        sampled = np.sort(generator.choice(seen, min(len(seen), FREQUENCY_ROWS), replace=False))
+        total = counts.sum()
+        arrays |= {
+            "log10_frequency": np.log10(counts[sampled] / total),
+            "norm": metrics.norms[sampled],
+            "token_count": np.asarray(total),
+        }
+    return arrays
+
+
+def initial_tables(config: ModelConfig, seed: int) -> dict[str, Tensor]:
+    """The vocabulary tables (V, H) of a model before its training, by their parameter names."""
+    # Each parameter starts from the seed and its own name alone, so a model of one layer has the same tables.
+    model = build_model(replace(config, layers=1))
+    initialise(model, seed)
+    return {name: model.get_parameter(name).detach() for name in {model.input_table_name, model.output_table_name}}
+
+
+def write_arrays(run_folder: Path, arrays: Arrays) -> None:
+    """Write the file of a run."""
+    small = {name: np.asarray(values, np.float32) for name, values in arrays.items()}
+    with replacing(run_folder / FILE_NAME) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **small)  # type: ignore[arg-type]

@@ -1,0 +1,242 @@
+"""From a study to its runs: one `Cell` for each model, data size, optimizer and seed, with its whole training config.
+
+All configs are built before anything starts, by the same code as those of `coupled-adam train`, so that a mistake
+anywhere in the grid is found at once.
+"""
+
+import fnmatch
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coupled_adam.study.plan import ModelAxis, OptimizerAxis, Study
+from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, load_config
+from coupled_adam.training.config_toml import toml_value
+
+MOST_LINES = 12
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study. Runs with the same `id` differ in the seed alone."""
+
+    id: str
+    """Such as "125M-5B-coupled"; a folder is called after it."""
+    seed: int
+    model: str
+    optimizer: str
+    config: Config
+
+    @property
+    def label(self) -> str:
+        """What the user calls this one run, and patterns are compared with."""
+        return f"{self.id}/seed-{self.seed}"
+
+    @property
+    def run(self) -> Path:
+        """The run folder, seen from the study folder."""
+        return Path("runs") / self.id / f"seed-{self.seed}"
+
+    @property
+    def config_hash(self) -> str:
+        """Of all settings that decide what the run computes."""
+        return config_hash(self.config)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One optimizer of the grid: its name and the settings that make it."""
+
+    name: str
+    settings: dict[str, Any]
+
+
+def cells_of(study: Study, overrides: Sequence[str] = ()) -> list[Cell]:
+    """All runs of a study, models outermost, seeds innermost.
+
+    Args:
+        study: as `load_study` reads it.
+        overrides: `section.key=value` each, for all runs; they win over everything in the study.
+
+    Raises:
+        ValueError: for every mistake in a config, with the name of a run that has it; and for two runs of one name.
+
+    Example:
+        >>> from coupled_adam.study.plan import load_study
+        >>> [cell.label for cell in cells_of(load_study("demo"))][2:4]
+        ['tiny-307.2k-standard/seed-3', 'tiny-307.2k-coupled/seed-1']
+    """
+    cells: list[Cell] = []
+    wrong: dict[str, list[str]] = {}  # the runs that each mistake is in
+    last = [*_as_overrides(study.override), *overrides]
+    for model, tokens, variant in _grid(study):
+        own = [
+            *_as_overrides(study.set | (model.set if model else {})),
+            *([] if tokens is None else [f"training.tokens={tokens}"]),
+            *_as_overrides(variant.settings),
+        ]
+        where = f"{model.name if model else study.base}, {variant.name}"
+        for seed in study.seeds:
+            try:
+                config = load_config(study.base_of(model), [*own, f"seed={seed}", *last])
+            except ValueError as error:
+                for line in str(error).splitlines():
+                    wrong.setdefault(_in_study_words(line, overrides), []).append(where)
+                continue
+            cells.append(_cell(study, model, variant, config))
+    if wrong:
+        raise ValueError("\n".join(_mistakes(study, wrong)))
+    _require_different_names(study, cells)
+    return cells
+
+
+def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Variant]]:
+    variants = [variant for optimizer in study.optimizers for variant in variants_of(optimizer)]
+    models: Sequence[ModelAxis | None] = study.models or [None]
+    for model in models:
+        sizes: Sequence[int | None] = (model.tokens if model is not None else None) or study.tokens or [None]
+        for tokens, variant in itertools.product(sizes, variants):
+            yield model, tokens, variant
+
+
+def variants_of(optimizer: OptimizerAxis) -> list[Variant]:
+    """The optimizers that an entry of [[optimizers]] stands for: one for each value of its lists."""
+    exponents: Sequence[float | None] = optimizer.scale_exponent or [None]
+    factors: Sequence[float | None] = optimizer.sgd_factor or [None]
+    variants = []
+    for exponent, factor in itertools.product(exponents, factors):
+        own = {
+            "optimizer.embeddings": optimizer.embeddings,
+            "optimizer.scale_exponent": exponent,
+            "optimizer.sgd_factor": factor,
+            "optimizer.couple": optimizer.couple,
+            "optimizer.centre": optimizer.centre,
+        }
+        settings = {key: value for key, value in own.items() if value is not None} | optimizer.set
+        is_one_of_many = len(exponents) * len(factors) > 1
+        name = optimizer.name or _plain_name(optimizer)
+        if (optimizer.name is None and exponent) or (optimizer.name is not None and len(exponents) > 1):
+            name += f" n={exponent:g}"
+        if factor is not None and (optimizer.name is None or is_one_of_many):
+            name += f" f={factor:g}"
+        variants.append(Variant(name, settings))
+    return variants
+
+
+def _plain_name(optimizer: OptimizerAxis) -> str:
+    name = {"adamw": "standard", "coupled": "coupled", "sgd": "sgd"}[optimizer.embeddings]
+    if optimizer.couple not in (None, "output"):
+        name += f" {optimizer.couple}"
+    return f"{name} centred" if optimizer.centre else name
+
+
+def _cell(study: Study, model: ModelAxis | None, variant: Variant, config: Config) -> Cell:
+    name = model.name if model is not None else config.name
+    id = f"{name}-{exact_amount(config.training.tokens)}-{file_name(variant.name)}"
+    config = config.model_copy(update={"name": f"{study.name}-{id}"})
+    return Cell(id=id, seed=config.seed, model=name, optimizer=variant.name, config=config)
+
+
+def exact_amount(amount: int) -> str:
+    """An amount with its largest suffix and all its digits, so that two different amounts are never written alike.
+
+    Example:
+        >>> exact_amount(5_000_000_000), exact_amount(307_200), exact_amount(81_985_536), exact_amount(16)
+        ('5B', '307.2k', '81.985536M', '16')
+    """
+    for suffix, digits in (("T", 12), ("B", 9), ("M", 6), ("k", 3)):
+        whole, rest = divmod(amount, 10**digits)
+        if whole:
+            return f"{whole}.{rest:0{digits}d}".rstrip("0").rstrip(".") + suffix
+    return str(amount)
+
+
+def file_name(text: str) -> str:
+    """A name as part of a folder's name.
+
+    Example:
+        >>> file_name("coupled n=-2"), file_name("sgd f=300")
+        ('coupled-n-2', 'sgd-f300')
+    """
+    return re.sub(r"[ ,]+", "-", text.replace("=", "")).strip("-")
+
+
+def config_hash(config: Config) -> str:
+    """Twelve hex digits that change when a setting does that decides what a run computes.
+
+    Names, logging, checkpoints and where it runs (device, threads, the data's folder) do not count: the same run on
+    another machine has the same hash.
+
+    Example:
+        >>> a, b, c = (load_config("tiny", [change]) for change in ("seed=1", "training.threads=2", "seed=2"))
+        >>> config_hash(a) == config_hash(b), config_hash(a) == config_hash(c)
+        (True, False)
+    """
+    flat: dict[str, Any] = {}
+    for name, value in config.model_dump().items():
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    values = {key: value for key, value in flat.items() if key in MATTERS_FOR_RESUME}
+    # The text has a name; a folder without a source has only its own.
+    values["data"] = config.data.source or Path(config.data.folder).name
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """The runs that one of the patterns means; all where there is none.
+
+    Args:
+        cells: of the study.
+        patterns: such as `*-coupled`, `125M-*`, `*/seed-1`; compared with the whole name, with or without its seed.
+
+    Example:
+        >>> from coupled_adam.study.plan import load_study
+        >>> [cell.label for cell in chosen(cells_of(load_study("demo")), ["*coupled/seed-[12]"])]
+        ['tiny-307.2k-coupled/seed-1', 'tiny-307.2k-coupled/seed-2']
+    """
+    for pattern in patterns:
+        if not any(_matches(cell, pattern) for cell in cells):
+            known = ", ".join(dict.fromkeys(cell.id for cell in cells))
+            raise ValueError(
+                f"--only {pattern}: no run is called that; expected a pattern such as '*/seed-1' for: {known}"
+            )
+    return [cell for cell in cells if not patterns or any(_matches(cell, pattern) for pattern in patterns)]
+
+
+def _matches(cell: Cell, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(cell.label, pattern) or fnmatch.fnmatchcase(cell.id, pattern)
+
+
+def _as_overrides(settings: dict[str, Any]) -> list[str]:
+    return [f"{key}={toml_value(value)}" for key, value in settings.items()]
+
+
+def _in_study_words(line: str, overrides: Sequence[str]) -> str:
+    """What `load_config` says of `--set` holds for a setting of the study, unless it came from the command line."""
+    if line.startswith("--set ") and not any(line.startswith(f"--set {each.partition('=')[0]}") for each in overrides):
+        return line.removeprefix("--set ")
+    return line.replace(" with --set", " with the study's settings")
+
+
+def _mistakes(study: Study, wrong: dict[str, list[str]]) -> Iterator[str]:
+    for line, places in list(wrong.items())[:MOST_LINES]:
+        different = list(dict.fromkeys(places))
+        others = f" and {len(different) - 1} others" if len(different) > 1 else ""
+        yield f"study {study.name}: {line} ({different[0]}{others})"
+    if len(wrong) > MOST_LINES:
+        yield f"and {len(wrong) - MOST_LINES} more"
+
+
+def _require_different_names(study: Study, cells: Sequence[Cell]) -> None:
+    seen: set[str] = set()
+    for cell in cells:
+        if cell.label in seen:
+            raise ValueError(
+                f"study {study.name}: two runs are called {cell.label}; give the optimizers different names, and set "
+                "no seed and no training.tokens that the axes set"
+            )
+        seen.add(cell.label)

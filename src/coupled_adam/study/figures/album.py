@@ -1,0 +1,179 @@
+"""All figures of a study, with their titles and captions, as files and as parts of a page.
+
+Every figure is rendered once as SVG. The page takes it with the colours of the page around it, the file with a white
+ground; both have the same ids on every machine.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from coupled_adam.atomic import replacing, write_whole
+from coupled_adam.inspection.figures import INK, _svg
+from coupled_adam.study.figures import ablations, clouds, differences, embeddings, experiments, training
+from coupled_adam.study.figures.style import GRID, STYLE
+from coupled_adam.study.report_data import largest_size, main_pair, sizes
+from coupled_adam.study.results import Result
+
+Draw = Callable[..., Figure | None]
+MAIN_PICTURE = "embedding_cloud"
+
+
+@dataclass(frozen=True)
+class Plate:
+    """One figure of the study."""
+
+    name: str
+    """Of its files, without .svg or .pdf."""
+    title: str
+    caption: str
+    figure: Figure
+    svg: str
+    """An SVG element for a page that defines --line."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    title: str
+    caption: str
+    draw: Draw
+
+
+_BAND = "A line is the mean over seeds; the band holds all of them."
+
+_TABLES = (
+    _Entry(
+        MAIN_PICTURE,
+        "The embeddings around the origin",
+        "Seen from the side, all at the same scale: a healthy cloud lies around the origin (+), "
+        "and its mean (x) stays there. {largest}",
+        clouds.draw_clouds,
+    ),
+    _Entry(
+        "norm_frequency",
+        "Length and frequency",
+        "Length of an embedding against how often its token occurs; a point is a token. {largest}",
+        embeddings.draw_norm_and_frequency,
+    ),
+    _Entry(
+        "singular_values",
+        "Singular values",
+        "Relative to the largest: a first value far above the others is one direction that dominates. " + _BAND,
+        embeddings.draw_spectra,
+    ),
+)
+
+ENTRIES = (
+    _TABLES[0],
+    _Entry(
+        "results",
+        "Difference against dataset size",
+        "{second} less {first}. Bars: one-sided 95% threshold; a filled marker is significant, a hollow one is not.",
+        differences.draw_differences,
+    ),
+    _Entry(
+        "ablation_scale",
+        "Loss against the scale exponent n",
+        "Difference to n = 0, which is Coupled Adam itself. Bars: one-sided 95% threshold; filled: significant.",
+        ablations.draw_scale_loss,
+    ),
+    _Entry(
+        "ablation_scale_complete",
+        "Every metric against n",
+        "Mean over seeds with its standard deviation.",
+        ablations.draw_scale_complete,
+    ),
+    _Entry(
+        "ablation_sgd",
+        "Loss against SGD's factor f",
+        "SGD trains the embeddings with f times the learning rate. Mean over seeds with its standard deviation.",
+        ablations.draw_sgd_loss,
+    ),
+    _Entry(
+        "mean_ratio_over_training",
+        "Mean-embedding ratio over training",
+        "Length of the mean embedding over the mean length; 0 is centred at the origin. " + _BAND,
+        training.draw_mean_ratio,
+    ),
+    _Entry(
+        "iso_over_training",
+        "Isotropy over training",
+        "ISO: 1 when no direction stands out, near 0 when one does. " + _BAND,
+        training.draw_isotropy,
+    ),
+    _Entry("training_loss", "Training loss", _BAND, training.draw_training_loss),
+    _Entry(
+        "validation_loss",
+        "Validation loss",
+        "On text that is not trained on. " + _BAND,
+        training.draw_validation_loss,
+    ),
+    *_TABLES[1:],
+    *(
+        _Entry(f"{entry.name}_input", f"{entry.title}: input table", entry.caption, partial(entry.draw, table="input_"))
+        for entry in _TABLES
+    ),
+    _Entry(
+        "mean_ratio_over_training_input",
+        "Mean-embedding ratio over training: input table",
+        "Length of the mean embedding over the mean length; 0 is centred at the origin. " + _BAND,
+        partial(training.draw_mean_ratio, table="input_"),
+    ),
+    _Entry(
+        "experiments",
+        "Dataset and model sizes",
+        "One marker for each size that has finished runs; the line N = D/20 is about compute-optimal.",
+        experiments.draw_experiments,
+    ),
+)
+
+
+def draw_figures(results: Sequence[Result]) -> list[Plate]:
+    """Every figure that the results have data for, in the order of the report."""
+    words = _caption_words(results)
+    plates = []
+    with matplotlib.rc_context(STYLE):
+        for entry in ENTRIES:
+            figure = entry.draw(results)
+            if figure is not None:
+                svg = _svg(figure, entry.name).replace(GRID, "var(--line)")
+                figure.set_layout_engine("none")  # it is laid out now; again for the PDF would be slow
+                plates.append(Plate(entry.name, entry.title, entry.caption.format_map(words), figure, svg))
+    return plates
+
+
+def write_figures(plates: Sequence[Plate], folder: Path) -> None:
+    """Write NAME.svg and NAME.pdf of every figure; those of an earlier report that are no longer drawn go away.
+
+    Args:
+        plates: from `draw_figures`.
+        folder: made if it is missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in ENTRIES:
+        if entry.name not in {plate.name for plate in plates}:
+            for kind in ("svg", "pdf"):
+                (folder / f"{entry.name}.{kind}").unlink(missing_ok=True)
+    for plate in plates:
+        write_whole(folder / f"{plate.name}.svg", standalone_svg(plate.svg))
+        with replacing(folder / f"{plate.name}.pdf") as temporary, matplotlib.rc_context(STYLE):
+            plate.figure.savefig(temporary, format="pdf", dpi=180, metadata={"CreationDate": None})
+
+
+def standalone_svg(svg: str) -> str:
+    """An SVG element of the page as a file of its own, with colours of its own and a white ground."""
+    plain = svg.replace("currentColor", INK).replace("var(--line)", GRID)
+    end = plain.index(">") + 1
+    return f'{plain[:end]}\n<rect width="100%" height="100%" fill="#ffffff"/>{plain[end:]}\n'
+
+
+def _caption_words(results: Sequence[Result]) -> dict[str, str]:
+    pair = main_pair(results)
+    first, second = ("", "") if pair is None else (pair[0].label, pair[1].label)
+    largest = f"Shown: {largest_size(results).label}, one run each." if len(sizes(results)) > 1 else "One run each."
+    return {"first": first, "second": second[:1].upper() + second[1:], "largest": largest}

@@ -1,0 +1,170 @@
+"""The folder of a study, and how each of its runs stands, as the files say; nothing else is remembered.
+
+study.toml                      the study as it was run last, with all settings
+runs/<cell>/seed-<k>/           a run folder of training, and beside its files:
+    evaluation.json             the result; there when the run is finished
+    error.txt                   why the run failed; there until it is tried again
+    output.txt                  what the run printed
+    claim                       held while a process works on the run; the system lets go of it when the process ends
+"""
+
+import fcntl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from coupled_adam.atomic import write_whole
+from coupled_adam.study.expansion import Cell, config_hash
+from coupled_adam.study.plan import FILE_NAME, EvaluationSection, Study, load_study, study_toml
+from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
+from coupled_adam.training.config import differences, load_config, to_toml
+from coupled_adam.training.logbook import parse_row
+from coupled_adam.training.presets import PRESETS
+
+CONFIG, METRICS, ERROR, OUTPUT, CLAIM = "config.toml", "metrics.jsonl", "error.txt", "output.txt", "claim"
+TAIL_BYTES = 2**14
+
+
+class StudyFolder:
+    """The paths of one study."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, cell: Cell) -> Path:
+        """The run folder of a cell."""
+        return self.path / cell.run
+
+    def prepare(self, study: Study, cells: Sequence[Cell]) -> None:
+        """Make the folder, or find it as the same study left it; then write the study as it is run from here on.
+
+        Raises:
+            ValueError: where the folder holds something else, or runs that now would have other settings.
+        """
+        stored = self.path / FILE_NAME
+        if stored.is_file():
+            name = load_study(str(stored)).name
+            if name != study.name:
+                raise ValueError(f"{self.path} holds the study {name!r}, not {study.name!r}; give another --out")
+        elif self.path.is_dir() and any(self.path.iterdir()):
+            raise ValueError(f"{self.path} exists and is not the folder of a study; give another --out")
+        changed = [line for cell in cells for line in self._changes(cell)]
+        if changed:
+            raise ValueError(
+                f"{self.path} holds runs of this study that had other settings. Take the changes back, give the cells "
+                "other names, or give another --out:\n" + "\n".join(changed)
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(stored, study_toml(self._with_own_bases(study)))
+
+    def _changes(self, cell: Cell) -> Iterator[str]:
+        config = self.run(cell) / CONFIG
+        if not config.is_file():
+            return
+        before = load_config(str(config))
+        if config_hash(before) != cell.config_hash:
+            keys = ", ".join(
+                key for key in differences(before, cell.config) if not key.startswith(("log.", "check", "name"))
+            )
+            yield f"{cell.label}: {keys}"
+
+    def _with_own_bases(self, study: Study) -> Study:
+        """Copies base configs that are files into the folder, so that it holds everything to run the study again."""
+        kept: dict[str, str] = {}
+        for base in [study.base, *(model.base for model in study.models if model.base)]:
+            if base not in PRESETS and base not in kept:
+                kept[base] = f"base-{len(kept) + 1}.toml"
+                write_whole(self.path / kept[base], to_toml(load_config(base)))
+        models = [model.model_copy(update={"base": kept.get(model.base or "", model.base)}) for model in study.models]
+        return study.model_copy(update={"base": kept.get(study.base, study.base), "models": models})
+
+    def result(self, cell: Cell, evaluation: EvaluationSection) -> Result | None:
+        """The result of a finished run; None where it is not finished, or not measured as the study asks now."""
+        result = read_evaluation(self.run(cell), self.path)
+        if result is None or result.config_hash != cell.config_hash:
+            return None
+        return result if expected_metrics(evaluation) <= result.metrics.keys() else None
+
+    def status(self, cell: Cell, evaluation: EvaluationSection) -> str:
+        """finished, running, failed, stopped (it goes on from where it was) or waiting."""
+        folder = self.run(cell)
+        if self.result(cell, evaluation) is not None:
+            return "finished"
+        if is_claimed(folder):
+            return "running"
+        if (folder / ERROR).is_file():
+            return "failed"
+        return "stopped" if (folder / METRICS).is_file() else "waiting"
+
+    def gather(self, cells: Sequence[Cell]) -> list[Result]:
+        """Write results.jsonl from what the runs have written: those of the study in its order, then any others."""
+        folders = [self.run(cell) for cell in cells]
+        others = sorted(path.parent for path in self.path.glob(f"runs/*/seed-*/{EVALUATION}"))
+        return gather_results(self.path, dict.fromkeys([*folders, *others]))
+
+
+def expected_metrics(evaluation: EvaluationSection) -> set[str]:
+    """The metrics that a result must have, though they may be None; a result without them is measured again."""
+    expected = {"train_loss"}
+    expected |= {"loss"} if evaluation.test_loss else set()
+    expected |= {"iso"} if evaluation.measures else set()
+    return expected | ({"r_cos"} if evaluation.measures and evaluation.wordsim else set())
+
+
+@contextmanager
+def claimed(run_folder: Path, patience: float) -> Iterator[bool]:
+    """Keep other processes from working on this run; gives False when another one does and goes on doing so.
+
+    Args:
+        run_folder: exists.
+        patience: seconds to wait for the other one. A process whose study was killed takes a moment to save and end.
+    """
+    until = time.monotonic() + patience
+    with (run_folder / CLAIM).open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    yield False
+                    return
+                time.sleep(0.1)
+        yield True
+
+
+def is_claimed(run_folder: Path) -> bool:
+    """Whether a process works on this run now."""
+    if not (run_folder / CLAIM).is_file():
+        return False
+    with claimed(run_folder, patience=0.0) as is_free:
+        return not is_free
+
+
+def last_row(run_folder: Path, kind: str = "train") -> dict[str, float] | None:
+    """The last row of one kind in metrics.jsonl, read from the end of the file; the run may be writing to it."""
+    try:
+        with (run_folder / METRICS).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        row = parse_row(line)
+        if row is not None and row["kind"] == kind:
+            return row
+    return None
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    """The last lines of a text file; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,137 @@
+"""What is measured of a trained run: its loss on the test split, its embeddings, and what its curves ended with."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coupled_adam.data.corpus import Corpus, open_corpus
+from coupled_adam.embeddings import EmbeddingMetrics, fetch_word_pairs, load_word_pairs, measure, open_tokenizer
+from coupled_adam.evaluation.test_loss import loss_over, pick_split
+from coupled_adam.evaluation.weights import load_run
+from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.study.embedding_arrays import initial_tables, table_arrays, write_arrays
+from coupled_adam.study.plan import EvaluationSection
+from coupled_adam.training.config import Config
+from coupled_adam.training.devices import pick_device
+from coupled_adam.training.logbook import read_metrics
+
+DOWNLOAD = "download"
+# Of a run's steps: the training loss is the mean of what was logged in this last part.
+LAST_PART = 0.05
+MEASURES = {
+    "iso": "iso",
+    "iso_both_signs": "iso_both_signs",
+    "mu_norm": "mu_norm",
+    "mean_norm": "mean_norm",
+    "mu_norm_ratio": "mu_norm_ratio",
+    "r_cos": "r_cos",
+    "r_cos_5": "r_cos_5",
+    "rho": "rho",
+    "rho_log": "rho_log",
+    "kappa": "kappa",
+    "isoscore": "iso_score",
+    "mean_cosine": "mean_cosine",
+}
+"""Name of a metric in the results, and of its field in EmbeddingMetrics."""
+
+Metrics = dict[str, float | None]
+
+
+def measure_run(run_folder: Path, evaluation: EvaluationSection) -> tuple[Metrics, float | None, list[str]]:
+    """Measure a finished run, and write its embeddings.npz.
+
+    Returns:
+        The metrics; tokens per second of the training; and what the user should know about them.
+    """
+    curves, tokens_per_second = from_curves(run_folder)
+    model, config, corpus = load_run(run_folder)
+    corpus = corpus or open_corpus(config.data.folder)
+    device = pick_device(config.training.device)
+    model.to(device)
+    metrics, notes = curves, []
+    if evaluation.test_loss:
+        split, note = pick_split(corpus)
+        notes += [note] if note else []
+        bf16 = device.type == "cuda" and config.training.precision != "float32"
+        found = loss_over(model, corpus.tokens(split), bf16=bf16 or config.training.precision == "bf16")
+        metrics |= {"loss": found.loss, "loss_standard_error": found.standard_error}
+    if evaluation.measures:
+        metrics |= measure_tables(run_folder, model, config, corpus, evaluation.wordsim)
+    return metrics, tokens_per_second, notes
+
+
+def from_curves(run_folder: Path) -> tuple[Metrics, float | None]:
+    """What metrics.jsonl says about the end of the training: losses, and the rate."""
+    rows = read_metrics(run_folder / "metrics.jsonl")
+    train = [row for row in rows if row["kind"] == "train"]
+    val = [row for row in rows if row["kind"] == "val"]
+    last_step = train[-1]["step"] if train else 0
+    last = [row["loss"] for row in train if row["step"] > (1 - LAST_PART) * last_step and row.get("loss") is not None]
+    metrics: Metrics = {"train_loss": sum(last) / len(last) if last else None}
+    if val:
+        metrics["val_loss"] = val[-1].get("loss")
+    rates = sorted(row["tokens_per_second"] for row in train if row.get("tokens_per_second"))
+    return metrics, rates[len(rates) // 2] if rates else None
+
+
+def measure_tables(
+    run_folder: Path, model: LanguageModel, config: Config, corpus: Corpus, wordsim: str | None
+) -> Metrics:
+    """All measures of the output table, and with `input_` before them those of an untied input table."""
+    V = min(corpus.vocabulary_size, config.model.vocabulary_size)
+    counts = corpus.unigram()
+    words = _word_similarity(corpus, wordsim)
+    start = initial_tables(config.model.to_model_config(), config.seed)
+    roles = {"": model.output_table_name}
+    if model.input_table_name != model.output_table_name:
+        roles["input_"] = model.input_table_name
+    metrics: Metrics = {}
+    arrays: dict[str, Any] = {}
+    for prefix, name in roles.items():
+        table = model.get_parameter(name).detach()[:V]  # (V, H)
+        record = measure(table, unigram=counts, **words)
+        metrics |= {f"{prefix}{key}": value for key, value in numbers(record).items()}
+        of_table = table_arrays(table, start[name][:V], record, counts)
+        arrays |= {f"{prefix}{key}": value for key, value in of_table.items()}
+    write_arrays(run_folder, arrays)
+    return metrics
+
+
+def numbers(record: EmbeddingMetrics) -> Metrics:
+    """The record under the names that results have; without word pairs there are no metrics of them."""
+    found: Metrics = {key: getattr(record, field) for key, field in MEASURES.items()}
+    if not record.word_similarity:
+        del found["r_cos"], found["r_cos_5"]
+    return found
+
+
+def _word_similarity(corpus: Corpus, wordsim: str | None) -> dict[str, Any]:
+    if wordsim is None:
+        return {}
+    spec = corpus.tokenizer_file() or corpus.tokenizer
+    if spec is None:
+        raise ValueError(
+            f"evaluation.wordsim needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
+            '`coupled-adam data prepare tokens:...`, or set evaluation.wordsim = "none"'
+        )
+    return {"tokenizer": open_tokenizer(spec), "word_pairs": word_pairs(wordsim)}
+
+
+def word_pairs(wordsim: str) -> Any:
+    """The benchmarks of a folder, or those that are downloaded once."""
+    # A folder of that name comes first.
+    is_download = wordsim == DOWNLOAD and not Path(wordsim).is_dir()
+    return fetch_word_pairs() if is_download else load_word_pairs(wordsim)
+
+
+def release_memory() -> None:
+    """Between two runs of one process: what the first left behind must not reach the second."""
+    import gc
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        # Each model counts as a new version of the same code; after eight of them torch.compile would give up.
+        torch._dynamo.reset()

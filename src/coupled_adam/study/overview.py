@@ -1,0 +1,143 @@
+"""Studies as tables on a terminal: the plan with what it takes, the list of those that ship, how the runs stand.
+
+The time is counted from the configs (training/estimates); nothing here loads torch.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Column, Table
+from rich.text import Text
+
+from coupled_adam.models.config import parameter_count
+from coupled_adam.study.cell import read_error
+from coupled_adam.study.expansion import Cell, cells_of, exact_amount
+from coupled_adam.study.folder import StudyFolder, last_row
+from coupled_adam.study.plan import STUDIES, Study, load_study
+from coupled_adam.training.amounts import short
+from coupled_adam.training.estimates import H200, UTILISATION, seconds
+
+if TYPE_CHECKING:
+    from coupled_adam.study.table_model import Table as StudyTable
+
+HOUR = 3600.0
+MOST_SIDE_BY_SIDE = 4
+
+
+def gpu_hours(cells: Sequence[Cell]) -> float:
+    """The time of the runs' steps on one H100 or H200, without evaluation."""
+    return sum(seconds(cell.config, H200) for cell in cells) / HOUR
+
+
+def hours(amount: float) -> str:
+    """GPU hours as a table shows them.
+
+    Example:
+        >>> hours(1234.5), hours(2.74), hours(0.002)
+        ('1,234', '2.7', '< 0.1')
+    """
+    return f"{amount:,.0f}" if amount >= 99.5 else f"{amount:.1f}" if amount >= 0.05 else "< 0.1"
+
+
+def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
+    """The cells of a study, what each takes, and how many of its runs are finished."""
+    table = Table(
+        Column("cell", no_wrap=True),
+        title=f"{study.name}: {len(cells)} runs",
+        caption=f"N parameters, D tokens. GPU hours: of all seeds, on H100 or H200 at {UTILISATION:.0%} of their bf16 "
+        "peak, without evaluation; an estimate.",
+        show_footer=True,
+    )
+    by_id = _by_id(cells)
+    done = sum(folder.result(cell, study.evaluation) is not None for cell in cells)
+    for heading, footer in (
+        ("seeds", str(len(cells))),
+        ("done", str(done)),
+        ("N", ""),
+        ("D", short(sum(cell.config.training.tokens for cell in cells))),
+        ("steps", short(sum(cell.config.total_steps for cell in cells))),
+        ("GPU hours", hours(gpu_hours(cells))),
+    ):
+        table.add_column(heading, footer=footer, justify="right", no_wrap=True)
+    table.columns[0].footer = "all runs"
+    for id, runs in by_id.items():
+        config = runs[0].config
+        table.add_row(
+            id,
+            ",".join(str(cell.seed) for cell in runs),
+            str(sum(folder.result(cell, study.evaluation) is not None for cell in runs)),
+            short(parameter_count(config.model.to_model_config())),
+            exact_amount(config.training.tokens),
+            short(config.total_steps),
+            hours(gpu_hours(runs)),
+        )
+    return table
+
+
+def shipped_table() -> Table:
+    """The studies that come with the package, and their size."""
+    table = Table(
+        Column("study", no_wrap=True), "what", title="Studies", caption="GPU hours: on H100 or H200, estimated."
+    )
+    for heading in ("runs", "tokens", "GPU hours"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in STUDIES:
+        study = load_study(name)
+        cells = cells_of(study)
+        tokens = short(sum(cell.config.training.tokens for cell in cells))
+        table.add_row(name, study.title, str(len(cells)), tokens, hours(gpu_hours(cells)))
+    return table
+
+
+def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
+    """How each run stands."""
+    table = Table(Column("run", no_wrap=True), "status", title=f"{study.name} in {folder.path}")
+    table.add_column("step", justify="right")
+    table.add_column("loss", justify="right")
+    table.add_column("")
+    for cell in cells:
+        status = folder.status(cell, study.evaluation)
+        result = folder.result(cell, study.evaluation)
+        row = last_row(folder.run(cell))
+        step = "" if row is None else f"{row['step']}/{cell.config.total_steps}"
+        loss = result.metrics.get("loss") if result is not None else (row or {}).get("loss")
+        note = read_error(folder.run(cell)) if status == "failed" else ""
+        table.add_row(cell.label, status, step, "" if loss is None else f"{loss:.4f}", Text(note))
+    return table
+
+
+def comparison_of(table: "StudyTable") -> Table:
+    """A table of results for the terminal: a few optimizers beside each other, many below each other."""
+    if len(table.rows) > MOST_SIDE_BY_SIDE:
+        from coupled_adam.study.table_formats import to_rich
+
+        shown = to_rich(table)
+        shown.caption = None  # as wide as the table, which may be narrow
+        return shown
+    shown = Table("", title=table.title)
+    names = [index for index, column in enumerate(table.columns) if not column.numbers]
+    # What all rows have in common is no heading.
+    heads = [index for index in names if len({row[index].text for row in table.rows}) > 1] or names[:1]
+    for row in table.rows:
+        shown.add_column("\n".join(row[index].text for index in heads), justify="right", no_wrap=True)
+    for index, column in enumerate(table.columns):
+        if column.numbers:
+            cells = [row[index] for row in table.rows]
+            shown.add_row(column.label, *(Text(cell.text, style="bold" if cell.bold else "") for cell in cells))
+    return shown
+
+
+def counts(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> dict[str, int]:
+    """How many runs are finished, running, stopped, failed and waiting."""
+    found: dict[str, int] = {}
+    for cell in cells:
+        status = folder.status(cell, study.evaluation)
+        found[status] = found.get(status, 0) + 1
+    return found
+
+
+def _by_id(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.id, []).append(cell)
+    return found

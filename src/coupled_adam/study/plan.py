@@ -1,0 +1,328 @@
+"""The study file: a base config, the axes of the grid, what is evaluated. Read from TOML, checked, written as TOML.
+
+Everything a user can get wrong here is a ValueError whose lines each name one key, its value and what is expected.
+"""
+
+import difflib
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from coupled_adam import __version__
+from coupled_adam.training.config_errors import explain
+from coupled_adam.training.config_toml import toml_value
+from coupled_adam.training.presets import PRESETS
+from coupled_adam.training.sections import Section
+from coupled_adam.training.values import Count, Expected, Name, Number, Positive, Seed, Text, Tokens
+
+FILE_NAME = "study.toml"
+# From small to large, the order in which they are listed.
+STUDIES = (
+    "demo",
+    "single-gpu",
+    "untied-heads",
+    "paper-small-scale",
+    "paper-scaled",
+    "paper-sgd",
+    "paper-large-scale",
+)
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _flat(value: Any) -> Any:
+    """`"model.tied" = false` and `model.tied = false` (a table in a table, for TOML) mean the same."""
+    if not isinstance(value, dict):
+        return value
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= (
+            {f"{key}.{name}": each for name, each in _flat(inner).items()} if isinstance(inner, dict) else {key: inner}
+        )
+    return flat
+
+
+Settings = Annotated[
+    dict[str, Any],
+    BeforeValidator(_flat),
+    Expected('settings of a training config by their names, such as { "optimizer.lr" = 1e-3, "model.tied" = false }'),
+]
+Label = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=, -]*$"),
+    Expected("letters, digits, spaces and . _ + = , - only, beginning with a letter or digit"),
+]
+Axis = BeforeValidator(_as_list)
+TokensAxis = Annotated[
+    list[Tokens], Axis, Field(min_length=1), Expected('a number of tokens such as "5B", or a list of them')
+]
+
+
+class ModelAxis(Section):
+    """One entry of [[models]]: a size N."""
+
+    name: Name
+    """What it is called in folders and tables, such as 125M."""
+    base: Text | None = None
+    """Preset or TOML file to start from; none: that of the study."""
+    tokens: TokensAxis | None = None
+    """Data sizes D of this model; none: those of the study."""
+    set: Settings = Field(default_factory=dict)
+    """Settings of this model."""
+
+
+class OptimizerAxis(Section):
+    """One entry of [[optimizers]]: one way to train the embeddings, or one for each value of a list."""
+
+    name: Label | None = None
+    """What it is called in folders and tables; none: standard, coupled, coupled n=2, sgd f=300, ..."""
+    embeddings: Literal["adamw", "coupled", "sgd"]
+    """Optimizer of the embeddings."""
+    scale_exponent: (
+        Annotated[list[Number], Axis, Field(min_length=1), Expected("a number or a list of numbers")] | None
+    ) = None
+    """coupled only: n, or a list of them."""
+    sgd_factor: (
+        Annotated[list[Positive], Axis, Field(min_length=1), Expected("a number above 0 or a list of them")] | None
+    ) = None
+    """sgd only, and needed there: f, or a list of them."""
+    couple: Literal["output", "input", "all"] | None = None
+    """Which embeddings are meant, in an untied model."""
+    centre: bool | None = None
+    """Subtract the mean embedding after each step."""
+    set: Settings = Field(default_factory=dict)
+    """Other settings, such as { "model.tied" = false }."""
+
+
+class EvaluationSection(Section):
+    """What is measured of a trained model. Loss and embeddings during the training are always recorded."""
+
+    test_loss: bool = True
+    """Mean loss over the whole test split."""
+    measures: bool = True
+    """All measures of the embeddings."""
+    wordsim: Text | None = None
+    """Folder of word-similarity benchmarks, or "download"; none: without them, and without r_cos."""
+
+
+class SlurmSection(Section):
+    """What `--launcher slurm` asks the cluster for, for each run."""
+
+    hours: Positive = 24.0
+    """Time limit. A run that reaches it is saved and submitted again."""
+    gpus: Count = 1
+    """GPUs of a run; with more than one it is started by torchrun."""
+    cpus: Count = 8
+    """CPU cores of a run."""
+    memory_gb: Positive | None = None
+    """Memory; none: what the cluster gives."""
+    partition: Text | None = None
+    """Partition; none: the cluster's default."""
+    account: Text | None = None
+    """Account; none: the user's default."""
+    options: Settings = Field(default_factory=dict)
+    """Further options of sbatch by their long names, such as { qos = "long" }."""
+
+
+class Study(Section):
+    """A whole study."""
+
+    name: Name
+    """Name of the study; its folder is called after it."""
+    title: Text
+    """One line for lists and the report."""
+    description: str = ""
+    """What is compared, and what to know before running it."""
+    base: Text
+    """Training config that all runs start from: a preset, or a TOML file (a path from the study file on)."""
+    seeds: Annotated[list[Seed], Axis, Field(min_length=1), Expected("a whole number, or a list of different ones")]
+    """One run of every cell for each."""
+    tokens: TokensAxis | None = None
+    """Data sizes D; none: that of the base."""
+    set: Settings = Field(default_factory=dict)
+    """Settings of all runs; those of a model, of a data size and of an optimizer come on top."""
+    override: Settings = Field(default_factory=dict)
+    """Settings of all runs that win over all others, as --set gives them."""
+    models: list[ModelAxis] = Field(default_factory=list)
+    """Model sizes N; none: the base itself."""
+    optimizers: list[OptimizerAxis]
+    """How the embeddings are trained."""
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    slurm: SlurmSection = Field(default_factory=SlurmSection)
+
+    def base_of(self, model: ModelAxis | None) -> str:
+        """What `load_config` takes for a model of the study."""
+        return model.base if model is not None and model.base is not None else self.base
+
+
+# pydantic would report what is wrong in a list under numbers; here each entry is checked by itself, under its name.
+_LISTS: dict[str, type[Section]] = {"models": ModelAxis, "optimizers": OptimizerAxis}
+
+
+def study_text(name: str) -> str:
+    """The TOML file of a study that comes with the package: a good start for a file of one's own.
+
+    Example:
+        >>> study_text("demo").splitlines()[0]
+        'name = "demo"'
+    """
+    return (files("coupled_adam.study") / "studies" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def load_study(spec: str) -> Study:
+    """Read and check a study.
+
+    Args:
+        spec: the name of a study that comes with the package, the path of a TOML file, or the folder of a study. A name
+            wins over a folder of that name; write `./demo` for the folder.
+
+    Raises:
+        ValueError: for everything that is wrong with it, one line for each mistake.
+
+    Example:
+        >>> study = load_study("demo")
+        >>> study.seeds, [optimizer.embeddings for optimizer in study.optimizers]
+        ([1, 2, 3], ['adamw', 'coupled'])
+    """
+    if spec in STUDIES:
+        return parse_study(study_text(spec), f"study {spec}", Path())
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        if not (path / FILE_NAME).is_file():
+            raise ValueError(f"{spec} is a folder without {FILE_NAME}; expected the folder of a study, or a TOML file")
+        path = path / FILE_NAME
+    elif not path.exists() and (path.suffix != ".toml" or not spec.strip()):
+        near = difflib.get_close_matches(spec, STUDIES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"{spec!r} is no study and no file; {hint}studies are: {', '.join(STUDIES)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a TOML file: byte {error.start} is not UTF-8 text") from None
+    return parse_study(text, str(path), path.parent)
+
+
+def parse_study(text: str, source: str, folder: Path) -> Study:
+    """A study from the text of its file.
+
+    Args:
+        text: TOML.
+        source: what to call it in messages.
+        folder: where the file lies; base configs are looked for from there.
+    """
+    try:
+        values = tomllib.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{source}: not valid TOML: {error}") from None
+    wrong = list(_wrong_entries(values))
+    try:
+        study = Study.model_validate(values)
+    except ValidationError as error:
+        # What is wrong inside an entry of a list is said already, in better words.
+        inside = {"models", "optimizers"} if wrong else set()
+        wrong += [line for key, line in explain(error, Study) if key not in inside]
+    else:
+        wrong += _contradictions(study)
+    if wrong:
+        raise ValueError("\n".join(f"{source}: {line}" for line in wrong))
+    return _with_whole_paths(study, folder)
+
+
+def _wrong_entries(values: dict[str, Any]) -> Iterator[str]:
+    for name, kind in _LISTS.items():
+        entries = values.get(name, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            keys = ", ".join(kind.model_fields)
+            yield f"{name} = {toml_value(entries)}: expected tables [[{name}]] with the keys {keys}"
+            continue
+        for number, entry in enumerate(entries, 1):
+            try:
+                kind.model_validate(entry)
+            except ValidationError as error:
+                yield from (f"[[{name}]] number {number}: {line}" for _, line in explain(error, kind))
+
+
+def _contradictions(study: Study) -> Iterator[str]:
+    """What is wrong between keys that are each right by themselves."""
+    if not study.optimizers:
+        yield '[[optimizers]] is missing: expected at least one, such as [[optimizers]] with embeddings = "coupled"'
+    for key, entries in (
+        ("seeds", study.seeds),
+        ("tokens", study.tokens or []),
+        ("[[models]] name", [model.name for model in study.models]),
+    ):
+        twice = sorted({str(entry) for entry in entries if entries.count(entry) > 1})  # type: ignore[arg-type]
+        if twice:
+            yield f"{key}: {', '.join(twice)} is there twice; expected each once"
+    for optimizer in study.optimizers:
+        if optimizer.embeddings == "sgd" and not optimizer.sgd_factor and "optimizer.sgd_factor" not in optimizer.set:
+            yield '[[optimizers]] with embeddings = "sgd": sgd_factor is missing; the paper searches 100 to 600'
+
+
+def _with_whole_paths(study: Study, folder: Path) -> Study:
+    """The study with its base files named so that they are found from the current directory."""
+
+    def whole(base: str | None) -> str | None:
+        return base if base is None or base in PRESETS else str(folder / Path(base).expanduser())
+
+    models = [model.model_copy(update={"base": whole(model.base)}) for model in study.models]
+    return study.model_copy(update={"base": whole(study.base), "models": models})
+
+
+def study_toml(study: Study) -> str:
+    """The study as TOML; reading it gives back an equal study.
+
+    Example:
+        >>> demo = load_study("demo")
+        >>> parse_study(study_toml(demo), "copy", Path()) == demo
+        True
+    """
+    lines = [f"# Written by coupled-adam {__version__}."]
+    for name, value in study:
+        if isinstance(value, Section) or name in _LISTS or isinstance(value, dict):
+            continue
+        lines.append(f"{name} = {toml_value(value)}")
+    for name, settings in (("set", study.set), ("override", study.override)):
+        if settings:
+            lines += ["", f"[{name}]", *_table(settings)]
+    for name in _LISTS:
+        for entry in getattr(study, name):
+            lines += ["", f"[[{name}]]", *_table(entry.model_dump(exclude_defaults=True))]
+    for name in ("evaluation", "slurm"):
+        lines += ["", f"[{name}]", *_table(getattr(study, name).model_dump())]
+    return "\n".join(lines) + "\n"
+
+
+def _table(values: dict[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {_value(value)}" for key, value in values.items()]
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(_table(value))} }}" if value else "{}"
+    return toml_value(value)
+
+
+def one_paragraph(text: str) -> str:
+    """A description without the line breaks of its file.
+
+    Example:
+        >>> one_paragraph("Two lines\\n  of one.\\n\\nAnother.")
+        'Two lines of one.\\n\\nAnother.'
+    """
+    paragraphs = re.split(r"\n\s*\n", textwrap.dedent(text).strip())
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

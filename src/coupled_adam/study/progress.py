@@ -1,0 +1,167 @@
+"""What a study shows while it runs: a live table on a terminal, plain lines where there is none.
+
+How far a run is, is read from its metrics.jsonl, so it is the same for processes here and for jobs elsewhere.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
+
+from coupled_adam.models.config import flops_per_token
+from coupled_adam.study.expansion import Cell
+from coupled_adam.study.folder import last_row
+from coupled_adam.training.units import duration
+
+if TYPE_CHECKING:
+    from coupled_adam.study.launchers import Ended
+
+SECONDS_BETWEEN_LINES = 60.0
+MOST_RUNNING_SHOWN = 16
+
+
+@dataclass
+class Running:
+    """A run that is under way."""
+
+    cell: Cell
+    folder: Path
+    started: float
+    start_step: int = 0
+    step: int = 0
+    loss: float | None = None
+
+    def look(self) -> None:
+        """See how far it is."""
+        row = last_row(self.folder)
+        if row is not None:
+            self.step, self.loss = int(row["step"]), row.get("loss")
+
+    @property
+    def share(self) -> float:
+        """The part of its steps that is taken."""
+        return self.step / self.cell.config.total_steps
+
+
+def operations(cell: Cell) -> float:
+    """What a run takes, in operations of its model: good enough to compare runs with each other."""
+    config = cell.config
+    return float(flops_per_token(config.model.to_model_config()) * config.tokens_per_step * config.total_steps)
+
+
+class StudyDisplay:
+    """The display of one study, as a context manager around its runs.
+
+    Args:
+        console: where to show.
+        clock: seconds that only increase.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        is_live = console.is_interactive and console.file.isatty()
+        self._live = Live(console=console, auto_refresh=False, transient=True) if is_live else None
+        self._running: dict[str, Running] = {}
+        self._total = self._finished = self._failed = 0
+        self._left = 0.0  # operations of the runs that are not finished, as if none had begun
+        self._done = 0.0  # operations since the beginning
+        self._began = clock()
+        self._last_line = clock()
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def begin(self, cells: Sequence[Cell], todo: Collection[Cell]) -> None:
+        """Say what there is to do.
+
+        Args:
+            cells: all runs that are wanted.
+            todo: those that are not finished.
+        """
+        self._total, self._finished = len(cells), len(cells) - len(todo)
+        self._left = sum(operations(cell) for cell in todo)
+        self._began = self._clock()
+
+    def started(self, cell: Cell, folder: Path) -> None:
+        """A run begins, or goes on."""
+        run = Running(cell, folder, self._clock())
+        run.look()
+        run.start_step = run.step
+        self._left -= run.share * operations(cell)
+        self._running[cell.label] = run
+        if self._live is None:
+            where = f", from step {run.step}" if run.step else ""
+            self.say(f"start     {cell.label}{where}")
+
+    def ended(self, ended: "Ended") -> None:
+        """A run has ended."""
+        cell = ended.task.cell
+        run = self._running.pop(cell.label)
+        run.look()
+        of_run = (1 - run.start_step / cell.config.total_steps) * operations(cell)
+        self._left -= of_run
+        self._done += of_run if ended.status == "finished" else 0.0
+        self._finished += ended.status == "finished"
+        self._failed += ended.status == "failed"
+        note = f": {ended.message}" if ended.message else ""
+        took = duration(self._clock() - run.started)
+        loss = f", training loss {run.loss:.3f}" if run.loss is not None and ended.status == "finished" else ""
+        count = f"  [{self._finished}/{self._total}]" if ended.status == "finished" else ""
+        self.say(f"{ended.status:9} {cell.label} in {took}{loss}{note}{count}")
+
+    def say(self, text: str) -> None:
+        """Print a sentence, above the live table where there is one."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def refresh(self) -> None:
+        """Look at the runs again and show them."""
+        for run in self._running.values():
+            run.look()
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+        elif self._running and self._clock() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = self._clock()
+            shown = "; ".join(f"{run.cell.label} {run.share:.0%}" for run in list(self._running.values())[:4])
+            self.say(f"running   {shown}; {self._summary()}")
+
+    def seconds_left(self) -> float | None:
+        """At the speed so far; None before there is any."""
+        under_way = sum(
+            (run.share - run.start_step / run.cell.config.total_steps) * operations(run.cell)
+            for run in self._running.values()
+        )
+        done = self._done + under_way
+        elapsed = self._clock() - self._began
+        return (self._left - under_way) / done * elapsed if done > 0 and elapsed > 1 else None
+
+    def _summary(self) -> str:
+        waiting = self._total - self._finished - self._failed - len(self._running)
+        seconds = self.seconds_left()
+        parts = [f"{self._finished} of {self._total} finished", f"{len(self._running)} running", f"{waiting} waiting"]
+        parts += [f"{self._failed} failed"] if self._failed else []
+        parts += [f"{duration(seconds)} left"] if seconds is not None else []
+        return ", ".join(parts)
+
+    def _table(self) -> RenderableType:
+        table = Table(Column("run", no_wrap=True), "", Column("step", justify="right"), Column("loss", justify="right"))
+        table.box = None
+        for run in list(self._running.values())[:MOST_RUNNING_SHOWN]:
+            total = run.cell.config.total_steps
+            state = f"{run.step}/{total}" if run.step < total else "measuring"
+            loss = "" if run.loss is None else f"{run.loss:.3f}"
+            table.add_row(run.cell.label, ProgressBar(total=total, completed=run.step, width=20), state, loss)
+        return Group(table, Text(self._summary()))

@@ -1,0 +1,50 @@
+"""The report of a study: figures, tables, and one page that holds them all and opens anywhere.
+
+folders -> results -> figures/*.svg *.pdf, tables/*.csv *.md *.tex, report.html
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coupled_adam.atomic import require_writable, write_whole
+from coupled_adam.embeddings.optional import require
+from coupled_adam.study.report_plan import read_plan
+from coupled_adam.study.results import merge_results
+from coupled_adam.study.tables import write_tables_to
+
+FILE_NAME = "report.html"
+FIGURES = "figures"
+
+
+def write_report(folders: Sequence[Path], out: Path) -> Path:
+    """Write the report of one study folder, or of several as one.
+
+    Args:
+        folders: as `coupled-adam study run` leaves them, finished or not; at least one run is.
+        out: folder to write to; for one study its own folder. Made if it is missing.
+
+    Returns:
+        The path of report.html, which is written last.
+
+    Raises:
+        ValueError: when there is no finished run, or the folders contradict each other.
+        ImportError: when matplotlib, jinja2 or scipy is missing, with the command that installs them.
+    """
+    for package in ("matplotlib", "jinja2", "scipy"):
+        require(package, "study", "to write a report")
+    from coupled_adam.study.figures import draw_figures, write_figures
+    from coupled_adam.study.report_page import render_report
+
+    results = merge_results(folders)
+    if not results:
+        names = ", ".join(str(folder) for folder in folders) or "no folder"
+        raise ValueError(f"{names}: no finished run to report; run the study first with `coupled-adam study run`")
+    plans = [read_plan(folder, results) for folder in folders]
+    path = out / FILE_NAME
+    require_writable(path)
+    plates = draw_figures(results)
+    write_figures(plates, out / FIGURES)
+    planned = {each.cell: each for plan in plans for each in plan.planned}
+    write_tables_to(out, results, list(planned.values()))
+    write_whole(path, render_report(results, plans, plates, out))
+    return path

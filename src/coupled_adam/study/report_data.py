@@ -1,0 +1,135 @@
+"""The results of a study in the order in which the report shows them.
+
+A *size* is one dataset size D with one model size N; a *variant* is one optimizer of the study. One size and one
+variant make a cell, whose runs differ in the seed alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from coupled_adam.study.metrics import METRICS
+from coupled_adam.study.results import Result
+from coupled_adam.study.statistics import Comparison, compare
+from coupled_adam.training.amounts import short
+
+Role = Literal["standard", "coupled", "scaled", "sgd"]
+ROLES: tuple[Role, ...] = ("standard", "coupled", "scaled", "sgd")
+NAMES = {"standard": "standard Adam", "coupled": "Coupled Adam"}
+
+
+@dataclass(frozen=True, order=True)
+class Size:
+    """Dataset size D and model size N."""
+
+    tokens: int
+    parameters: int
+    model: str
+
+    @property
+    def label(self) -> str:
+        """In a few characters, for headings."""
+        return f"N = {self.model}, D = {short(self.tokens)}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One optimizer of the study."""
+
+    name: str
+    role: Role
+    settings: Mapping[str, Any] = field(compare=False)
+
+    @property
+    def n(self) -> float:
+        """Scale exponent n of the coupled second moment; 0 is Coupled Adam itself."""
+        return float(self.settings.get("scale_exponent") or 0.0)
+
+    @property
+    def f(self) -> float | None:
+        """SGD's factor of the learning rate."""
+        factor = self.settings.get("sgd_factor")
+        return None if factor is None else float(factor)
+
+    @property
+    def label(self) -> str:
+        """As the report calls it: the name in the study, with Adam where it is one of the two of the paper."""
+        return NAMES.get(self.name, self.name)
+
+
+def role_of(settings: Mapping[str, Any]) -> Role:
+    """What an [optimizer] section stands for.
+
+    Example:
+        >>> role_of({"embeddings": "coupled", "scale_exponent": 0.0}), role_of({"embeddings": "adamw"})
+        ('coupled', 'standard')
+    """
+    embeddings = settings.get("embeddings", "coupled")
+    if embeddings == "adamw":
+        return "standard"
+    if embeddings == "sgd":
+        return "sgd"
+    return "scaled" if settings.get("scale_exponent") else "coupled"
+
+
+def sizes(results: Sequence[Result]) -> list[Size]:
+    """Every size with a finished run, the smallest dataset first."""
+    return sorted({size_of(result) for result in results})
+
+
+def size_of(result: Result) -> Size:
+    """The size of one run."""
+    return Size(result.tokens, result.parameters, result.model)
+
+
+def variants(results: Sequence[Result]) -> list[Variant]:
+    """Every optimizer with a finished run: standard, then coupled by n, then SGD by f."""
+    found = {
+        result.optimizer: Variant(result.optimizer, role_of(result.settings), result.settings) for result in results
+    }
+    families = {"standard": 0, "coupled": 1, "scaled": 1, "sgd": 2}
+    order = {name: number for number, name in enumerate(found)}
+    return sorted(
+        found.values(), key=lambda variant: (families[variant.role], variant.n, variant.f or 0.0, order[variant.name])
+    )
+
+
+def runs_of(results: Sequence[Result], size: Size, variant: Variant) -> list[Result]:
+    """The runs of one cell by seed."""
+    return sorted(
+        (result for result in results if size_of(result) == size and result.optimizer == variant.name),
+        key=lambda result: result.seed,
+    )
+
+
+def values_of(runs: Sequence[Result], metric: str) -> dict[int, float | None]:
+    """One metric by seed, as `statistics.compare` takes it."""
+    return {run.seed: run.metrics.get(metric) for run in runs}
+
+
+def compare_variants(
+    results: Sequence[Result], size: Size, first: Variant, second: Variant, metric: str
+) -> Comparison | None:
+    """How `second` does against `first` at one size; None when one of them was not measured there."""
+    old, new = (values_of(runs_of(results, size, variant), metric) for variant in (first, second))
+    comparison = compare(old, new, METRICS[metric].better)
+    return None if comparison.difference is None else comparison
+
+
+def main_pair(results: Sequence[Result]) -> tuple[Variant, Variant] | None:
+    """The two optimizers that are set against each other: the only two, else standard and coupled, else None."""
+    found = variants(results)
+    if len(found) == 2:
+        return found[0], found[1]
+    firsts = [next((variant for variant in found if variant.role == role), None) for role in ("standard", "coupled")]
+    return None if firsts[0] is None or firsts[1] is None else (firsts[0], firsts[1])
+
+
+def has_scale_exponents(results: Sequence[Result]) -> bool:
+    """Whether the study varies n."""
+    return len({variant.n for variant in variants(results) if variant.role in ("coupled", "scaled")}) > 1
+
+
+def largest_size(results: Sequence[Result]) -> Size:
+    """The size that pictures of a single size show: the one with the most optimizers, of those the largest."""
+    return max(sizes(results), key=lambda size: (len({r.optimizer for r in results if size_of(r) == size}), size))

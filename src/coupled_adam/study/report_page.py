@@ -1,0 +1,153 @@
+"""The page: one HTML file that loads nothing, for a desk, a phone or paper, light or dark.
+
+Everything that comes from files is text: the template escapes it. Pictures and table cells go in as they are, made by
+code that escapes. The only script is our own, and the page forbids any other. Needs jinja2 and matplotlib.
+"""
+
+import base64
+import hashlib
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from coupled_adam import __version__
+from coupled_adam.study.figures import Plate
+from coupled_adam.study.figures.album import MAIN_PICTURE
+from coupled_adam.study.report_curves import curves_data
+from coupled_adam.study.report_data import has_scale_exponents, sizes, variants
+from coupled_adam.study.report_plan import StudyPlan
+from coupled_adam.study.report_tables import PageTable, headline, page_table, run_links
+from coupled_adam.study.results import Result
+from coupled_adam.study.tables import build_tables
+from coupled_adam.study.verdict import verdict
+from coupled_adam.training.amounts import short
+from coupled_adam.training.units import duration
+
+# Long tables that few readers need: folded away, and opened for printing.
+FOLDED = ("further", "comparisons", "runs")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How much of what was planned is there."""
+
+    finished: int
+    planned: int
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether something is missing."""
+        return self.finished < self.planned
+
+
+def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates: Sequence[Plate], out: Path) -> str:
+    """The page as HTML text.
+
+    Args:
+        results: the finished runs; at least one.
+        plans: of every study folder.
+        plates: the figures that were drawn.
+        out: the folder of the page, from which it links to run folders and files.
+    """
+    planned = list({each.cell: each for plan in plans for each in plan.planned}.values())
+    links = run_links(results, out)
+    tables = [page_table(table, links) for table in build_tables(results, planned)]
+    unfinished = [run for plan in plans for run in plan.unfinished]
+    script = _asset("report.js")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["unescaped"] = Markup
+    page = environment.from_string(_asset("report.html.jinja")).render(
+        title=" + ".join(dict.fromkeys(plan.title for plan in plans)),
+        descriptions=[plan.description for plan in plans if plan.description],
+        compared=what_was_compared(results),
+        verdict=verdict(results),
+        headline=headline(results),
+        main_table=_main_table(tables, results),
+        tables=[table for table in tables if table.name not in FOLDED],
+        folded=[table for table in tables if table.name in FOLDED],
+        main_picture=next((plate for plate in plates if plate.name == MAIN_PICTURE), None),
+        plates=[plate for plate in plates if plate.name != MAIN_PICTURE],
+        progress=Progress(len(results), len(results) + len(unfinished)),
+        unfinished=unfinished,
+        problems=[plan.problem for plan in plans if plan.problem],
+        curves=curves_data(results),
+        commands=commands(plans, results),
+        facts=facts(results),
+        plans=plans,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        style=_asset("report.css"),
+    )
+    return page.lstrip()
+
+
+def what_was_compared(results: Sequence[Result]) -> list[str]:
+    """The study in a few words each: optimizers, models, data, seeds."""
+    optimizers = [variant.label for variant in variants(results)]
+    named = optimizers if len(optimizers) <= 4 else [optimizers[0], "…", optimizers[-1]]
+    models = {size.model: size.parameters for size in sorted(sizes(results), key=lambda size: size.parameters)}
+    model = ", ".join(
+        f"{name} ({short(count)} parameters)" if len(models) == 1 else name for name, count in models.items()
+    )
+    tokens = ", ".join(short(count) for count in sorted({size.tokens for size in sizes(results)}))
+    seeds = len({result.seed for result in results})
+    words = " and ".join(named) if len(named) == 2 else ", ".join(named)
+    return [
+        words[:1].upper() + words[1:] + (f" ({len(optimizers)} optimizers)" if len(optimizers) > 4 else ""),
+        f"model {model}" if len(models) == 1 else f"models {model}",
+        f"{tokens} training tokens",
+        "one seed" if seeds == 1 else f"{seeds} seeds each",
+    ]
+
+
+def commands(plans: Sequence[StudyPlan], results: Sequence[Result]) -> list[str]:
+    """What to type to get this report again."""
+    versions = sorted({result.package for result in results})
+    install = f"pip install 'coupled-adam[study]=={versions[-1]}'" if versions else "pip install 'coupled-adam[study]'"
+    folders = [shlex.quote(str(plan.folder)) for plan in plans]
+    runs = [
+        f"coupled-adam study run {shlex.quote(str(plan.folder / 'study.toml'))} --out {folder}-again"
+        for plan, folder in zip(plans, folders, strict=True)
+        if plan.toml
+    ]
+    return [install, *runs, f"coupled-adam study report {' '.join(folders)}"]
+
+
+def facts(results: Sequence[Result]) -> dict[str, str]:
+    """With what, where and when."""
+
+    def each(values: Sequence[str | None]) -> str:
+        return ", ".join(dict.fromkeys(value for value in values if value)) or "not known"
+
+    energy = [result.energy_joules for result in results if result.energy_joules is not None]
+    return {
+        "coupled-adam": each([result.package for result in results]),
+        "commit": each([result.commit for result in results]),
+        "torch": each([result.torch for result in results]),
+        "device": each([result.device for result in results]),
+        "time of all runs": duration(sum(result.seconds for result in results)),
+        **(
+            {"energy": f"{sum(energy) / 3.6e6:.3g} kWh, measured in {len(energy)} of {len(results)} runs"}
+            if energy
+            else {}
+        ),
+        "seeds": ", ".join(str(seed) for seed in sorted({result.seed for result in results})),
+        "report made": f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')}, "
+        f"coupled-adam {__version__}",
+    }
+
+
+def _main_table(tables: Sequence[PageTable], results: Sequence[Result]) -> PageTable | None:
+    """What the first screen shows where optimizers do not fit side by side."""
+    wanted = "scale" if has_scale_exponents(results) and len(sizes(results)) == 1 else "main"
+    return next((table for table in tables if table.name == wanted), tables[0] if tables else None)
+
+
+def _asset(name: str) -> str:
+    return (files("coupled_adam.study") / name).read_text(encoding="utf-8")

@@ -1,0 +1,179 @@
+"""Tables as the page shows them: rows under a line that names their group, and a link to the folder of each run.
+
+On a phone the columns that name a group would fill the screen; as lines of their own they do not.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from markupsafe import Markup, escape
+
+from coupled_adam.inspection.measures import MEASURES
+from coupled_adam.study.comparison_table import p_text, summary_cell
+from coupled_adam.study.comparison_table import verdict as claim_of
+from coupled_adam.study.metrics import METRICS
+from coupled_adam.study.notation import MISSING, to_html
+from coupled_adam.study.published import find_published
+from coupled_adam.study.report_data import Variant, compare_variants, main_pair, runs_of, sizes, values_of, variants
+from coupled_adam.study.results import Result
+from coupled_adam.study.statistics import summarise
+from coupled_adam.study.table_model import Cell, Table
+
+# The order of the first screen: what the study asks first, then the embeddings.
+HEADLINE = ("loss", "acc", "mu_norm_ratio", "iso", "mu_norm", "r_cos", "rho_log", "kappa")
+WORDS = {measure.field: (measure.label, measure.meaning) for measure in MEASURES} | {
+    "loss": ("test loss", "nats per token"),
+    "acc": ("accuracy", "mean over the downstream tasks"),
+    "mu_norm_ratio": ("mean-embedding ratio", "0: centred at the origin"),
+    "mu_norm": ("length of the mean", "‖μ‖, of the mean embedding"),
+    "iso": ("ISO", "isotropy; 1: no direction stands out"),
+    "rho_log": ("rho (%)", "correlation of length and log frequency"),
+    "r_cos": ("r_cos (%)", "correlation of cosine and human word similarity"),
+}
+MOST_SIDE_BY_SIDE = 3
+
+
+@dataclass(frozen=True)
+class PageCell:
+    """One cell of an HTML table."""
+
+    html: Markup
+    kind: str
+    """Its CSS class: number or text."""
+
+
+@dataclass(frozen=True)
+class PageGroup:
+    """Rows under one heading."""
+
+    heading: str
+    rows: Sequence[Sequence[PageCell]]
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table of the page."""
+
+    name: str
+    title: str
+    head: Sequence[PageCell]
+    groups: Sequence[PageGroup]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class HeadlineRow:
+    """One metric of all optimizers."""
+
+    label: str
+    meaning: str
+    cells: Sequence[Markup]
+    claim: str
+    """What the test says of the second against the first."""
+    p_value: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The main table of a study of one size: a metric a row, an optimizer a column."""
+
+    optimizers: Sequence[str]
+    rows: Sequence[HeadlineRow]
+
+
+def headline(results: Sequence[Result]) -> Headline | None:
+    """The numbers side by side; None where there are several sizes or too many optimizers for that."""
+    found = variants(results)
+    if len(sizes(results)) > 1 or len(found) > MOST_SIDE_BY_SIDE:
+        return None
+    pair = main_pair(results) if len(found) == 2 else None
+    rows = []
+    for metric in (METRICS[key] for key in HEADLINE):
+        summaries = {each: summarise(values_of(_runs(results, each), metric.key).values()) for each in found}
+        if all(summary.mean is None for summary in summaries.values()):
+            continue
+        comparison = None if pair is None else compare_variants(results, sizes(results)[0], *pair, metric.key)
+        wins = {}
+        if pair is not None and comparison is not None:
+            wins = {pair[0]: comparison.significantly_worse, pair[1]: comparison.significant}
+        cells = []
+        for variant, summary in summaries.items():
+            first = _runs(results, variant)[0]
+            published = find_published(metric.key, first.tokens, first.parameters, first.settings)
+            shown = Cell(summary_cell(metric, summary).text, bold=bool(wins.get(variant)), published=published)
+            cells.append(cell_html(shown))
+        p_value = "" if comparison is None or comparison.p_value is None else _p_of_claim(comparison.p_value)
+        claim = "" if comparison is None else claim_of(comparison)
+        label, meaning = WORDS[metric.key]
+        rows.append(HeadlineRow(f"{label}\N{NO-BREAK SPACE}{metric.arrow}", meaning, cells, claim, p_value))
+    return Headline([variant.label for variant in found], rows)
+
+
+def page_table(table: Table, links: Mapping[str, str]) -> PageTable:
+    """A table for the page.
+
+    Args:
+        table: any.
+        links: where the texts of a column called `run` lead to.
+    """
+    columns = table.columns[table.groups :]
+    groups: list[tuple[str, list[list[PageCell]]]] = []
+    for row in table.rows:
+        heading = ", ".join(
+            f"{column.label} = {cell.text}" if column.key in ("D", "N") else cell.text
+            for column, cell in zip(table.columns, row[: table.groups], strict=False)
+        )
+        if not groups or groups[-1][0] != heading:
+            groups.append((heading, []))
+        groups[-1][1].append(
+            [
+                PageCell(
+                    _link(cell.text, links) if column.key == "run" else cell_html(cell),
+                    "number" if column.numbers else "text",
+                )
+                for column, cell in zip(columns, row[table.groups :], strict=True)
+            ]
+        )
+    head = [PageCell(escape(column.label), "number" if column.numbers else "text") for column in columns]
+    return PageTable(table.name, table.title, head, [PageGroup(heading, rows) for heading, rows in groups], table.notes)
+
+
+def cell_html(cell: Cell) -> Markup:
+    """A value, and the published one below it."""
+    html = Markup(to_html(cell.text, bold=cell.bold))  # escapes what is no number
+    if cell.published is None:
+        return html
+    return html + Markup(f'<span class="published">{to_html(cell.published.text, bold=cell.published.bold)}</span>')
+
+
+def run_links(results: Sequence[Result], out: Path) -> dict[str, str]:
+    """Where the run folders lie, seen from the report, as addresses. Two folders may have a run of the same name."""
+    return {result.run: address(result.run_folder, out) for result in reversed(results)}
+
+
+def address(path: Path, start: Path) -> str:
+    """A relative link. Letters that mean something in an address, the colon of `javascript:` among them, are quoted.
+
+    Example:
+        >>> address(Path("runs/demo/a b"), Path("runs/demo"))
+        './a%20b/'
+    """
+    return f"./{quote(Path(os.path.relpath(path, start)).as_posix())}/"
+
+
+def _runs(results: Sequence[Result], variant: Variant) -> list[Result]:
+    return runs_of(results, sizes(results)[0], variant)
+
+
+def _p_of_claim(p: float) -> str:
+    """p is small where the second is better; where it is worse, the p of that is the rest."""
+    return p_text(min(p, 1 - p))
+
+
+def _link(text: str, links: Mapping[str, str]) -> Markup:
+    if text == MISSING or text not in links:
+        return escape(text)
+    return Markup('<a href="{}">{}</a>').format(links[text], text)

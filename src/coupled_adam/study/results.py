@@ -1,0 +1,176 @@
+"""What a study found: one `Result` per finished run, kept in its run folder and gathered in `results.jsonl`.
+
+Every run writes its own `evaluation.json`; `results.jsonl` is written whole from those, sorted. So runs that finish at
+the same moment, on one machine or on several, cannot spoil each other's rows, and a file that was lost can be made
+again.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from coupled_adam.atomic import write_whole
+
+FILE_NAME = "results.jsonl"
+EVALUATION = "evaluation.json"
+RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished run."""
+
+    study: str
+    """Name of the study."""
+    cell: str
+    """What the runs that differ in the seed alone share, such as "125M-5B-coupled"."""
+    seed: int
+    optimizer: str
+    """Name of the optimizer variant in the study: "standard", "coupled", "coupled n=2", "sgd f=300"."""
+    settings: dict[str, Any]
+    """The whole [optimizer] section of the config, and "tied"."""
+    model: str
+    """Name of the model in the study, such as "125M"."""
+    parameters: int
+    tokens: int
+    """Data size D in tokens."""
+    metrics: dict[str, float | None]
+    """What was measured; a metric that was not is None or absent. Untied models: `input_` before those of the input
+    table; without it, those of the output table."""
+    seconds: float
+    """Time of training and evaluation, over all starts."""
+    tokens_per_second: float | None
+    energy_joules: float | None
+    config_hash: str
+    """Of all settings that decide what the run computes."""
+    package: str
+    commit: str | None
+    torch: str
+    device: str
+    run: str
+    """The run folder, relative to the study folder it was trained in."""
+    folder: Path = field(default=Path(), compare=False)
+    """The study folder the row was read from. Not part of the file: the folder can be moved."""
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the run lies: its curves (metrics.jsonl), embeddings.npz and checkpoints."""
+        return self.folder / self.run
+
+
+STORED = tuple(each.name for each in fields(Result) if each.name != "folder")
+_NUMBERS = ("seconds", "tokens_per_second", "energy_joules")
+_OPEN = ("tokens_per_second", "energy_joules", "commit")
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "seed": int,
+    "parameters": int,
+    "tokens": int,
+    "settings": dict,
+    "metrics": dict,
+    **dict.fromkeys(_NUMBERS, (int, float)),
+}
+
+
+def to_json(result: Result) -> str:
+    """One row as a line of JSON; numbers that are not finite become null."""
+    values = {name: value for name, value in asdict(result).items() if name in STORED}
+    values["metrics"] = {name: _finite(value) for name, value in values["metrics"].items()}
+    return json.dumps(values, allow_nan=False)
+
+
+def from_json(text: str, folder: Path, source: str) -> Result:
+    """Read what `to_json` wrote.
+
+    Args:
+        text: the JSON.
+        folder: the study folder.
+        source: what to call the text in messages.
+    """
+    remedy = "run the study again to write it anew"
+    try:
+        values = json.loads(text)
+    except ValueError:
+        raise ValueError(f"{source}: not JSON; {remedy}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{source}: expected a result, an object with the keys {', '.join(STORED)}; {remedy}")
+    missing = [name for name in STORED if name not in values]
+    if missing:
+        raise ValueError(f"{source}: {', '.join(missing)} missing; {remedy}")
+    for name in STORED:
+        if not (values[name] is None and name in _OPEN) and not isinstance(values[name], _KINDS.get(name, str)):
+            raise ValueError(f"{source}: {name} = {values[name]!r} is not what a result has there; {remedy}")
+    return Result(**{name: values[name] for name in STORED}, folder=folder)
+
+
+def read_results(study_folder: Path) -> list[Result]:
+    """The finished runs of one study folder, in the order of cells and seeds.
+
+    Args:
+        study_folder: as `coupled-adam study run` writes it.
+    """
+    path = study_folder / FILE_NAME
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise ValueError(
+            f"{study_folder}: no {FILE_NAME}; expected the folder of a study in which at least one run is finished"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+    return [from_json(line, study_folder, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def merge_results(study_folders: Sequence[Path]) -> list[Result]:
+    """The finished runs of several study folders as one list.
+
+    A run that several folders hold (same cell, seed and settings) is taken once, from the first of them. The same cell
+    and seed with other settings is no repetition but something else under the same name: a ValueError names both.
+    """
+    found: dict[tuple[str, int], Result] = {}
+    conflicts = []
+    for result in (result for folder in study_folders for result in read_results(folder)):
+        other = found.setdefault((result.cell, result.seed), result)
+        if other.config_hash != result.config_hash:
+            conflicts.append(
+                f"cell {result.cell}, seed {result.seed}: settings {other.config_hash} in {other.folder}, "
+                f"{result.config_hash} in {result.folder}"
+            )
+    if conflicts:
+        raise ValueError(
+            "these runs have the same name and other settings; report the folders one by one:\n" + "\n".join(conflicts)
+        )
+    return list(found.values())
+
+
+def read_evaluation(run_folder: Path, study_folder: Path) -> Result | None:
+    """The result in a run folder; None when it is not there or not whole."""
+    path = run_folder / EVALUATION
+    try:
+        return from_json(path.read_text(encoding="utf-8"), study_folder, str(path))
+    except (OSError, ValueError):
+        return None
+
+
+def write_evaluation(result: Result) -> None:
+    """Write a result into its run folder."""
+    write_whole(result.run_folder / EVALUATION, to_json(result) + "\n")
+
+
+def gather_results(study_folder: Path, run_folders: Iterable[Path]) -> list[Result]:
+    """Write results.jsonl from the evaluation.json of the given run folders, in their order.
+
+    Args:
+        study_folder: whose file is written.
+        run_folders: of the study; those without a result are left out.
+    """
+    found = [read_evaluation(run_folder, study_folder) for run_folder in run_folders]
+    results = [result for result in found if result is not None]
+    write_whole(study_folder / FILE_NAME, "".join(to_json(result) + "\n" for result in results))
+    return results
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None

@@ -1,0 +1,225 @@
+"""Runs a study: what is finished stays, what was stopped goes on, what fails is reported and the rest goes on.
+
+The runner itself computes nothing and never loads torch. It hands tasks to a launcher, looks at the files that the runs
+write to know how far they are, and gathers the results.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from coupled_adam.data.workers import available_processes
+from coupled_adam.models.config import parameter_count
+from coupled_adam.study.cell import Task
+from coupled_adam.study.energy import visible_gpus
+from coupled_adam.study.expansion import Cell
+from coupled_adam.study.folder import CONFIG, StudyFolder
+from coupled_adam.study.launchers import ClusterLauncher, Ended, Launcher, LocalLauncher, worker_environments
+from coupled_adam.study.plan import Study
+from coupled_adam.study.progress import StudyDisplay
+from coupled_adam.training.config import load_config
+from coupled_adam.training.interruption import Interruption, watching_signals
+
+LauncherName = Literal["local", "torchrun", "slurm"]
+LAUNCHERS: tuple[LauncherName, ...] = ("local", "torchrun", "slurm")
+SECONDS_BETWEEN_LOOKS = 0.5
+SMALL_MODEL = 5_000_000  # parameters
+
+
+@dataclass
+class Outcome:
+    """How a study ended this time."""
+
+    finished: int = 0
+    """Runs that are finished, now or before."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Reason by run."""
+    busy: list[str] = field(default_factory=list)
+    """Runs that another process works on."""
+    left: int = 0
+    """Runs that a signal kept from finishing."""
+    signal: str | None = None
+    runs_go_on: bool = False
+    """Whether jobs of a cluster go on without the runner."""
+
+
+def run_study(
+    study: Study,
+    cells: Sequence[Cell],
+    folder: StudyFolder,
+    *,
+    all_cells: Sequence[Cell],
+    jobs: int | None,
+    launcher: LauncherName,
+    display: StudyDisplay,
+    before_runs: Callable[[], None],
+) -> Outcome:
+    """Do all given runs that are not finished.
+
+    Args:
+        study: as it was loaded.
+        cells: the runs that are wanted.
+        folder: of the study, prepared.
+        all_cells: all runs of the study, in the order of its results.
+        jobs: runs at a time; None: as many as there are GPUs; without GPUs as many as there are cores, but one where a
+            model is not small; with torchrun one; with slurm the cluster decides.
+        launcher: where they run.
+        display: shows how far they are.
+        before_runs: prepares what all runs need, while the workers start.
+    """
+    outcome = Outcome()
+    todo = deque(cell for cell in cells if folder.result(cell, study.evaluation) is None)
+    outcome.finished = len(cells) - len(todo)
+    folder.gather(all_cells)
+    if not todo:
+        return outcome
+    machine = _machine(study, folder, jobs, launcher, todo)
+    try:
+        before_runs()
+        with watching_signals() as interruption, display:
+            display.begin(cells, todo)
+            _loop(study, folder, all_cells, todo, machine, display, interruption, outcome)
+            outcome.signal = interruption.signal_name
+    except KeyboardInterrupt:
+        outcome.signal, outcome.left = "SIGINT", len(todo)
+    finally:
+        machine.launcher.close()
+    outcome.runs_go_on = machine.launcher.leaves_on_stop and outcome.signal is not None
+    return outcome
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A launcher, and what it means for a task."""
+
+    launcher: Launcher
+    ranks: int
+    threads: int | None
+    """CPU threads of a run; None: torch's choice."""
+    measure_energy: bool
+
+
+def _machine(
+    study: Study, folder: StudyFolder, jobs: int | None, name: LauncherName, todo: Collection[Cell]
+) -> Machine:
+    if name == "slurm":
+        cluster = ClusterLauncher(folder.path / "jobs", study.slurm, jobs)
+        # What a job has, it has to itself.
+        return Machine(cluster, study.slurm.gpus if cluster.cluster == "slurm" else 1, None, cluster.cluster == "slurm")
+    gpus = visible_gpus()
+    if name == "torchrun":
+        count = min(jobs or 1, len(todo))
+        ranks = max(1, (len(gpus) or available_processes()) // count)
+        return Machine(LocalLauncher(worker_environments(count, gpus, ranks)), ranks, None, bool(gpus))
+    count = min(jobs or len(gpus) or _jobs_on_cpu(todo), len(todo))
+    # Without GPUs the cores are shared out; torch would give all of them to each run.
+    threads = None if gpus or count == 1 else max(1, available_processes() // count)
+    return Machine(LocalLauncher(worker_environments(count, gpus, 1)), 1, threads, 0 < count <= len(gpus))
+
+
+def _jobs_on_cpu(cells: Collection[Cell]) -> int:
+    """Runs at a time on a processor: of small models one for each core, as threads would mostly wait for each other."""
+    largest = max(parameter_count(cell.config.model.to_model_config()) for cell in cells)
+    return available_processes() if largest < SMALL_MODEL else 1
+
+
+def _loop(
+    study: Study,
+    folder: StudyFolder,
+    all_cells: Sequence[Cell],
+    todo: deque[Cell],
+    machine: Machine,
+    display: StudyDisplay,
+    interruption: Interruption,
+    outcome: Outcome,
+) -> None:
+    launcher = machine.launcher
+    running = 0
+    is_stopping = False
+    while todo or running:
+        if interruption and not is_stopping:
+            is_stopping = True
+            outcome.left += len(todo) + (running if launcher.leaves_on_stop else 0)
+            todo.clear()
+            running = 0 if launcher.leaves_on_stop else running
+            display.say(f"{interruption.signal_name}: the runs save and end; once more ends them at once.")
+            launcher.stop()
+        while todo and running < launcher.slots:
+            cell = todo.popleft()
+            launcher.start(_task(study, folder, cell, machine))
+            display.started(cell, folder.run(cell))
+            running += 1
+        try:
+            ended = launcher.wait(SECONDS_BETWEEN_LOOKS)
+        except KeyboardInterrupt:  # the second Ctrl-C
+            launcher.stop()
+            continue
+        for each in ended:
+            running -= 1
+            _note(each, outcome)
+            if each.status == "finished":
+                folder.gather(all_cells)
+            display.ended(each)
+        display.refresh()
+
+
+def _task(study: Study, folder: StudyFolder, cell: Cell, machine: Machine) -> Task:
+    """The task of a run. One that was begun goes on with as many threads as before: only then are its numbers the same
+    as without the break."""
+    stored = folder.run(cell) / CONFIG
+    threads = load_config(str(stored)).training.threads if stored.is_file() else machine.threads
+    training = cell.config.training
+    if training.threads is None and threads is not None:
+        training = training.model_copy(update={"threads": threads})
+    config = cell.config.model_copy(update={"training": training})
+    return Task(
+        study_folder=folder.path.absolute(),
+        study=study.name,
+        cell=Cell(cell.id, cell.seed, cell.model, cell.optimizer, config),
+        evaluation=study.evaluation,
+        ranks=machine.ranks,
+        measure_energy=machine.measure_energy,
+    )
+
+
+def _note(ended: Ended, outcome: Outcome) -> None:
+    label = ended.task.cell.label
+    if ended.status == "finished":
+        outcome.finished += 1
+    elif ended.status == "failed":
+        outcome.failed[label] = ended.message
+    elif ended.status == "busy":
+        outcome.busy.append(label)
+    else:
+        outcome.left += 1
+
+
+def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> list[str]:
+    """Make the corpora that the runs need, once, and see that they fit.
+
+    Returns:
+        What the user should know about them.
+
+    Raises:
+        ValueError, OSError, ImportError: for what is wrong with a corpus, before any run has started.
+    """
+    from coupled_adam.data.corpus import open_corpus
+    from coupled_adam.data.prepare import prepare
+
+    notes: list[str] = []
+    for data, vocabulary_size in dict.fromkeys((cell.config.data, cell.config.model.vocabulary_size) for cell in cells):
+        folder = Path(data.folder)
+        if data.source is not None and not (folder / "manifest.json").is_file():
+            say(f"Preparing {data.source} with the tokenizer {data.tokenizer} in {folder}, once.")
+            prepare(data.source, data.tokenizer, folder)
+        corpus = open_corpus(folder)
+        if corpus.vocabulary_size > vocabulary_size:
+            raise ValueError(
+                f"model.vocabulary_size is {vocabulary_size}, but the tokenizer of {folder} has "
+                f"{corpus.vocabulary_size} tokens; set model.vocabulary_size to at least that"
+            )
+        if "test" not in corpus.splits and "val" in corpus.splits:
+            notes.append(f"{folder} has no test split: its validation split is used instead")
+    return list(dict.fromkeys(notes))

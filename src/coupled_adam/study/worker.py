@@ -1,0 +1,101 @@
+"""The process that does the runs of a study, one after the other: `python -m coupled_adam.study.worker`.
+
+Tasks come as lines of JSON on standard input, answers go as lines of JSON to standard output; whatever else is printed
+goes to standard error. It is started once and not for each run, because loading torch takes seconds; it is a process of
+its own, so that a crash or a lack of memory ends one run and not the study.
+
+A signal, or the end of standard input (the study is gone), lets the training save, and ends the process.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+Tasks = queue.SimpleQueue[dict[str, Any] | None]
+
+
+def main() -> None:
+    """Do what standard input says until it ends."""
+    with _answers() as answers:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        tasks: Tasks = queue.SimpleQueue()
+        threading.Thread(target=_read_tasks, args=(tasks,), daemon=True).start()
+
+        def answer(status: str, message: str) -> None:
+            answers.write(json.dumps({"status": status, "message": message}) + "\n")
+            answers.flush()
+
+        try:
+            # Both load torch, while the first task is on its way.
+            import coupled_adam.study.measurement
+            import coupled_adam.training.run  # noqa: F401
+
+            while (task := tasks.get()) is not None:
+                _do(task, answer)
+        except KeyboardInterrupt:
+            answer("stopped", "")
+
+
+def _do(values: dict[str, Any], answer: Callable[[str, str], None]) -> None:
+    from coupled_adam.study.cell import Task, run_cell
+    from coupled_adam.study.folder import OUTPUT
+    from coupled_adam.study.measurement import release_memory
+
+    task = Task.from_json(values)
+    try:
+        with printing_to(task.folder / OUTPUT):
+            status, message = run_cell(task)
+    except Exception as error:
+        # Whatever it was, the device may not be usable any more; another process takes over.
+        answer("failed", f"{type(error).__name__}: {error}")
+        sys.exit(1)
+    release_memory()
+    answer(status, message)
+
+
+def _read_tasks(tasks: Tasks) -> None:
+    for line in sys.stdin:
+        tasks.put(json.loads(line))
+    tasks.put(None)
+    # The study has ended, or is gone: a training under way saves, everything else ends.
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def _answers() -> Iterator[TextIO]:
+    """Standard output for answers alone; what a library prints goes to standard error."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        yield answers
+
+
+@contextmanager
+def printing_to(path: Path) -> Iterator[None]:
+    """Append everything that is printed, by whatever part of the process, to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = [os.dup(number) for number in (1, 2)]
+    with path.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, former in zip((1, 2), before, strict=True):
+            os.dup2(former, number)
+            os.close(former)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""docs/training.md: its python runs, its commands name what there is, and its tables have every key that is written."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from page_examples import ROOT, Example, read_examples, run_here
+from typer.main import get_command
+
+from coupled_adam.cli import app
+from coupled_adam.embeddings import EmbeddingMetrics
+from coupled_adam.training.config import Config, load_config
+from coupled_adam.training.logbook import read_metrics
+from coupled_adam.training.sections import all_keys
+
+PAGE = ROOT / "docs" / "training.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+@pytest.mark.parametrize("example", read_examples(PAGE), ids=str)
+def test_example_of_the_training_page_runs_and_writes_the_keys_of_its_table(
+    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+    folder = run_here(example)["outcome"].folder
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert {row["kind"] for row in rows} == {"train", "val", "embeddings"}
+    for row in rows:
+        for key in row.keys() - {"kind", "step"}:
+            is_measure = key.removeprefix("output_") in EmbeddingMetrics.__dataclass_fields__
+            assert f"`{key}`" in TEXT or (row["kind"] == "embeddings" and is_measure), key
+    for name in (path.name for path in folder.rglob("*")):
+        assert re.sub(r"\d{9}", "000000300", name) in TEXT, name
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_command_of_the_training_page_names_commands_options_presets_and_keys_that_exist(command: list[str]) -> None:
+    words = command[command.index("coupled_adam" if "torchrun" in command else "coupled-adam") + 1 :]
+    if ">" in words:
+        words = words[: words.index(">")]
+    group = get_command(app)
+    found = group.get_command(None, words[0])  # type: ignore[attr-defined, arg-type]
+    assert found is not None, f"no command {words[0]}"
+    if words[0] == "data":
+        found = found.get_command(None, words[1])
+        assert found is not None, f"no command data {words[1]}"
+    options = {name for parameter in found.params for name in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+    if words[0] == "train" and not Path(words[1]).suffix and "/" not in words[1]:
+        load_config(words[1], [words[i + 1] for i, word in enumerate(words) if word == "--set"])
+
+
+def test_every_dotted_key_on_the_training_page_is_one_of_the_config() -> None:
+    keys = set(all_keys(Config))
+    sections = {key.partition(".")[0] for key in keys if "." in key}
+    named = set(re.findall(rf"(?<![\w.])((?:{'|'.join(sections)})\.[a-z_]+)", TEXT)) - {"data.md"}
+    assert len(named) > 20
+    assert named <= keys
+
+
+def test_links_of_the_training_page_lead_somewhere() -> None:
+    for target, anchor in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", TEXT):
+        text = (ROOT / "docs" / target).read_text(encoding="utf-8")
+        headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+        assert not anchor or anchor in headings, f"{target}#{anchor}"
