@@ -48,7 +48,8 @@ def coupled_adam(
     is AdamW with one second moment for the whole vocabulary: the embeddings stay centred, and their optimizer
     state is half as large.
 
-    Start with `coupled-adam demo`. In your own training: `from coupled_adam import CoupledAdamW`.
+    Start with `coupled-adam demo`, or train a model of your own: `coupled-adam train tiny`. In your own training loop:
+    `from coupled_adam import CoupledAdamW`.
     """
 
 

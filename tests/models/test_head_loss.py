@@ -244,3 +244,18 @@ def test_the_triton_kernel_gives_losses_and_gradients(dtype: torch.dtype, rows: 
     tolerance = 1e-5 if dtype == torch.float32 else 4e-3 if device == "cuda" else 8e-3
     assert exact.grad is not None
     torch.testing.assert_close(logits.double(), exact.grad, rtol=tolerance, atol=1e-9)
+
+
+def test_the_triton_kernel_survives_a_logit_far_above_the_targets() -> None:
+    kernels = pytest.importorskip("coupled_adam.models.loss_kernels")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).to(device)
+    logits[:, 49] = torch.tensor([100.0, 1000.0, 1000.0])
+    targets = torch.tensor([0, 1, 49], device=device)
+    exact = logits.double().requires_grad_()
+    expected = F.cross_entropy(exact, targets, reduction="none")
+    expected.sum().backward()
+    losses = torch.empty(3, device=device)
+    kernels.cross_entropy(logits, targets, losses, None, 0.0, -100, True)
+    torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits.double(), exact.grad, rtol=1e-4, atol=1e-6)

@@ -270,7 +270,7 @@ def test_files_are_the_same_every_time_and_whole(demo: list[Result], tmp_path: P
 
 
 def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
-    name = "<script>alert(1)</script> $\\frac{ & {x}"
+    name = "<script>alert(1)</script> $\\frac{$ & {x}"
     results = fabricated(tmp_path, optimizers={"standard": STANDARD, name: COUPLED}, seeds=(1,))
     for plate in draw_figures(results):
         ET.fromstring(plate.svg)

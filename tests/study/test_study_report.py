@@ -1,4 +1,4 @@
-"""The report: what is in the folder and on the page, that nothing on it is loaded, and what a real browser makes of it."""
+"""The report: what is in the folder and on the page, that nothing is loaded, and what a real browser makes of it."""
 
 import json
 import re

@@ -19,13 +19,13 @@ VOCABULARY = 61  # of 64 rows: three are padding
 TIMES = {"tokens_per_second", "mfu", "memory_bytes"}
 
 
-def write_corpus(folder: Path, seed: int = 0) -> Path:
+def write_corpus(folder: Path, seed: int = 0, train_tokens: int = 4000) -> Path:
     """Text that can be learned: after token i comes mostly one of three others."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(seed)
     successors = generator.integers(0, VOCABULARY, (VOCABULARY, 3))
     splits = {}
-    for name, length in (("train", 4000), ("val", 513)):
+    for name, length in (("train", train_tokens), ("val", 513)):
         tokens = np.zeros(length, np.uint16)
         for i in range(1, length):
             tokens[i] = successors[tokens[i - 1], generator.integers(3)]

@@ -103,7 +103,7 @@ def test_the_bar_is_filled_as_far_as_the_training_is() -> None:
 def test_before_the_first_values_it_says_so() -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(LiveLine(0, 300))
-    assert "waiting for the first step" in console.file.getvalue()
+    assert "waiting for the first loss" in console.file.getvalue()
 
 
 @contextlib.contextmanager

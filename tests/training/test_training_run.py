@@ -237,6 +237,48 @@ def test_a_full_disk_does_not_end_the_run_and_is_said(
     assert_same_tensors(saved_tensors(tmp_path / "run"), saved_tensors(whole_run))
 
 
+def test_a_disk_that_is_full_at_the_end_is_waited_for(
+    whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coupled_adam.training import trainer
+
+    write = checkpoints.CheckpointWriter._write
+    attempts = []
+
+    def full_at_the_end(self: checkpoints.CheckpointWriter, staged: Any, step: int, *rest: Any) -> None:
+        attempts.append(step)
+        if step == 12 and attempts.count(12) < 3:
+            raise OSError(28, "the checkpoint of step 12 could not be written: No space left on device")
+        write(self, staged, step, *rest)
+
+    monkeypatch.setattr(checkpoints.CheckpointWriter, "_write", full_at_the_end)
+    monkeypatch.setattr(trainer, "SECONDS_BETWEEN_ATTEMPTS", 0.0)
+    outcome, shown = train(small_config(corpus), tmp_path / "run")
+    assert outcome.is_finished
+    assert attempts.count(12) == 3
+    assert "Trying again" in shown
+    assert_same_tensors(saved_tensors(tmp_path / "run"), saved_tensors(whole_run))
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(corpus: Path, tmp_path: Path) -> None:
+    train(small_config(corpus), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    others = write_corpus(tmp_path / "others", seed=9, train_tokens=3000)
+    with pytest.raises(ValueError, match=r"trained on other tokens"):
+        train(small_config(others), tmp_path / "run", resume=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_a_refused_start_leaves_nothing_behind(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    for out in (tmp_path / "mine", tmp_path / "new"):
+        with pytest.raises(ValueError, match=r"not a run of ours|cuda_graphs"):
+            train(small_config(corpus, training={"cuda_graphs": True}), out)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_folder_with_a_run_is_refused_without_resume(whole_run: Path, corpus: Path) -> None:
     with pytest.raises(ValueError, match=r"already holds a run; continue it with --resume"):
         train(small_config(corpus), whole_run)

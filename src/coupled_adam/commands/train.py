@@ -2,6 +2,8 @@
 
 import os
 import shlex
+import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +17,7 @@ from coupled_adam.commands.refusal import refuse
 if TYPE_CHECKING:
     from coupled_adam.training.run import Outcome
 
+SIGNALS = ("SIGINT", "SIGTERM")
 SHOWN = {
     "training loss": "loss",
     "validation loss": "val_loss",
@@ -56,6 +59,8 @@ def train(
     `coupled-adam train tiny --set optimizer.embeddings=adamw`, and
     `coupled-adam inspect runs/tiny-adamw-seed1 runs/tiny-coupled-seed1`.
 
+    A run that is stopped ends with exit code 130 (Ctrl-C) or 143 (SIGTERM), one that is no longer finite with 1.
+
     A config of your own: `coupled-adam train gpt2-125m --show > mine.toml`, edit it, `coupled-adam train mine.toml`.
 
     Stop with Ctrl-C: the run saves and ends. Go on with `coupled-adam train RUN --resume`.
@@ -69,7 +74,7 @@ def train(
     if list_presets:
         from coupled_adam.training.estimates import preset_table, this_machine
 
-        console.print(preset_table(this_machine()))
+        Console(width=max(console.width, 100)).print(preset_table(this_machine()))  # cut off, it would say nothing
         return
     if config is None:
         refuse("CONFIG is missing: a preset (see --list), a TOML file or the folder of a run; try `train tiny`")
@@ -96,9 +101,10 @@ def train(
         outcome = run_training(resolved, folder, resume=resume, console=console)
     except (ValueError, OSError, ImportError) as error:
         if is_first:
-            refuse(str(error))
+            refuse(_in_words(error))
+        time.sleep(2)  # torchrun ends the others when one ends: let the first rank speak
         if not getattr(error, "said_by_first_rank", False):
-            refuse(f"rank {os.environ['RANK']}: {error}")
+            refuse(f"rank {os.environ['RANK']}: {_in_words(error)}")
         raise typer.Exit(2) from None
     except TrainingStopped as error:
         if is_first:
@@ -106,15 +112,29 @@ def train(
         raise typer.Exit(1) from None
     if is_first:
         _print_outcome(console, outcome)
+    if not outcome.is_finished:  # so that `train && export` does not go on with half a model
+        raise typer.Exit(128 + int(signal.Signals[outcome.signal]) if outcome.signal in SIGNALS else 1)
+
+
+def _in_words(error: Exception) -> str:
+    """An error without Python's number in front."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _print_outcome(console: Console, outcome: "Outcome") -> None:
     from coupled_adam.training.units import duration
 
     if not outcome.is_finished:
+        is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
+        command = (
+            "coupled-adam" if is_alone else f"torchrun --nproc-per-node {os.environ['WORLD_SIZE']} -m coupled_adam"
+        )
+        saved = f"saved after step {outcome.step}" if outcome.step else "stopped before the first step"
         console.print(
-            f"{outcome.signal}: saved after step {outcome.step} of {outcome.total_steps}. Go on with: "
-            f"coupled-adam train {shlex.quote(str(outcome.folder))} --resume",
+            f"{outcome.signal}: {saved} of {outcome.total_steps}. Go on with: "
+            f"{command} train {shlex.quote(str(outcome.folder))} --resume",
             markup=False,
             soft_wrap=True,
         )

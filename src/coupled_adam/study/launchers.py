@@ -156,7 +156,7 @@ class LocalLauncher:
                 ended.append(self._after_death(task, cause))
             elif not self._stops and worker.process.returncode:
                 # It died with nothing to do, so the next would too.
-                raise RuntimeError(f"a worker of the study did not start: {cause}")
+                raise ChildProcessError(f"a worker of the study did not start: {cause}")
             self._workers[slot] = self._new_worker(slot) if not self._stops else worker
         return ended
 

@@ -151,9 +151,9 @@ class Study(Section):
     """Settings of all runs; those of a model, of a data size and of an optimizer come on top."""
     override: Settings = Field(default_factory=dict)
     """Settings of all runs that win over all others, as --set gives them."""
-    models: list[ModelAxis] = Field(default_factory=list)
+    models: Annotated[list[ModelAxis], Expected("tables [[models]]")] = Field(default_factory=list)
     """Model sizes N; none: the base itself."""
-    optimizers: list[OptimizerAxis]
+    optimizers: Annotated[list[OptimizerAxis], Expected("tables [[optimizers]]")]
     """How the embeddings are trained."""
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     slurm: SlurmSection = Field(default_factory=SlurmSection)
@@ -163,8 +163,10 @@ class Study(Section):
         return model.base if model is not None and model.base is not None else self.base
 
 
-# pydantic would report what is wrong in a list under numbers; here each entry is checked by itself, under its name.
+# Each part is checked by itself: pydantic would report what is wrong in a list under numbers, and what is wrong in a
+# section beside the keys of all others.
 _LISTS: dict[str, type[Section]] = {"models": ModelAxis, "optimizers": OptimizerAxis}
+_SECTIONS: dict[str, type[Section]] = {"evaluation": EvaluationSection, "slurm": SlurmSection}
 
 
 def study_text(name: str) -> str:
@@ -224,13 +226,13 @@ def parse_study(text: str, source: str, folder: Path) -> Study:
         values = tomllib.loads(text)
     except ValueError as error:
         raise ValueError(f"{source}: not valid TOML: {error}") from None
-    wrong = list(_wrong_entries(values))
+    wrong_parts = {name: lines for name, lines in _wrong_parts(values) if lines}
+    wrong = [line for lines in wrong_parts.values() for line in lines]
     try:
         study = Study.model_validate(values)
     except ValidationError as error:
-        # What is wrong inside an entry of a list is said already, in better words.
-        inside = {"models", "optimizers"} if wrong else set()
-        wrong += [line for key, line in explain(error, Study) if key not in inside]
+        # What is wrong inside a part is said already, in better words.
+        wrong += [line for key, line in explain(error, Study) if key.partition(".")[0] not in wrong_parts]
     else:
         wrong += _contradictions(study)
     if wrong:
@@ -238,18 +240,27 @@ def parse_study(text: str, source: str, folder: Path) -> Study:
     return _with_whole_paths(study, folder)
 
 
-def _wrong_entries(values: dict[str, Any]) -> Iterator[str]:
+def _wrong_parts(values: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """What is wrong in each of [[models]], [[optimizers]], [evaluation] and [slurm], by their names."""
     for name, kind in _LISTS.items():
         entries = values.get(name, [])
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+            numbered = enumerate(entries, 1)
+            yield name, [line for n, entry in numbered for line in _wrong(entry, kind, f"[[{name}]] number {n}")]
+        else:
             keys = ", ".join(kind.model_fields)
-            yield f"{name} = {toml_value(entries)}: expected tables [[{name}]] with the keys {keys}"
-            continue
-        for number, entry in enumerate(entries, 1):
-            try:
-                kind.model_validate(entry)
-            except ValidationError as error:
-                yield from (f"[[{name}]] number {number}: {line}" for _, line in explain(error, kind))
+            yield name, [f"{name} = {toml_value(entries)}: expected tables [[{name}]] with the keys {keys}"]
+    for name, kind in _SECTIONS.items():
+        if isinstance(values.get(name), dict):
+            yield name, _wrong(values[name], kind, f"[{name}]")
+
+
+def _wrong(values: dict[str, Any], kind: type[Section], where: str) -> list[str]:
+    try:
+        kind.model_validate(values)
+    except ValidationError as error:
+        return [f"{where}: {line}" for _, line in explain(error, kind)]
+    return []
 
 
 def _contradictions(study: Study) -> Iterator[str]:

@@ -33,7 +33,7 @@ def read_values(spec: str) -> tuple[str, dict[str, Any]]:
     try:
         return str(path), tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; presets are: {', '.join(PRESETS)}") from None
+        raise ValueError(f"{path}: no such file or run folder; presets are: {', '.join(PRESETS)}") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -65,7 +65,7 @@ def parts_of(step: int, total_steps: int, values: Mapping[str, float]) -> list[P
     ]
     shown = {name: (width, show(values[name])) for name, (width, show) in FORMATS.items() if name in values}
     parts += [Part(name, text.ljust(width)) for name, (width, text) in shown.items()]
-    return parts if shown else [*parts, Part("loss", "waiting for the first step")]
+    return parts if shown else [*parts, Part("loss", "waiting for the first loss")]
 
 
 def fitting(parts: list[Part], width: int) -> list[Part]:
@@ -168,7 +168,7 @@ class TrainingDisplay:
         if values is not None:
             known = {key: value for key, value in values.items() if key in FORMATS}
             self._line.values |= {key: value for key, value in known.items() if isinstance(value, (int, float))}
-        if values is None and self._live is None:
+        if self._live is None and (values is None or "loss" not in self._line.values):
             return
         if self._last_shown is None or self._clock() - self._last_shown >= self._seconds_between():
             self._guarded(self._show)

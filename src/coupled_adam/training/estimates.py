@@ -155,9 +155,9 @@ def preset_table(here: Machine | None = None) -> Table:
         f"GPUs at {UTILISATION:.0%} of their bf16 peak.",
     )
     table.add_column("preset", no_wrap=True)
-    table.add_column("data")
+    table.add_column("data", no_wrap=True)
     for heading in ("parameters", "tokens", "steps", "memory", *(f"time,\n{machine.name}" for machine in machines)):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for name in PRESETS:
         config = load_config(name)
         table.add_row(
@@ -173,5 +173,4 @@ def preset_table(here: Machine | None = None) -> Table:
 
 
 def _time(seconds: float) -> str:
-    years = seconds / (365 * DAY)
-    return f"{years:,.0f} years" if years >= 2 else duration(seconds)
+    return "over a year" if seconds > 365 * DAY else duration(seconds)

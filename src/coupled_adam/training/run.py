@@ -92,17 +92,19 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         say = _speaker(console or Console(highlight=False), ranks)
         run = RunFolder(folder)
         config.micro_batch_size(ranks.size)  # says what does not divide, before anything is made
+        ranks.first_does(lambda: run.check(config, resume=resume))
         ranks.first_does(lambda: stack.enter_context(run.locked()))
         corpus = _open_corpus(config, ranks, say)
         # Only now: a Ctrl-C during the preparation of the tokens ends it at once.
         interruption = stack.enter_context(watching_signals())
-        ranks.first_does(lambda: run.prepare(config, resume=resume))
-
         parts = _build_parts(config, corpus, ranks)
         say(_summary(config, corpus, ranks, parts))
         writer = checkpoints.CheckpointWriter(run.checkpoints, config.checkpoints.keep)
         state = {"data": corpus.fingerprint, "precision": "bf16" if parts.uses_bf16 else "float32"}
         start_step = _restore(parts, run, state, say) if resume else None
+        if start_step == config.total_steps:
+            say(f"Nothing left to do: {folder} finished at step {start_step}.")
+        ranks.first_does(lambda: run.begin(config))
         logbook = stack.enter_context(
             ranks.first_does(lambda: _open_logbook(config, run, start_step, say)) or Logbook()
         )
@@ -116,16 +118,19 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         if config.log.val_every and not trainer.measures.can_validate:
             say(f"{corpus.folder} has no validation text, or too little: no validation loss.")
         where = environment(devices.device_name(ranks.device), ranks.size, ranks.mode)
+        before = float(run.read_state().get("seconds", 0.0)) if start_step else 0.0
         ranks.first_does(lambda: run.write_state(status="running", **where))
-        status = "failed"
+        status, problem = "failed", None
         try:
             trainer.run(interruption)
             status = "finished" if trainer.step == config.total_steps else "stopped"
+        except Exception as error:
+            problem = str(error)
+            raise
         finally:
-            seconds = time.monotonic() - started
-            _write_end(
-                run, ranks, say, status=status, step=trainer.step, total_steps=config.total_steps, seconds=seconds
-            )
+            seconds = before + time.monotonic() - started
+            end = {"status": status, "step": trainer.step, "total_steps": config.total_steps, "seconds": seconds}
+            _write_end(run, ranks, say, **end, problem=problem)
         signal_name = interruption.signal_name or (None if status == "finished" else "A signal on another rank")
         return Outcome(folder, trainer.step, config.total_steps, signal_name, seconds, dict(trainer.latest))
 

@@ -13,7 +13,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ class RunFolder:
         self.state = path / "run.json"
         self.checkpoints = path / "checkpoints"
 
-    def prepare(self, config: Config, *, resume: bool) -> None:
-        """Make the folder, or find it as the same run left it; then write the config that is used from here on."""
+    def check(self, config: Config, *, resume: bool) -> None:
+        """Refuse a folder that is not free for this run; nothing is written."""
         if self.config.exists():
             if self.has_begun() and not resume:
                 raise ValueError(
@@ -46,6 +46,9 @@ class RunFolder:
                 require_resumable(load_config(str(self.config), []), config)
         elif self.path.is_dir() and any(not _is_ours(entry) for entry in self.path.iterdir()):
             raise ValueError(f"{self.path} exists and is not a run of ours (no config.toml); give another --out")
+
+    def begin(self, config: Config) -> None:
+        """Write the config that is used from here on; call it when nothing can be refused any more."""
         for leftover in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote; we hold the lock
             leftover.unlink()
         require_writable(self.config)
@@ -60,7 +63,12 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder."""
-        require_writable(self.path / LOCK)
+        try:
+            require_writable(self.path / LOCK)
+        except OSError as error:
+            raise ValueError(
+                f"cannot write to {self.path} ({error.strerror}); give another folder with --out"
+            ) from error
         with (self.path / LOCK).open("a") as file:
             try:
                 import fcntl
@@ -70,7 +78,20 @@ class RunFolder:
                 raise ValueError(f"{self.path} is being trained by another process; wait for it or stop it") from error
             except (ImportError, OSError):
                 pass  # Windows, or a file system without locks: the user has to take care
-            yield
+            try:
+                yield
+            finally:
+                self._remove_if_empty()
+
+    def _remove_if_empty(self) -> None:
+        """A run that never began leaves nothing behind."""
+        with suppress(OSError):
+            if not self.config.exists():
+                self.checkpoints.rmdir()
+        with suppress(OSError):
+            if [entry.name for entry in self.path.iterdir()] == [LOCK]:
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
 
     def write_state(self, **values: Any) -> None:
         """Say how the run stands."""

@@ -159,7 +159,7 @@ class TrainingSection(Section):
     compile: bool | Literal["auto"] = "auto"
     """torch.compile. auto: on CUDA."""
     cuda_graphs: bool | Literal["auto"] = "auto"
-    """Replay a step as CUDA graphs. auto: where it helps, which is small models."""
+    """Replay a step as CUDA graphs, which spares small models the waiting for Python. auto: on one GPU."""
     deterministic: bool = False
     """CUDA: only deterministic algorithms, so that a resumed run is bit-exact; slower."""
     parallel: Literal["auto", "none", "ddp", "fsdp2"] = "auto"

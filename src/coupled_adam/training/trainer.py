@@ -29,6 +29,8 @@ from coupled_adam.training.train_step import TrainStep
 
 # Losses wait on the device until they are logged; more than this many are not kept waiting.
 MOST_UNREAD_STEPS = 100
+# A whole training should not be lost to a disk that somebody could make room on: ten minutes.
+LAST_ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS = 21, 30.0
 
 
 class TrainingStopped(RuntimeError):
@@ -103,14 +105,23 @@ class Trainer:
             self._take_step()
             self._look()
         self._read_losses()
-        try:
-            self._save()
-            self.saving.writer.wait()
-        except OSError as error:  # the disk may have room again
-            self.display.message(f"{error.strerror or error}. Trying once more")
-            self._saved_step = None
-            self._save()
-            self.saving.writer.wait()
+        self._save_at_the_end(interruption)
+
+    def _save_at_the_end(self, interruption: Interruption) -> None:
+        """Save, and wait until it is on the disk; a full disk gets some time to be made room on."""
+        for attempt in range(1, LAST_ATTEMPTS + 1):
+            try:
+                self._save()
+                self.saving.writer.wait()
+                return
+            except OSError as error:
+                if attempt == LAST_ATTEMPTS or self.ranks.any_of(bool(interruption))[0]:
+                    raise
+                self._saved_step = None
+                self.display.message(
+                    f"{error.strerror or error}. Trying again in {SECONDS_BETWEEN_ATTEMPTS:g} s; Ctrl-C gives up"
+                )
+                time.sleep(SECONDS_BETWEEN_ATTEMPTS)
 
     def _wishes(self, interruption: Interruption) -> list[bool]:
         """Whether to stop, and whether the clock says to save: the same answer on every rank."""
@@ -202,15 +213,16 @@ class Trainer:
             self.saving.writer.wait()
         newest = checkpoints.newest_good(self.saving.writer.folder, on_skip=self.display.message)
         last_good = f"the last good checkpoint is {newest}" if newest else "no checkpoint was saved"
+        clipping = "lower" if self.config.optimizer.max_grad_norm else "set"
         return (
-            f"step {step}: {what}, so the run stopped; {last_good}. Lower optimizer.lr, lengthen schedule.warmup or "
-            "lower optimizer.max_grad_norm in a new run; with bf16, training.precision=float32 tells whether it is "
-            "the precision"
+            f"step {step}: {what}, so the run stopped; {last_good}. In a new run (another --out) lower optimizer.lr, "
+            f"lengthen schedule.warmup or {clipping} optimizer.max_grad_norm; with bf16, training.precision=float32 "
+            "tells whether it is the precision"
         )
 
     def _save(self) -> None:
         """Save this step, once; a disk that cannot take it does not end the run before its end."""
-        if self._saved_step == self.step:
+        if self.step in (0, self._saved_step):
             return
         with self._beside_training():
             self._save_this_step()

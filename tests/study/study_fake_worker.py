@@ -1,0 +1,76 @@
+"""Stands in for a worker process: takes tasks and answers at once, as the name of the optimizer says.
+
+Each task is written to `task.json` beside the run folder's files, with the process that did it.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from coupled_adam.study.cell import Task, write_error
+from coupled_adam.study.results import Result, write_evaluation
+
+
+def do(task: Task) -> tuple[str, str]:
+    task.folder.mkdir(parents=True, exist_ok=True)
+    first = not (task.folder / "task.json").exists()
+    record = {**task.to_json(), "pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "at": time.time()}
+    (task.folder / "task.json").write_text(json.dumps(record))
+    kind = task.cell.optimizer
+    if kind == "dies" and first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "exits" and first:
+        print("no room left", file=sys.stderr)
+        os._exit(3)
+    if kind == "fails" and first:
+        write_error(task.folder, "the loss is nan")
+        return "failed", "the loss is nan"
+    if kind == "slow":
+        time.sleep(60)
+    if kind == "late":
+        time.sleep(0.6)
+    write_evaluation(result_of(task))
+    return "finished", ""
+
+
+def result_of(task: Task) -> Result:
+    cell, config = task.cell, task.cell.config
+    return Result(
+        study=task.study,
+        cell=cell.id,
+        seed=cell.seed,
+        optimizer=cell.optimizer,
+        settings=config.optimizer.model_dump() | {"tied": config.model.tied},
+        model=cell.model,
+        parameters=1,
+        tokens=config.training.tokens,
+        metrics={"loss": 1.0, "train_loss": 1.0, "iso": 0.5},
+        seconds=1.0,
+        tokens_per_second=None,
+        energy_joules=None,
+        config_hash=cell.config_hash,
+        package="0",
+        commit=None,
+        torch="0",
+        device="cpu",
+        run=cell.run.as_posix(),
+        folder=task.study_folder,
+    )
+
+
+def main() -> None:
+    try:
+        for line in sys.stdin:
+            status, message = do(Task.from_json(json.loads(line)))
+            print(json.dumps({"status": status, "message": message}), flush=True)
+    except KeyboardInterrupt:
+        print(json.dumps({"status": "stopped", "message": ""}), flush=True)
+
+
+if __name__ == "__main__":
+    # As the path of this file stands in sys.argv, it can be found by whoever looks at the processes.
+    assert Path(sys.argv[0]).name == "study_fake_worker.py"
+    main()

@@ -1,0 +1,308 @@
+"""The study file: the shipped grids against the paper's numbers, names and hashes of runs, and kinds of mistakes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coupled_adam.study.expansion import Cell, cells_of, chosen, config_hash
+from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study, study_toml
+from coupled_adam.training.config import load_config
+
+# Tab. model_sizes and Sec. experiments of the paper: lr, heads, layers, width.
+SIZES = {
+    "125M": (6.0e-4, 12, 12, 768),
+    "355M": (3.0e-4, 16, 24, 1024),
+    "760M": (2.5e-4, 16, 24, 1536),
+    "1.3B": (2.0e-4, 32, 24, 2048),
+    "2.6B": (1.6e-4, 32, 32, 2560),
+}
+B = 10**9
+
+SMALL = """
+name = "mine"
+title = "Mine"
+base = "tiny"
+seeds = [1, 2]
+[[optimizers]]
+embeddings = "adamw"
+[[optimizers]]
+embeddings = "coupled"
+"""
+
+
+def cells(text: str, *overrides: str) -> list[Cell]:
+    return cells_of(parse_study(text, "mine.toml", Path()), overrides)
+
+
+def shipped(name: str) -> list[Cell]:
+    return cells_of(load_study(name))
+
+
+def grid(found: list[Cell]) -> set[tuple[str, int]]:
+    """The pairs (N, D)."""
+    return {(cell.model, cell.config.training.tokens) for cell in found}
+
+
+def test_small_scale_is_the_papers_grid() -> None:
+    found = shipped("paper-small-scale")
+    assert len(found) == 3 * 3 * 2 * 3
+    assert grid(found) == {(N, D * B) for N in ("125M", "355M", "760M") for D in (5, 10, 20)}
+    assert {cell.optimizer for cell in found} == {"standard", "coupled"}
+    assert {cell.seed for cell in found} == {1, 2, 3}
+    assert {cell.config.data.source for cell in found} == {"openwebtext"}
+
+
+def test_large_scale_is_four_pairs_with_one_seed() -> None:
+    found = shipped("paper-large-scale")
+    assert len(found) == 8
+    assert grid(found) == {("1.3B", 26 * B), ("1.3B", 105 * B), ("2.6B", 52 * B), ("2.6B", 210 * B)}
+    assert {cell.seed for cell in found} == {1}
+    assert {cell.config.data.source for cell in found} == {"slimpajama"}
+
+
+def test_scaled_has_eleven_exponents_at_three_data_sizes() -> None:
+    found = shipped("paper-scaled")
+    assert len(found) == 11 * 3 * 3
+    assert {cell.config.optimizer.scale_exponent for cell in found} == set(range(-5, 6))
+    assert grid(found) == {("125M", D * B) for D in (5, 10, 20)}
+    names = {cell.config.optimizer.scale_exponent: cell.optimizer for cell in found}
+    assert (names[-5], names[0], names[2]) == ("coupled n=-5", "coupled", "coupled n=2")
+
+
+def test_sgd_searches_six_factors_with_all_seeds_beside_both_adams() -> None:
+    found = shipped("paper-sgd")
+    assert len(found) == (6 + 2) * 3 * 3
+    sgd = [cell for cell in found if cell.config.optimizer.embeddings == "sgd"]
+    assert {cell.config.optimizer.sgd_factor for cell in sgd} == {100, 200, 300, 400, 500, 600}
+    assert {cell.config.optimizer.sgd_momentum for cell in sgd} == {0.9}
+    assert {cell.optimizer for cell in found} - {cell.optimizer for cell in sgd} == {"standard", "coupled"}
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if name.startswith("paper")])
+def test_papers_hyperparameters(name: str) -> None:
+    for cell in shipped(name):
+        model, optimizer, schedule = cell.config.model, cell.config.optimizer, cell.config.schedule
+        assert (optimizer.lr, model.heads, model.layers, model.width) == SIZES[cell.model]
+        assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.95, 1e-8)
+        assert (optimizer.weight_decay, optimizer.max_grad_norm, model.tied) == (0.1, 1.0, True)
+        assert (schedule.kind, schedule.final_fraction, model.vocabulary_size) == ("cosine", 0.1, 50304)
+        is_large = cell.model in ("1.3B", "2.6B")
+        assert (model.context, cell.config.training.batch_size) == ((2048, 256) if is_large else (1024, 96))
+        assert schedule.warmup == ("1%" if is_large else 100)
+        assert cell.config.training.precision == "bf16"
+
+
+def test_demo_and_single_gpu_are_as_described() -> None:
+    found = shipped("demo")
+    assert len(found) == 6
+    for cell in found:
+        model = cell.config.model
+        assert (model.layers, model.width, model.context, model.vocabulary_size) == (2, 64, 64, 4096)
+        assert (cell.config.optimizer.lr, cell.config.total_steps, cell.config.tokens_per_step) == (3e-3, 300, 1024)
+        assert (cell.config.data.source, cell.config.data.tokenizer) == ("python-docs", "bpe:4096")
+    found = shipped("single-gpu")
+    assert len(found) == 12
+    assert {cell.config.training.tokens for cell in found} == {82_000_000, 262_000_000}
+    for cell in found:
+        model = cell.config.model
+        assert (model.layers, model.width, model.context, model.vocabulary_size) == (6, 384, 1024, 50304)
+        assert (cell.config.optimizer.lr, cell.config.training.batch_size) == (1e-3, 16)
+
+
+def test_untied_heads_couple_each_table_and_both() -> None:
+    found = shipped("untied-heads")
+    kinds = {(cell.config.model.tied, cell.config.optimizer.embeddings, cell.config.optimizer.couple) for cell in found}
+    assert kinds == {
+        (True, "adamw", "output"),
+        (True, "coupled", "output"),
+        (False, "adamw", "output"),
+        (False, "coupled", "output"),
+        (False, "coupled", "input"),
+        (False, "coupled", "all"),
+    }
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_written_as_toml_is_read_back_equal(name: str) -> None:
+    study = load_study(name)
+    assert parse_study(study_toml(study), "copy", Path()) == study
+    assert [cell.config_hash for cell in cells_of(parse_study(study_toml(study), "copy", Path()))] == [
+        cell.config_hash for cell in cells_of(study)
+    ]
+
+
+def test_a_written_study_keeps_quotes_lists_and_overrides() -> None:
+    text = SMALL.replace('title = "Mine"', r'title = "a \"b\" \\ c"').replace("seeds = [1, 2]", "seeds = 7")
+    text += 'scale_exponent = [0, 1.5]\nset = { "optimizer.beta2" = 0.99 }\n[override]\nlog.every = 3\n'
+    study = parse_study(text, "mine.toml", Path())
+    assert parse_study(study_toml(study), "copy", Path()) == study
+    assert study.override == {"log.every": 3}
+    assert study.seeds == [7]
+
+
+def test_names_of_runs_are_folders_and_do_not_depend_on_the_other_cells() -> None:
+    before = [cell.label for cell in cells(SMALL)]
+    assert before[0] == "tiny-307.2k-standard/seed-1"
+    after = [cell.label for cell in cells(SMALL.replace("[1, 2]", "[9, 1, 2]") + "scale_exponent = [-2, 0, 0.5]\n")]
+    assert set(before) < set(after)
+    assert "tiny-307.2k-coupled-n-2/seed-9" in after
+    for cell in [cell for name in STUDIES for cell in shipped(name)]:
+        assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", cell.id), cell.id
+        assert cell.run == Path("runs") / cell.id / f"seed-{cell.seed}"
+
+
+def test_settings_come_in_order_study_model_tokens_optimizer_override_command_line() -> None:
+    text = """
+name = "order"
+title = "Order"
+base = "tiny"
+seeds = 1
+tokens = ["200k"]
+set = { "optimizer.lr" = 1, "optimizer.beta1" = 0.1, "optimizer.beta2" = 0.1, "optimizer.eps" = 0.1, "log.every" = 1 }
+override = { "log.every" = 5 }
+[[models]]
+name = "m"
+set = { "optimizer.beta1" = 0.2, "optimizer.beta2" = 0.2, "optimizer.eps" = 0.2 }
+[[optimizers]]
+embeddings = "coupled"
+set = { "optimizer.beta2" = 0.3, "optimizer.eps" = 0.3, "log.every" = 3 }
+"""
+    (cell,) = cells(text, "optimizer.eps=0.4")
+    optimizer = cell.config.optimizer
+    assert (optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.eps) == (1.0, 0.2, 0.3, 0.4)
+    assert (cell.config.log.every, cell.config.training.tokens) == (5, 200_000)
+    assert cell.config.name == "order-m-200k-coupled"
+
+
+def test_dotted_keys_and_tables_mean_the_same() -> None:
+    quoted = SMALL.replace("[[optimizers]]", '[set]\n"optimizer.lr" = 0.5\n[[optimizers]]', 1)
+    nested = SMALL.replace("[[optimizers]]", "[set]\noptimizer.lr = 0.5\n[[optimizers]]", 1)
+    assert cells(quoted) == cells(nested)
+    assert cells(quoted)[0].config.optimizer.lr == 0.5
+
+
+def test_a_base_file_is_found_from_the_study_file(tmp_path: Path) -> None:
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "own.toml").write_text(
+        'name = "own"\n[model]\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 8\nvocabulary_size = 64\n'
+        '[data]\nfolder = "data"\n[optimizer]\nlr = 1e-2\n[training]\ntokens = 800\nbatch_size = 4\n'
+    )
+    (tmp_path / "mine.toml").write_text(SMALL.replace('"tiny"', '"bases/own.toml"'))
+    found = cells_of(load_study(str(tmp_path / "mine.toml")))
+    assert found[0].label == "own-800-standard/seed-1"
+
+
+HASH = {
+    "seed=2": True,
+    "optimizer.lr=0.1": True,
+    "model.width=32": True,
+    "training.tokens=100k": True,
+    "training.precision=bf16": True,
+    "data.source=openwebtext": True,
+    "name=other": False,
+    "log.every=3": False,
+    "checkpoints.every=3": False,
+    "training.threads=2": False,
+    "training.device=cpu": False,
+    "data.folder=elsewhere": False,
+}
+
+
+@pytest.mark.parametrize(("change", "matters"), HASH.items())
+def test_the_hash_changes_with_what_decides_the_numbers_and_nothing_else(change: str, matters: bool) -> None:
+    other = load_config("tiny", [change, *(["data.tokenizer=bpe:4096"] if "source" in change else [])])
+    assert (config_hash(other) != config_hash(load_config("tiny"))) is matters
+
+
+def test_without_a_source_the_name_of_the_folder_counts() -> None:
+    one, same, other = (
+        config_hash(load_config("tiny", ["data.source=none", f"data.folder={folder}"]))
+        for folder in ("a/words", "b/words", "a/other")
+    )
+    assert one == same != other
+
+
+def test_patterns_choose_cells_and_seeds() -> None:
+    found = cells(SMALL)
+    labels = lambda *patterns: [cell.label.removeprefix("tiny-307.2k-") for cell in chosen(found, patterns)]  # noqa: E731
+    assert labels() == ["standard/seed-1", "standard/seed-2", "coupled/seed-1", "coupled/seed-2"]
+    assert labels("*-coupled") == ["coupled/seed-1", "coupled/seed-2"]
+    assert labels("*/seed-2") == ["standard/seed-2", "coupled/seed-2"]
+    assert labels("*coupled/seed-2", "*standard/seed-1") == ["standard/seed-1", "coupled/seed-2"]
+    with pytest.raises(ValueError, match=r"--only coupled: no run is called that.*tiny-307.2k-coupled"):
+        labels("*-coupled", "coupled")
+
+
+MISTAKES: dict[str, tuple[Any, list[str]]] = {
+    "no TOML": (lambda text: text + "=", ["mine.toml: not valid TOML"]),
+    "a missing key": (lambda text: text.replace('title = "Mine"', ""), ["title is missing: expected text"]),
+    "an unknown key": (lambda text: "seed = 1\n" + text, ["seed: unknown key; did you mean seeds?"]),
+    "a wrong name": (lambda text: text.replace('"mine"', '"a/b"'), ['name = "a/b": expected letters, digits']),
+    "no seeds": (lambda text: text.replace("[1, 2]", "[]"), ["seeds = []: expected a whole number, or a list"]),
+    "a seed twice": (lambda text: text.replace("[1, 2]", "[1, 1]"), ["seeds: 1 is there twice"]),
+    "tokens": (lambda text: 'tokens = ["5X"]\n' + text, ['tokens = "5X"', 'expected a number of tokens such as "5B"']),
+    "no optimizers": (lambda text: text.split("[[")[0], ["optimizers is missing"]),
+    "an optimizer that is no table": (lambda text: text.split("[[")[0] + "optimizers = 3", ["expected tables [[opt"]),
+    "a wrong optimizer": (
+        lambda text: text.replace('"coupled"', '"couple"'),
+        ['[[optimizers]] number 2: embeddings = "couple": expected "adamw", "coupled" or "sgd"'],
+    ),
+    "two mistakes at once": (
+        lambda text: text.replace('"coupled"', '"couple"\nfactor = 2').replace('"Mine"', "3"),
+        ["number 2: embeddings", "number 2: factor: unknown key", "title = 3: expected text"],
+    ),
+    "a model without name": (lambda text: text + "[[models]]\n", ["[[models]] number 1: name is missing"]),
+    "sgd without factor": (lambda text: text.replace('"coupled"', '"sgd"'), ["sgd_factor is missing; the paper"]),
+    "an unknown evaluation": (
+        lambda text: text + "[evaluation]\nlambada = true\n",
+        ["[evaluation]: lambada: unknown key; expected one of: test_loss, measures, wordsim"],
+    ),
+    "a wrong base": (lambda text: text.replace('"tiny"', '"tony"'), ["study mine:", "tony"]),
+    "an unknown setting": (
+        lambda text: text + 'set = { "optimizer.lrr" = 1 }\n',
+        ["study mine: optimizer.lrr=1: unknown key; did you mean optimizer.lr? (tiny, coupled)"],
+    ),
+    "a wrong setting of all runs": (
+        lambda text: text.replace("[[", "[set]\noptimizer.lr = -1\n[[", 1),
+        ["study mine: optimizer.lr = -1: expected a number above 0 (tiny, standard and 1 others)"],
+    ),
+    "settings that contradict each other": (
+        lambda text: text.replace('"adamw"', '"adamw"\nscale_exponent = 2'),
+        ["optimizer.scale_exponent = 2.0 has no effect", "(tiny, standard n=2)"],
+    ),
+    "two runs of one name": (lambda text: text + '[[optimizers]]\nembeddings = "coupled"', ["two runs are called"]),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_with_its_key_and_what_is_expected(change: Any, expected: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  the words are below
+        cells(change(SMALL))
+    for words in expected:
+        assert words in str(caught.value)
+    assert "--set" not in str(caught.value)
+
+
+def test_a_mistake_on_the_command_line_says_so() -> None:
+    with pytest.raises(ValueError, match=r"--set optimizer.lrr=1: unknown key; did you mean optimizer.lr\?"):
+        cells(SMALL, "optimizer.lrr=1")
+
+
+def test_unknown_studies_are_refused_with_the_list(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'dmeo' is no study and no file; did you mean demo\? studies are: demo, "):
+        load_study("dmeo")
+    with pytest.raises(ValueError, match=r"missing.toml: cannot be read: No such file"):
+        load_study(str(tmp_path / "missing.toml"))
+    with pytest.raises(ValueError, match=r"is a folder without study.toml"):
+        load_study(str(tmp_path))
+    (tmp_path / "image.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"image.toml: not a TOML file: byte 0 is not UTF-8"):
+        load_study(str(tmp_path / "image.toml"))
+
+
+def test_a_study_is_frozen() -> None:
+    study: Study = load_study("demo")
+    with pytest.raises(ValueError, match="frozen"):
+        study.name = "other"  # type: ignore[misc]

@@ -1,0 +1,431 @@
+"""The runner: what is finished stays, what was stopped goes on, what fails is reported and the rest goes on.
+
+Most tests put a quick stand-in in the place of the worker process; the last ones train small models and disturb them.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from study_runs import (
+    ADAMW,
+    BROKEN,
+    COUPLED,
+    UNTIED,
+    children_of,
+    comparable,
+    kill_all,
+    plan,
+    run_here,
+    start_command,
+    wait_until,
+    write_study,
+)
+
+from coupled_adam.evaluation.weights import load_run
+from coupled_adam.models.config import build_model
+from coupled_adam.models.initial import initialise
+from coupled_adam.study import cell as study_cell
+from coupled_adam.study import launchers, runner
+from coupled_adam.study.cell import Task, read_error, run_cell
+from coupled_adam.study.folder import StudyFolder, claimed, is_claimed, last_row
+from coupled_adam.study.results import merge_results, read_results
+from coupled_adam.training.config import load_config
+
+FAKE = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
+
+
+def named(*names: str) -> str:
+    """Optimizers of these names, each with a learning rate of its own."""
+    return "".join(
+        f'[[optimizers]]\nname = "{name}"\nembeddings = "adamw"\nset = {{ "optimizer.lr" = {number}e-3 }}\n'
+        for number, name in enumerate(names, 1)
+    )
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that answer at once, and a machine without GPUs."""
+    monkeypatch.setattr(launchers, "WORKER", FAKE)
+    monkeypatch.setattr(runner, "visible_gpus", list)
+
+
+def records(out: Path) -> dict[str, dict[str, Any]]:
+    """What the stand-in was asked to do, by run."""
+    found = sorted(out.glob("runs/*/*/task.json"))
+    return {"/".join(path.parts[-3:-1]): json.loads(path.read_text()) for path in found}
+
+
+@pytest.mark.usefixtures("quick")
+def test_all_runs_are_done_by_one_worker_in_the_order_of_the_study(tmp_path: Path) -> None:
+    outcome, shown = run_here(write_study(tmp_path, named("b", "a")), tmp_path / "out")
+    assert (outcome.finished, outcome.failed, outcome.left) == (4, {}, 0)
+    assert len({record["pid"] for record in records(tmp_path / "out").values()}) == 1
+    rows = [(result.optimizer, result.seed) for result in read_results(tmp_path / "out")]
+    assert rows == [("b", 1), ("b", 2), ("a", 1), ("a", 2)]
+    assert "finished  small-1.536k-a/seed-2" in shown
+    assert "[4/4]" in shown
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_finished_run_is_never_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = write_study(tmp_path, named("a", "fails"))
+    outcome, _ = run_here(study, tmp_path / "out")
+    assert outcome.finished == 2
+    before = records(tmp_path / "out")
+    outcome, _ = run_here(study, tmp_path / "out")
+    assert (outcome.finished, outcome.failed) == (4, {})
+    after = records(tmp_path / "out")
+    assert [label for label in after if before[label] != after[label]] == [
+        "small-1.536k-fails/seed-1",
+        "small-1.536k-fails/seed-2",
+    ]
+    monkeypatch.setattr(runner, "LocalLauncher", lambda *_: pytest.fail("a worker was started"))
+    assert run_here(study, tmp_path / "out")[0].finished == 4
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lost_results_file_is_written_again(tmp_path: Path) -> None:
+    study = write_study(tmp_path, named("a"))
+    run_here(study, tmp_path / "out")
+    before = (tmp_path / "out" / "results.jsonl").read_text()
+    (tmp_path / "out" / "results.jsonl").write_text("half a ro")
+    run_here(study, tmp_path / "out")
+    assert (tmp_path / "out" / "results.jsonl").read_text() == before
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_whose_result_is_damaged_or_of_other_settings_is_done_again(tmp_path: Path) -> None:
+    study = write_study(tmp_path, named("a"))
+    run_here(study, tmp_path / "out")
+    first, second = sorted(tmp_path.glob("out/runs/*/*/evaluation.json"))
+    first.write_text(first.read_text()[:50])
+    second.write_text(json.dumps({**json.loads(second.read_text()), "config_hash": "0" * 12}))
+    before = records(tmp_path / "out")
+    assert run_here(study, tmp_path / "out")[0].finished == 2
+    assert all(record != before[label] for label, record in records(tmp_path / "out").items())
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_new_evaluation_asks_for_is_measured_afterwards(tmp_path: Path) -> None:
+    study = write_study(tmp_path, named("a"))
+    run_here(study, tmp_path / "out")
+    study.write_text(study.read_text() + '[evaluation]\nwordsim = "words"\n')
+    before = records(tmp_path / "out")
+    run_here(study, tmp_path / "out")
+    assert all(record["at"] > before[label]["at"] for label, record in records(tmp_path / "out").items())
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("dies", "its process was ended by SIGKILL, perhaps for lack of memory"),
+        ("exits", "its process ended with exit code 3: no room left"),
+        ("fails", "the loss is nan"),
+    ],
+)
+def test_a_run_that_fails_or_takes_its_process_along_is_reported_and_the_others_go_on(
+    tmp_path: Path, kind: str, reason: str
+) -> None:
+    study = write_study(tmp_path, named("a", kind, "b"))
+    outcome, shown = run_here(study, tmp_path / "out")
+    failed = [f"small-1.536k-{kind}/seed-{seed}" for seed in (1, 2)]
+    assert outcome.finished == 4
+    assert outcome.failed == dict.fromkeys(failed, reason)
+    assert shown.count(f"failed    small-1.536k-{kind}") == 2
+    folder, (loaded, cells) = StudyFolder(tmp_path / "out"), plan(study)
+    statuses = {cell.label: folder.status(cell, loaded.evaluation) for cell in cells}
+    assert [label for label, status in statuses.items() if status == "failed"] == failed
+    assert read_error(tmp_path / "out" / "runs" / failed[0]) == reason
+    assert run_here(study, tmp_path / "out")[0].finished == 6
+
+
+@pytest.mark.usefixtures("quick")
+def test_jobs_run_at_the_same_time_and_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "available_processes", lambda: 6)
+    study = write_study(tmp_path, named("late"))
+    started = time.monotonic()
+    outcome, _ = run_here(study, tmp_path / "out", jobs=2)
+    assert outcome.finished == 2
+    found = list(records(tmp_path / "out").values())
+    assert len({record["pid"] for record in found}) == 2
+    assert abs(found[0]["at"] - found[1]["at"]) < 0.6, f"one after the other, in {time.monotonic() - started} s"
+    assert [record["config"]["training"]["threads"] for record in found] == [3, 3]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_that_was_begun_keeps_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "available_processes", lambda: 6)
+    study = write_study(tmp_path, named("a"))
+    begun = tmp_path / "out" / "runs" / "small-1.536k-a" / "seed-1"
+    begun.mkdir(parents=True)
+    (tmp_path / "out" / "study.toml").write_text(study.read_text())
+    (tmp_path / "out" / "base.toml").write_text((tmp_path / "base.toml").read_text())
+    (begun / "config.toml").write_text(
+        (tmp_path / "base.toml")
+        .read_text()
+        .replace('threads = "none"', "threads = 5")
+        .replace("lr = 0.01", "lr = 1e-3")
+        .replace('embeddings = "coupled"', 'embeddings = "adamw"')
+    )
+    run_here(study, tmp_path / "out", jobs=2)
+    threads = {
+        label[-1]: record["config"]["training"]["threads"] for label, record in records(tmp_path / "out").items()
+    }
+    assert threads == {"1": 5, "2": 3}
+
+
+@pytest.mark.usefixtures("quick")
+def test_every_worker_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "visible_gpus", lambda: ["4", "7"])
+    run_here(write_study(tmp_path, named("late")), tmp_path / "out", jobs=None)
+    found = list(records(tmp_path / "out").values())
+    assert {record["gpus"] for record in found} == {"4", "7"}
+    assert all(record["measure_energy"] for record in found)
+    assert all(record["config"]["training"]["threads"] is None for record in found)
+
+
+@pytest.mark.usefixtures("quick")
+def test_only_what_the_pattern_means_is_run(tmp_path: Path) -> None:
+    study = write_study(tmp_path, named("a", "b"))
+    outcome, _ = run_here(study, tmp_path / "out", only=("*-b/seed-2",))
+    assert (outcome.finished, list(records(tmp_path / "out"))) == (1, ["small-1.536k-b/seed-2"])
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_signal_stops_the_runs_and_starts_no_more(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        wait_until(lambda: "small-1.536k-slow/seed-1" in records(tmp_path / "out"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    started = time.monotonic()
+    outcome, shown = run_here(write_study(tmp_path, named("a", "slow", "b")), tmp_path / "out")
+    thread.join()
+    assert time.monotonic() - started < 30
+    assert (outcome.signal, outcome.finished, outcome.left) == ("SIGINT", 2, 4)
+    assert "the runs save and end" in shown
+    assert list(records(tmp_path / "out")) == [
+        "small-1.536k-a/seed-1",
+        "small-1.536k-a/seed-2",
+        "small-1.536k-slow/seed-1",
+    ]
+
+
+@pytest.mark.usefixtures("quick")
+def test_new_cells_are_added_and_changed_ones_refused(tmp_path: Path) -> None:
+    study = write_study(tmp_path, named("a"))
+    run_here(study, tmp_path / "out")
+    for path in tmp_path.glob("out/runs/*/*"):  # what a real worker leaves there
+        cell = next(cell for cell in plan(study)[1] if cell.run == path.relative_to(tmp_path / "out"))
+        write_config(path, cell)
+    write_study(tmp_path, named("a", "b"))
+    assert run_here(study, tmp_path / "out")[0].finished == 4
+    study.write_text(study.read_text().replace('"optimizer.lr" = 1e-3', '"optimizer.lr" = 5e-3'))
+    with pytest.raises(ValueError, match=r"(?s)had other settings.*small-1.536k-a/seed-1: optimizer.lr") as caught:
+        run_here(study, tmp_path / "out")
+    assert "small-1.536k-b" not in str(caught.value)
+
+
+def write_config(run_folder: Path, cell: Any) -> None:
+    from coupled_adam.training.config import to_toml
+
+    (run_folder / "config.toml").write_text(to_toml(cell.config))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    study = write_study(tmp_path, named("a"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("")
+    with pytest.raises(ValueError, match=r"full exists and is not the folder of a study"):
+        run_here(study, tmp_path / "full")
+    run_here(study, tmp_path / "out")
+    study.write_text(study.read_text().replace('name = "small"', 'name = "other"'))
+    with pytest.raises(ValueError, match=r"out holds the study 'small', not 'other'"):
+        run_here(study, tmp_path / "out")
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_folder_holds_all_that_is_needed_to_run_the_study_again(tmp_path: Path) -> None:
+    study = write_study(tmp_path, named("a"))
+    run_here(study, tmp_path / "out")
+    before = [(cell.label, cell.config_hash) for cell in plan(study)[1]]
+    study.unlink()
+    (tmp_path / "base.toml").unlink()
+    assert [(cell.label, cell.config_hash) for cell in plan(tmp_path / "out")[1]] == before
+    outcome, _ = run_here(tmp_path / "out", tmp_path / "out")
+    assert outcome.finished == 2
+
+
+def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_cell, "SECONDS_FOR_ANOTHER", 0.0)
+    study, cells = plan(write_study(tmp_path, named("a")))
+    task = Task(tmp_path / "out", study.name, cells[0], study.evaluation)
+    task.folder.mkdir(parents=True)
+    assert not is_claimed(task.folder)
+    with claimed(task.folder, 0.0) as is_ours:
+        assert is_ours
+        assert is_claimed(task.folder)
+        assert run_cell(task)[0] == "busy"
+    assert not (task.folder / "metrics.jsonl").exists()
+    assert not is_claimed(task.folder)
+
+
+OPTIMIZERS = ADAMW + COUPLED + UNTIED + BROKEN
+STEPS = 300
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """A study with real runs, two at a time, one of which cannot succeed: its file, its folder and what was printed."""
+    folder = tmp_path_factory.mktemp("study")
+    study = write_study(
+        folder, OPTIMIZERS, steps=STEPS, training={"threads": 1}, checkpoints={"every": 20}, log={"every": 5}
+    )
+    study.write_text(study.read_text().replace("seeds = [1, 2]", "seeds = 1"))
+    process = start_command("run", str(study), "--out", "out", "--jobs", "2", cwd=folder)
+    printed = process.communicate(timeout=200)[0]
+    assert process.returncode == 1, printed
+    return study, folder / "out", printed
+
+
+def test_real_runs_are_trained_and_measured_and_the_broken_one_is_reported(undisturbed: tuple[Path, Path, str]) -> None:
+    study, out, printed = undisturbed
+    assert re.search(r"Failed: small-38.4k-broken/seed-1: step \d+: the (loss|gradient norm) is (nan|inf)", printed)
+    assert "the same command tries them again" in printed
+    assert "Report: out/report.html" in printed
+    assert [result.optimizer for result in read_results(out)] == ["standard", "coupled", "untied"]
+    folder, (loaded, cells) = StudyFolder(out), plan(study)
+    assert [folder.status(cell, loaded.evaluation) for cell in cells] == ["finished"] * 3 + ["failed"]
+    assert "so the run stopped" in read_error(folder.run(cells[3]))
+    for result in read_results(out):
+        assert result.run_folder == out / result.run
+        assert 0 < result.metrics["loss"] < np.log(64)
+        assert result.metrics["loss"] == pytest.approx(result.metrics["val_loss"], abs=0.5)
+        assert {"iso", "mu_norm_ratio", "rho_log", "kappa", "isoscore", "loss_standard_error"} <= result.metrics.keys()
+        assert ("input_iso" in result.metrics) == (result.optimizer == "untied")
+        assert result.settings["tied"] == (result.optimizer != "untied")
+        assert "r_cos" not in result.metrics
+        assert result.tokens == STEPS * 8 * 16
+        assert result.energy_joules is None
+        assert result.torch == torch.__version__
+
+
+def test_the_last_measures_of_the_training_are_those_of_the_result(undisturbed: tuple[Path, Path, str]) -> None:
+    for result in read_results(undisturbed[1]):
+        row = last_row(result.run_folder, "embeddings")
+        assert row is not None
+        for name in ("iso", "mu_norm_ratio", "kappa", "rho_log"):
+            assert result.metrics[name] == pytest.approx(row[f"output_{name}"], rel=1e-6)
+
+
+def test_arrays_show_the_same_rows_before_and_after(undisturbed: tuple[Path, Path, str]) -> None:
+    for result in read_results(undisturbed[1]):
+        arrays = np.load(result.run_folder / "embeddings.npz")
+        model, config, corpus = load_run(result.run_folder)
+        assert corpus is not None
+        start = build_model(config.model.to_model_config())
+        initialise(start, config.seed)
+        for prefix, name in (("", model.output_table_name), ("input_", model.input_table_name)):
+            if prefix and result.optimizer != "untied":
+                assert not any(key.startswith("input_") for key in arrays)
+                continue
+            V = corpus.vocabulary_size
+            final, initial = (each.get_parameter(name).detach()[:V].double().numpy() for each in (model, start))
+            mean = final.mean(0)
+            np.testing.assert_allclose(arrays[f"{prefix}mean_final"], [np.linalg.norm(mean), 0, 0], atol=1e-5)
+            direction = mean / np.linalg.norm(mean)
+            for cloud, table in (("cloud_final", final), ("cloud_initial", initial)):
+                places = arrays[f"{prefix}{cloud}"]
+                assert places.shape == (V, 3)
+                np.testing.assert_allclose(places[:, 0], table @ direction, atol=1e-5)
+                assert (np.linalg.norm(places, axis=1) <= np.linalg.norm(table, axis=1) + 1e-5).all()
+            np.testing.assert_allclose(
+                arrays[f"{prefix}singular_values"], np.linalg.svd(final, compute_uv=False), rtol=1e-4
+            )
+            counts = corpus.unigram()
+            seen = counts > 0
+            np.testing.assert_allclose(arrays[f"{prefix}norm"], np.linalg.norm(final[seen], axis=1), rtol=1e-5)
+            np.testing.assert_allclose(
+                arrays[f"{prefix}log10_frequency"], np.log10(counts[seen] / counts.sum()), rtol=1e-5
+            )
+            assert arrays[f"{prefix}token_count"] == counts.sum()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the workers")
+def test_a_study_killed_again_and_again_ends_as_if_nothing_had_happened(undisturbed: tuple[Path, Path, str]) -> None:
+    study, out, _ = undisturbed
+    again = out.with_name("disturbed")
+    command = ("run", str(study), "--out", "disturbed", "--only", "*-coupled", "--only", "*-untied", "--jobs", "1")
+    moments = np.random.default_rng(0)
+
+    def wait_for_a_step() -> None:
+        before = {path: path.stat().st_mtime for path in again.glob("runs/*/*/metrics.jsonl")}
+        wait_until(lambda: {path: path.stat().st_mtime for path in again.glob("runs/*/*/metrics.jsonl")} != before)
+        time.sleep(moments.uniform(0, 0.5))
+
+    process = start_command(*command, cwd=out.parent)
+    wait_for_a_step()
+    kill_all(process)
+
+    process = start_command(*command, cwd=out.parent)
+    wait_for_a_step()
+    process.send_signal(signal.SIGINT)
+    printed = process.communicate(timeout=60)[0]
+    if process.returncode != 0:  # else it was quicker
+        assert process.returncode == 130, printed
+        assert "not finished (saved; go on with the same command)" in printed
+
+    process = start_command(*command, cwd=out.parent)
+    wait_until(lambda: children_of(process) or process.poll() is not None)
+    time.sleep(moments.uniform(0, 3))
+    process.kill()  # the runner alone: its worker saves and ends by itself, while the next one begins
+    process.communicate()
+
+    process = start_command(*command, cwd=out.parent)
+    printed = process.communicate(timeout=100)[0]
+    assert process.returncode == 0, printed
+    expected = [result for result in read_results(out) if result.optimizer in ("coupled", "untied")]
+    assert comparable(read_results(again)) == comparable(expected)
+    for result, other in zip(read_results(again), expected, strict=True):
+        for name, array in np.load(result.run_folder / "embeddings.npz").items():
+            np.testing.assert_array_equal(array, np.load(other.run_folder / "embeddings.npz")[name])
+    merged = merge_results([out, again])
+    assert [result.optimizer for result in merged] == ["standard", "coupled", "untied"]
+    assert all(result.folder == out for result in merged)
+
+
+def test_runs_are_started_by_submitit_where_there_is_no_cluster(undisturbed: tuple[Path, Path, str]) -> None:
+    pytest.importorskip("submitit")
+    study, out, _ = undisturbed
+    outcome, shown = run_here(study, out.with_name("jobs"), only=("*-coupled", "*-broken"), launcher="slurm", jobs=None)
+    assert outcome.finished == 1
+    assert list(outcome.failed) == ["small-38.4k-broken/seed-1"]
+    (expected,) = (result for result in read_results(out) if result.optimizer == "coupled")
+    assert comparable(read_results(out.with_name("jobs"))) == comparable([expected])
+    assert "finished  small-38.4k-coupled/seed-1" in shown
+
+
+def test_torchrun_trains_on_two_ranks(undisturbed: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    study, out, _ = undisturbed
+    monkeypatch.setattr(runner, "visible_gpus", list)
+    monkeypatch.setattr(runner, "available_processes", lambda: 2)
+    outcome, _ = run_here(study, out.with_name("ranks"), only=("*-standard",), launcher="torchrun")
+    assert outcome.finished == 1, outcome
+    (result,) = read_results(out.with_name("ranks"))
+    assert json.loads((result.run_folder / "run.json").read_text())["ranks"] == 2
+    assert load_config(str(result.run_folder)).training.threads == 1
+    (expected,) = (result for result in read_results(out) if result.optimizer == "standard")
+    assert result.metrics["loss"] == pytest.approx(expected.metrics["loss"], rel=0.02)
