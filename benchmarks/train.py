@@ -308,7 +308,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, help="samples per forward pass; default: all of them")
     parser.add_argument("--steps", type=int, help="in a row per round (default: 20 on CUDA, 5 on the CPU)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--profile", type=int, default=3, metavar="STEPS", help="0: do not look where the time goes")
+    # Enough steps that the GPU is as warm, and its clock as low, as in training.
+    parser.add_argument("--profile", type=int, default=10, metavar="STEPS", help="0: do not look where the time goes")
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on CUDA")
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, help="ours only; default: on CUDA")

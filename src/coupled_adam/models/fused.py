@@ -1,7 +1,7 @@
 """The parts of a block as a GPU likes them: GELU, a residual sum with the LayerNorm behind it, and linear layers.
 
-GELU and LayerNorm take a fifth of a training step, all of it for reading and writing, so each is one pass over memory.
-This is for autocast on a GPU; everywhere else torch does the same.
+GELU and LayerNorm take a seventh of a training step, all of it for reading and writing, so each is one pass over
+memory. This is for autocast on a GPU; everywhere else torch does the same.
 
 Letters: B batch, T time, H width.
 """

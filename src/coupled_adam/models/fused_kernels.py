@@ -132,7 +132,7 @@ def _add_norm_backward_kernel(
         weighted = weight * grad_y
         mean_weighted = tl.sum(weighted, axis=0) / H
         mean_product = tl.sum(weighted * normal, axis=0) / H
-        gradient = grad_total + rstd * (weighted - mean_weighted )
+        gradient = grad_total + rstd * (weighted - mean_weighted - normal * mean_product)
         tl.store(grad_x_ptr + offsets, gradient, mask=mask)
         tl.store(grad_branch_ptr + offsets, gradient.to(grad_branch_ptr.dtype.element_ty), mask=mask)
         grad_weight += grad_y * normal

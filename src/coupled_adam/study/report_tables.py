@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from coupled_adam.inspection.measures import MEASURES
 from coupled_adam.study.comparison_table import p_text, summary_cell
 from coupled_adam.study.comparison_table import verdict as claim_of
-from coupled_adam.study.metrics import METRICS
+from coupled_adam.study.metrics import MAIN, METRICS
 from coupled_adam.study.notation import MISSING, to_html
 from coupled_adam.study.published import find_published
 from coupled_adam.study.report_data import Variant, compare_variants, main_pair, runs_of, sizes, values_of, variants
@@ -116,29 +116,42 @@ def page_table(table: Table, links: Mapping[str, str]) -> PageTable:
     """A table for the page.
 
     Args:
-        table: any.
-        links: where the texts of a column called `run` lead to.
+        table: any. That of all runs is cut to what differs between them; its first column leads to their folders.
+        links: addresses of run folders by the text of the column `run`.
     """
-    columns = table.columns[table.groups :]
-    groups: list[tuple[str, list[list[PageCell]]]] = []
+    places = list(range(table.groups, len(table.columns)))
+    run = next((place for place in places if table.columns[place].key == "run"), None)
+    notes = list(table.notes)
+    if run is not None:
+        places = [place for place in places if _is_worth_a_column(table, place)]
+        notes.append("The number of the seed leads to the folder of the run. All measures are in tables/runs.csv.")
+    kinds = {place: "number" if table.columns[place].numbers else "text" for place in places}
+    groups: dict[str, list[list[PageCell]]] = {}
     for row in table.rows:
-        heading = ", ".join(
-            f"{column.label} = {cell.text}" if column.key in ("D", "N") else cell.text
-            for column, cell in zip(table.columns, row[: table.groups], strict=False)
-        )
-        if not groups or groups[-1][0] != heading:
-            groups.append((heading, []))
-        groups[-1][1].append(
-            [
-                PageCell(
-                    _link(cell.text, links) if column.key == "run" else cell_html(cell),
-                    "number" if column.numbers else "text",
-                )
-                for column, cell in zip(columns, row[table.groups :], strict=True)
-            ]
-        )
-    head = [PageCell(escape(column.label), "number" if column.numbers else "text") for column in columns]
-    return PageTable(table.name, table.title, head, [PageGroup(heading, rows) for heading, rows in groups], table.notes)
+        cells = [PageCell(cell_html(row[place]), kinds[place]) for place in places]
+        if run is not None and row[run].text in links:
+            link = Markup('<a href="{}">{}</a>').format(links[row[run].text], cells[0].html)
+            cells[0] = PageCell(link, cells[0].kind)
+        groups.setdefault(_heading(table, row), []).append(cells)
+    head = [PageCell(escape(table.columns[place].label), kinds[place]) for place in places]
+    return PageTable(table.name, table.title, head, [PageGroup(*group) for group in groups.items()], notes)
+
+
+def _heading(table: Table, row: Sequence[Cell]) -> str:
+    """The grouping columns of a row in one line."""
+    named = zip(table.columns[: table.groups], row, strict=False)
+    return ", ".join(f"{column.label} = {cell.text}" if column.key in "DN" else cell.text for column, cell in named)
+
+
+def _is_worth_a_column(table: Table, place: int) -> bool:
+    """In the table of all runs: not the folder, which is a link, nor measures beyond the paper's, nor what is the same
+    for all, which the page says elsewhere."""
+    column = table.columns[place]
+    if column.key in METRICS:
+        return METRICS[column.key] in MAIN
+    if column.key in ("seed", "seconds", "config_hash"):
+        return True
+    return column.key != "run" and len({row[place].text for row in table.rows} - {MISSING}) > 1
 
 
 def cell_html(cell: Cell) -> Markup:
@@ -171,9 +184,3 @@ def _runs(results: Sequence[Result], variant: Variant) -> list[Result]:
 def _p_of_claim(p: float) -> str:
     """p is small where the second is better; where it is worse, the p of that is the rest."""
     return p_text(min(p, 1 - p))
-
-
-def _link(text: str, links: Mapping[str, str]) -> Markup:
-    if text == MISSING or text not in links:
-        return escape(text)
-    return Markup('<a href="{}">{}</a>').format(links[text], text)
