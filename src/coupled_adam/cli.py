@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coupled_adam import __version__
-from coupled_adam.commands import data
+from coupled_adam.commands import data, study
 from coupled_adam.commands.demo import demo
 from coupled_adam.commands.export import export
 from coupled_adam.commands.inspect import inspect
@@ -58,3 +58,4 @@ app.command()(inspect)
 app.command()(train)
 app.command()(export)
 app.add_typer(data.app, name="data")
+app.add_typer(study.app, name="study")

@@ -188,6 +188,14 @@ def test_ablations_at_one_of_many_sizes_do_not_hide_the_pair(tmp_path: Path) -> 
     assert verdict([*pairs[:6], *others]).loss.startswith("Of 3 optimizers")
 
 
+def test_a_pair_beside_as_many_other_sizes_is_not_the_whole_story(tmp_path: Path) -> None:
+    tied = read_results(fabricate(tmp_path / "a", sizes=(("30M", 30_000_000, 10**9),), with_runs=False))
+    settings = {f"untied {name}": {**each, "tied": False} for name, each in OPTIMIZERS.items()}
+    sizes = (("30M", 49_000_000, 10**9),)
+    untied = read_results(fabricate(tmp_path / "b", sizes=sizes, optimizers=settings, with_runs=False))
+    assert "untied coupled in 1" in verdict([*tied, *untied]).loss
+
+
 def test_a_single_optimizer_has_nothing_to_compare(tmp_path: Path) -> None:
     found = verdict(read_results(fabricate(tmp_path / "s", optimizers={"coupled": COUPLED}, with_runs=False)))
     assert found.outcome == "no claim"

@@ -5,7 +5,7 @@ from typing import Any
 
 from coupled_adam.study.figures.run_files import mean_curve
 from coupled_adam.study.figures.style import looks
-from coupled_adam.study.report_data import runs_of, sizes, variants
+from coupled_adam.study.report_data import runs_of, size_labels, sizes, variants
 from coupled_adam.study.results import Result
 
 QUANTITIES = (
@@ -24,6 +24,7 @@ def curves_data(results: Sequence[Result]) -> list[dict[str, Any]]:
     """One entry for each size and quantity that was logged: {size, quantity, lines: [{name, colour, line, steps, mean,
     low, high}]}."""
     colours = looks(variants(results))
+    labels = size_labels(sizes(results))
     found = []
     for kind, key, label in QUANTITIES:
         for size in sizes(results):
@@ -36,5 +37,5 @@ def curves_data(results: Sequence[Result]) -> list[dict[str, Any]]:
                     numbers = {name: [float(f"{v:.{DIGITS}g}") for v in array] for name, array in arrays.items()}
                     lines.append({"name": variant.label, "colour": look.colour, "line": look.line, **numbers})
             if lines:
-                found.append({"size": size.label, "quantity": label, "lines": lines})
+                found.append({"size": labels[size], "quantity": label, "lines": lines})
     return found

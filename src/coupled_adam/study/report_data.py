@@ -77,6 +77,22 @@ def sizes(results: Sequence[Result]) -> list[Size]:
     return sorted({size_of(result) for result in results})
 
 
+def size_labels(shown: Sequence[Size]) -> dict[Size, str]:
+    """A different label for every size: tied and untied models of one name differ in their parameters alone.
+
+    Example:
+        >>> list(size_labels([Size(10**9, 30 * 10**6, "S"), Size(10**9, 49 * 10**6, "S")]).values())
+        ['N = S (30M), D = 1B', 'N = S (49M), D = 1B']
+    """
+    labels = [size.label for size in shown]
+    return {
+        size: size.label
+        if labels.count(size.label) == 1
+        else f"N = {size.model} ({short(size.parameters)}), D = {short(size.tokens)}"
+        for size in shown
+    }
+
+
 def size_of(result: Result) -> Size:
     """The size of one run."""
     return Size(result.tokens, result.parameters, result.model)

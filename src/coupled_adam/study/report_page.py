@@ -91,10 +91,13 @@ def what_was_compared(results: Sequence[Result]) -> list[str]:
     """The study in a few words each: optimizers, models, data, seeds."""
     optimizers = [variant.label for variant in variants(results)]
     named = optimizers if len(optimizers) <= 4 else [optimizers[0], "…", optimizers[-1]]
-    models = {size.model: size.parameters for size in sorted(sizes(results), key=lambda size: size.parameters)}
-    model = ", ".join(
-        f"{name} ({short(count)} parameters)" if len(models) == 1 else name for name, count in models.items()
-    )
+    models = sorted({(size.parameters, size.model) for size in sizes(results)})
+    names = [name for _, name in models]
+    described = [
+        f"{name} ({short(count)} parameters)" if len(models) == 1 or names.count(name) > 1 else name
+        for count, name in models
+    ]
+    model = ", ".join(described)
     tokens = ", ".join(short(count) for count in sorted({size.tokens for size in sizes(results)}))
     seeds = len({result.seed for result in results})
     words = " and ".join(named) if len(named) == 2 else ", ".join(named)

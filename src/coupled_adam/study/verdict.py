@@ -131,8 +131,9 @@ def percent(ratio: float) -> str:
 def _is_about(results: Sequence[Result], pair: tuple[Variant, Variant]) -> bool:
     """Whether the pair is what the study is about, and not the reference of an ablation at the same sizes."""
     names = {variant.name for variant in pair}
+    of_pair = {size_of(result) for result in results if result.optimizer in names}
     of_others = {size_of(result) for result in results if result.optimizer not in names}
-    return not of_others or len(sizes(results)) > len(of_others)
+    return len(of_pair) > len(of_others)
 
 
 def _comparisons(results: Sequence[Result], pair: tuple[Variant, Variant], metric: str) -> list[Comparison]:

@@ -16,7 +16,7 @@ from coupled_adam.atomic import replacing, write_whole
 from coupled_adam.inspection.figures import INK, _svg
 from coupled_adam.study.figures import ablations, clouds, differences, embeddings, experiments, training
 from coupled_adam.study.figures.style import GRID, STYLE
-from coupled_adam.study.report_data import largest_size, main_pair, sizes
+from coupled_adam.study.report_data import largest_size, main_pair, size_labels, sizes
 from coupled_adam.study.results import Result
 
 Draw = Callable[..., Figure | None]
@@ -175,5 +175,9 @@ def standalone_svg(svg: str) -> str:
 def _caption_words(results: Sequence[Result]) -> dict[str, str]:
     pair = main_pair(results)
     first, second = ("", "") if pair is None else (pair[0].label, pair[1].label)
-    largest = f"Shown: {largest_size(results).label}, one run each." if len(sizes(results)) > 1 else "One run each."
+    largest = (
+        f"Shown: {size_labels(sizes(results))[largest_size(results)]}, one run each."
+        if len(sizes(results)) > 1
+        else "One run each."
+    )
     return {"first": first, "second": second[:1].upper() + second[1:], "largest": largest}

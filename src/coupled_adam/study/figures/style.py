@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coupled_adam.inspection.figures import STYLE as INSPECTION_STYLE
-from coupled_adam.study.report_data import Role, Size, Variant
+from coupled_adam.study.report_data import Role, Size, Variant, size_labels
 from coupled_adam.study.statistics import Comparison
 
 # Unlike the stand-in of the inspection page, this one is also seen: in the files beside the page.
@@ -77,8 +77,8 @@ def size_panels(
     for axes in places[len(shown) :]:
         axes.set_visible(False)
     if len(shown) > 1:
-        for axes, size in zip(places, shown, strict=False):
-            axes.set_title(size.label, fontsize=8.5)
+        for axes, label in zip(places, size_labels(shown).values(), strict=False):
+            axes.set_title(label, fontsize=8.5)
     figure.supxlabel(x_label, fontsize=10)
     figure.supylabel(y_label, fontsize=10)
     return figure, dict(zip(shown, places, strict=False))

@@ -1,0 +1,200 @@
+"""`coupled-adam study ...` and `coupled-adam demo` in this process, with a quick stand-in for the worker process."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from study_runs import write_study
+from typer.testing import CliRunner, Result
+
+from coupled_adam.commands import demo as demo_command
+from coupled_adam.commands import study as study_command
+from coupled_adam.study import launchers, runner
+from coupled_adam.study.expansion import cells_of
+from coupled_adam.study.plan import STUDIES, load_study
+from coupled_adam.study.results import read_results
+
+FAKE = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
+PAIR = '[[optimizers]]\nname = "standard"\nembeddings = "adamw"\n[[optimizers]]\nname = "coupled"\nembeddings = "coupled"\n'
+FAILING = PAIR + '[[optimizers]]\nname = "fails"\nembeddings = "adamw"\nset = { "optimizer.lr" = 3e-3 }\n'
+
+cli = CliRunner(env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+
+
+def study(*arguments: str) -> Result:
+    result = cli.invoke(study_command.app, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers that answer at once, on a machine without GPUs, in an empty folder."""
+    monkeypatch.setattr(launchers, "WORKER", FAKE)
+    monkeypatch.setattr(runner, "visible_gpus", list)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_list_shows_every_study_with_its_size() -> None:
+    shown = study("list").output
+    for name, runs in zip(STUDIES, (6, 12, 18, 54, 99, 72, 8), strict=True):
+        assert re.search(rf"│ {name} +│.*│ +{runs} │", shown)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_show_prints_a_file_that_is_the_study(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(study("show", name).output)
+    assert load_study(str(tmp_path / "mine.toml")) == load_study(name)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_dry_run_shows_the_plan_and_starts_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers, "Worker", lambda *_: pytest.fail("a worker was started"))
+    result = study("run", name, "--dry-run")
+    assert result.exit_code == 0
+    cells = cells_of(load_study(name))
+    for id in {cell.id for cell in cells}:
+        assert f"│ {id} " in result.output
+    assert f"{name}: {len(cells)} runs" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_the_gpu_hours() -> None:
+    # 125M: per token 6 N + 12 L H T operations, N without positions; 5B tokens, three seeds, at 45% of 989 TFLOP/s.
+    parameters = 50304 * 768 + 12 * 12 * 768**2
+    hours = 3 * 5e9 * (6 * parameters + 12 * 12 * 768 * 1024) / (0.45 * 989e12) / 3600
+    shown = study("run", "paper-small-scale", "--dry-run", "--only", "125M-5B-coupled").output
+    found = re.search(r"│ 125M-5B-coupled │ 1,2,3 │ +0 │ 124M │ +5B │ 50.9k │ +([\d.]+) │", shown)
+    assert found is not None
+    assert float(found[1]) == pytest.approx(hours, rel=0.02)
+
+
+def test_a_run_prints_the_comparison_and_where_the_report_is(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR)
+    result = study("run", str(file), "--out", "out", "--set", "log.every=3")
+    assert result.exit_code == 0, result.output
+    for words in ("Small: 4 runs in out", "standard", "coupled", "loss (↓)", "Report: out/report.html"):
+        assert words in result.output
+    for path in ("report.html", "results.jsonl", "study.toml", "tables/main.csv"):
+        assert (tmp_path / "out" / path).is_file()
+    assert load_study("out").override == {"log.every": 3}
+    assert study("status", "out").output.endswith("4 finished\n")
+
+
+def test_a_failed_run_gives_exit_code_1_and_is_shown_by_status(tmp_path: Path) -> None:
+    file = write_study(tmp_path, FAILING)
+    result = study("run", str(file), "--out", "out")
+    assert result.exit_code == 1
+    assert "Failed: small-1.536k-fails/seed-1: the loss is nan" in result.output
+    assert f"the same command tries them again: coupled-adam study run {file} --out out" in result.output
+    shown = study("status", "out").output
+    assert re.search(r"small-1.536k-fails/seed-2 +│ failed +│.*the loss is nan", shown)
+    assert shown.endswith("4 finished, 2 failed\n")
+    assert study("run", str(file), "--out", "out").exit_code == 0
+
+
+def test_folders_are_merged_into_one_report(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR)
+    study("run", str(file), "--out", "a", "--only", "*/seed-1")
+    study("run", str(file), "--out", "b", "--only", "*/seed-2", "--only", "*-coupled")
+    assert [len(read_results(Path(name))) for name in "ab"] == [2, 3]
+    refused = study("report", "a", "b")
+    assert (refused.exit_code, "--out is missing" in refused.output) == (2, True)
+    result = study("report", "a", "b", "--out", "both")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "both" / "report.html").is_file()
+    rows = (tmp_path / "both" / "tables" / "runs.csv").read_text().splitlines()
+    assert len(rows) == 1 + 4
+
+
+def test_folders_that_contradict_each_other_are_not_merged(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR)
+    study("run", str(file), "--out", "a")
+    study("run", str(file), "--out", "b", "--set", "optimizer.beta2=0.9")
+    result = study("report", "a", "b", "--out", "both")
+    assert result.exit_code == 2
+    assert "cell small-1.536k-standard, seed 1: settings" in result.output
+
+
+def test_a_report_finds_what_was_finished_without_the_runner(tmp_path: Path) -> None:
+    study("run", str(write_study(tmp_path, PAIR)), "--out", "out")
+    (tmp_path / "out" / "results.jsonl").write_text("")
+    assert study("report", "out").exit_code == 0
+    assert len(read_results(tmp_path / "out")) == 4
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "an unknown study": (["run", "dmeo"], "'dmeo' is no study and no file; did you mean demo?"),
+    "an unknown launcher": (
+        ["run", "demo", "--launcher", "k8s"],
+        "--launcher is 'k8s', expected one of: local, torchrun",
+    ),
+    "a pattern of nothing": (["run", "demo", "--only", "x"], "--only x: no run is called that"),
+    "a wrong setting": (["run", "demo", "--set", "optimizer.lrr=1"], "--set optimizer.lrr=1: unknown key"),
+    "a setting without value": (["run", "demo", "--set", "lr"], "--set lr"),
+    "an axis": (["run", "single-gpu", "--set", "training.tokens=5M"], "two runs are called 30M-5M-standard/seed-1"),
+    "no study there": (["status", "nothing"], "nothing/study.toml: cannot be read"),
+    "nothing to report": (["report", "nothing"], "no results.jsonl; expected the folder of a study"),
+    "nothing to show": (["show", "nothing"], "'nothing' is no study and no file"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_done_is_refused_in_a_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    result = study(*arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+    assert "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_and_word_pairs_are_found_before_any_run(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR, more='evaluation = { wordsim = "no-words" }\n')
+    result = study("run", str(file), "--out", "a")
+    assert result.exit_code == 2
+    assert "no-words" in result.output
+    result = study("run", str(file), "--out", "b", "--set", "data.folder=no-corpus")
+    assert result.exit_code == 2
+    assert "no-corpus is not a folder" in result.output
+    result = study("run", str(file), "--out", "c", "--set", "model.vocabulary_size=32")
+    assert "model.vocabulary_size is 32, but the tokenizer of" in result.output
+    assert not any(tmp_path.glob("*/runs/*"))
+
+
+def test_a_corpus_without_test_split_is_said(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR)
+    manifest = tmp_path / "corpus" / "manifest.json"
+    values: dict[str, Any] = json.loads(manifest.read_text())
+    del values["splits"]["test"]
+    manifest.write_text(json.dumps(values))
+    assert "corpus has no test split: its validation split is used instead" in study("run", str(file)).output
+
+
+def test_without_submitit_the_slurm_launcher_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    result = study("run", str(write_study(tmp_path, PAIR)), "--out", "out", "--launcher", "slurm")
+    assert result.exit_code == 2
+    assert "cluster" in result.output
+    assert "submitit" in result.output
+
+
+def test_demo_is_the_study_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(demo_command, "run_and_report", lambda *args, **options: asked.append((args, options)))
+    app = typer.Typer()
+    app.command()(demo_command.demo)
+    assert cli.invoke(app, ["--out", "here"]).exit_code == 0
+    ((args, options),) = asked
+    assert args == ("demo", Path("here"))
+    assert options["again"] == ["coupled-adam", "demo", "--out=here"]
+    shown = cli.invoke(app, ["--help"]).output
+    for words in ("two minutes", "mean-embedding ratio", "--out", "study run demo"):
+        assert words in shown
