@@ -1,4 +1,4 @@
-# make demo   set up .venv, train two small models (AdamW, CoupledAdamW) on built-in text, print the comparison
+# make demo   set up .venv, compare AdamW and Coupled Adam over three seeds on built-in text, print where the report is
 # make test   set up .venv, run the linters, the type checker and all tests
 # make bench  set up .venv, print step time and memory against torch.optim.AdamW
 PYTHON ?= python3
@@ -39,4 +39,4 @@ bench: $(VENV)/.installed-dev
 	env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT $(BIN)/python benchmarks/step.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis runs/demo data/python-docs-bpe4096

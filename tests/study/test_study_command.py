@@ -2,13 +2,14 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from study_runs import write_study
+from study_runs import ADAMW, COUPLED, write_study
 from typer.testing import CliRunner, Result
 
 from coupled_adam.commands import demo as demo_command
@@ -19,7 +20,7 @@ from coupled_adam.study.plan import STUDIES, load_study
 from coupled_adam.study.results import read_results
 
 FAKE = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
-PAIR = '[[optimizers]]\nname = "standard"\nembeddings = "adamw"\n[[optimizers]]\nname = "coupled"\nembeddings = "coupled"\n'
+PAIR = ADAMW + COUPLED
 FAILING = PAIR + '[[optimizers]]\nname = "fails"\nembeddings = "adamw"\nset = { "optimizer.lr" = 3e-3 }\n'
 
 cli = CliRunner(env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
@@ -152,6 +153,32 @@ def test_what_cannot_be_done_is_refused_in_a_line(arguments: list[str], words: s
     assert words in result.output
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "taken"])
+def test_a_folder_that_cannot_be_written_is_refused_before_any_run(tmp_path: Path, out: str) -> None:
+    file = write_study(tmp_path, PAIR)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken" / "report.html").mkdir(parents=True)
+    result = study("run", str(file), "--out", out)
+    assert result.exit_code == 2
+    assert result.output.startswith(f"Error: cannot write '{out}/report.html' (")
+    assert result.output.count("\n") == 1
+
+
+def test_a_study_goes_on_when_nobody_reads_what_it_shows(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR)
+    program = (
+        f"import sys; from coupled_adam.study import launchers; launchers.WORKER = {FAKE!r}\n"
+        "from coupled_adam.commands.study import app; app()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "run", str(file), "--out", "out"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.wait(timeout=60)
+    assert len(read_results(tmp_path / "out")) == 4
 
 
 def test_missing_data_and_word_pairs_are_found_before_any_run(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from coupled_adam.models.initial import initialise
 from coupled_adam.study import cell as study_cell
 from coupled_adam.study import launchers, runner
 from coupled_adam.study.cell import Task, read_error, run_cell
+from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.folder import StudyFolder, claimed, is_claimed, last_row
 from coupled_adam.study.results import merge_results, read_results
 from coupled_adam.training.config import load_config
@@ -281,6 +282,53 @@ def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path, monke
         assert run_cell(task)[0] == "busy"
     assert not (task.folder / "metrics.jsonl").exists()
     assert not is_claimed(task.folder)
+
+
+def test_energy_is_power_over_time_of_the_gpus_that_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys, time\n"
+        "if '--query-gpu=index' in sys.argv: print('0\\n1'); sys.exit()\n"
+        "assert '--id=0,1' in sys.argv\n"
+        "while True: print('0, 100.0\\n1, 50.0\\n2, [N/A]', flush=True); time.sleep(0.05)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == ["0", "1"]
+    with EnergyMeter(visible_gpus()) as meter:
+        wait_until(lambda: meter.joules is not None)
+        before, started = meter.joules, time.monotonic()
+        time.sleep(1.0)
+        used, seconds = meter.joules - before, time.monotonic() - started
+    assert used / seconds == pytest.approx(150, rel=0.3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-12")
+    assert visible_gpus() == ["3", "GPU-12"]
+    with EnergyMeter([]) as meter:
+        assert meter.joules is None
+
+
+def test_without_nvidia_smi_there_are_no_gpus_and_no_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == []
+    with EnergyMeter(["0"]) as meter:
+        assert meter.joules is None
+
+
+def test_a_worker_whose_study_is_gone_saves_and_ends(tmp_path: Path) -> None:
+    study, cells = plan(
+        write_study(tmp_path, ADAMW, steps=10**6, training={"threads": 1}, checkpoints={"every": 10**6})
+    )
+    task = Task(tmp_path / "out", study.name, cells[0], study.evaluation)
+    worker = launchers.Worker(dict(os.environ))
+    worker.begin(task)
+    wait_until(lambda: last_row(task.folder) is not None)
+    worker.close()  # its standard input ends, as when the runner is killed
+    assert worker.process.returncode == 0
+    (checkpoint,) = task.folder.glob("checkpoints/step-*")
+    assert int(checkpoint.name.removeprefix("step-")) > 0
+    assert not (task.folder / "evaluation.json").exists()
 
 
 OPTIMIZERS = ADAMW + COUPLED + UNTIED + BROKEN

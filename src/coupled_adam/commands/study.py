@@ -116,6 +116,7 @@ def run_and_report(
             display.say(note)
         _check_word_pairs(study)
 
+    _require_writable(folder.path / "report.html")
     with _refusing():
         folder.prepare(study, all_cells)
         display.say(f"{study.title}: {len(cells)} runs in {folder.path}")
@@ -216,6 +217,16 @@ def _with_settings(study: "Study", settings: Sequence[str]) -> "Study":
         except ValueError:
             override[key] = text
     return study.model_copy(update={"override": override})
+
+
+def _require_writable(path: Path) -> None:
+    """Now, and not after the training."""
+    from coupled_adam.atomic import require_writable
+
+    try:
+        require_writable(path)
+    except OSError as error:
+        refuse(f"cannot write {str(path)!r} ({error.strerror}); give a folder that can be written with --out")
 
 
 def _print_plan(console: Console, study: "Study", cells: "Sequence[Cell]", folder: Any) -> None:

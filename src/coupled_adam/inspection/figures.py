@@ -70,30 +70,30 @@ def draw_pictures(
         pictures = [
             Picture(
                 "Seen from the side",
-                _svg(_cloud(along_mean, first, "along the mean", "component 1"), f"{prefix}-side"),
+                to_svg(_cloud(along_mean, first, "along the mean", "component 1"), f"{prefix}-side"),
                 "Embeddings along their mean and along the first principal component across it. "
                 f"A healthy cloud lies around the origin, an anisotropic one beside it. {shown}",
             ),
             Picture(
                 "Seen along the mean",
-                _svg(_cloud(first, second, "component 1", "component 2"), f"{prefix}-front"),
+                to_svg(_cloud(first, second, "component 1", "component 2"), f"{prefix}-front"),
                 "The same embeddings along the two first principal components across the mean.",
             ),
             Picture(
                 "Cosine of two tokens",
-                _svg(_cosine_histogram(sample, metrics.mean_cosine), f"{prefix}-cosine"),
+                to_svg(_cosine_histogram(sample, metrics.mean_cosine), f"{prefix}-cosine"),
                 f"Of {len(sample.cosines):,} random pairs of different tokens. The line is the mean over all pairs.",
             ),
             Picture(
                 "Singular values",
-                _svg(_spectrum(metrics.singular_values), f"{prefix}-spectrum"),
+                to_svg(_spectrum(metrics.singular_values), f"{prefix}-spectrum"),
                 "Relative to the largest. A first value far above the others is one direction that dominates.",
             ),
         ]
         if counts is not None:
             figure = _length_and_frequency(metrics.norms, counts, sample.rows)
             caption = f"Tokens that never occur are left out. {shown}"
-            pictures.append(Picture("Length and frequency", _svg(figure, f"{prefix}-frequency"), caption))
+            pictures.append(Picture("Length and frequency", to_svg(figure, f"{prefix}-frequency"), caption))
     return pictures
 
 
@@ -142,7 +142,7 @@ def _length_and_frequency(norms: NDArray[np.float64], counts: NDArray[np.int64],
     return figure
 
 
-def _svg(figure: Figure, prefix: str) -> str:
+def to_svg(figure: Figure, prefix: str) -> str:
     """The figure as an SVG element whose ids begin with `prefix`."""
     buffer = io.StringIO()
     unnamed = dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coupled_adam.study.cell import Status, Task, run_cell, write_error
+from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.folder import OUTPUT, tail
 from coupled_adam.study.plan import SlurmSection
 
@@ -187,7 +188,7 @@ class ClusterLauncher:
     Args:
         folder: for submitit's files.
         settings: what to ask the cluster for.
-        jobs: how many may run at a time; None: as many as the cluster likes.
+        jobs: how many may run at a time; None: as many as the cluster likes; without Slurm one.
     """
 
     leaves_on_stop = True
@@ -198,11 +199,12 @@ class ClusterLauncher:
 
         submitit = require("submitit", "cluster", "to start the runs of a study with --launcher slurm")
         executor = submitit.AutoExecutor(folder=str(folder / "%j"))
-        self.cluster: str = executor.cluster
-        self.slots = jobs or sys.maxsize
+        self.is_slurm = executor.cluster == "slurm"
+        self.slots = jobs or (sys.maxsize if self.is_slurm else 1)
         executor.update_parameters(**_parameters(settings))
-        if self.cluster == "local":
-            executor.update_parameters(gpus_per_node=0)
+        if not self.is_slurm:
+            # It would also name GPUs that are not there, and then torch sees none.
+            executor.update_parameters(gpus_per_node=min(1, len(visible_gpus())))
         self._executor: Any = executor
         self._jobs: dict[str, tuple[Task, Any]] = {}
 

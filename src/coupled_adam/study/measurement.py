@@ -7,7 +7,7 @@ import torch
 
 from coupled_adam.data.corpus import Corpus, open_corpus
 from coupled_adam.embeddings import EmbeddingMetrics, fetch_word_pairs, load_word_pairs, measure, open_tokenizer
-from coupled_adam.evaluation.test_loss import loss_over, pick_split
+from coupled_adam.evaluation.held_out_loss import loss_over, pick_split
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.study.embedding_arrays import initial_tables, table_arrays, write_arrays
@@ -50,7 +50,7 @@ def measure_run(run_folder: Path, evaluation: EvaluationSection) -> tuple[Metric
     device = pick_device(config.training.device)
     model.to(device)
     metrics, notes = curves, []
-    if evaluation.test_loss:
+    if evaluation.held_out_loss:
         split, note = pick_split(corpus)
         notes += [note] if note else []
         bf16 = device.type == "cuda" and config.training.precision != "float32"

@@ -4,7 +4,8 @@ How far a run is, is read from its metrics.jsonl, so it is the same for processe
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -78,12 +79,25 @@ class StudyDisplay:
 
     def __enter__(self) -> Self:
         if self._live is not None:
-            self._live.start()
+            with self._silent_when_closed():
+                self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with self._silent_when_closed():
+                self._live.stop()
+
+    @contextmanager
+    def _silent_when_closed(self) -> Iterator[None]:
+        """Runs of days do not end because the terminal or the pipe they show themselves on has gone."""
+        try:
+            yield
+        except OSError:
+            self._console.quiet = True
+        except SystemExit:
+            if not self._console.quiet:  # not what rich does when a pipe is closed: it goes quiet and ends the program
+                raise
 
     def begin(self, cells: Sequence[Cell], todo: Collection[Cell]) -> None:
         """Say what there is to do.
@@ -125,14 +139,16 @@ class StudyDisplay:
 
     def say(self, text: str) -> None:
         """Print a sentence, above the live table where there is one."""
-        self._console.print(Text(text), soft_wrap=True)
+        with self._silent_when_closed():
+            self._console.print(Text(text), soft_wrap=True)
 
     def refresh(self) -> None:
         """Look at the runs again and show them."""
         for run in self._running.values():
             run.look()
         if self._live is not None:
-            self._live.update(self._table(), refresh=True)
+            with self._silent_when_closed():
+                self._live.update(self._table(), refresh=True)
         elif self._running and self._clock() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = self._clock()
             shown = "; ".join(f"{run.cell.label} {run.share:.0%}" for run in list(self._running.values())[:4])
@@ -145,6 +161,8 @@ class StudyDisplay:
             for run in self._running.values()
         )
         done = self._done + under_way
+        if done <= 0:
+            self._began = self._clock()  # the start of the processes does not count
         elapsed = self._clock() - self._began
         return (self._left - under_way) / done * elapsed if done > 0 and elapsed > 1 else None
 

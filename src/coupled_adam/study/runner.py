@@ -75,17 +75,19 @@ def run_study(
     folder.gather(all_cells)
     if not todo:
         return outcome
-    machine = _machine(study, folder, jobs, launcher, todo)
+    machine = _machine(study, folder, jobs, launcher, todo, display.say)
     try:
         before_runs()
         with watching_signals() as interruption, display:
             display.begin(cells, todo)
             _loop(study, folder, all_cells, todo, machine, display, interruption, outcome)
             outcome.signal = interruption.signal_name
-    except KeyboardInterrupt:
-        outcome.signal, outcome.left = "SIGINT", len(todo)
+    except KeyboardInterrupt:  # while the data was prepared, or the second one
+        outcome.signal = "SIGINT"
+        machine.launcher.stop()
     finally:
         machine.launcher.close()
+    outcome.left = len(cells) - outcome.finished - len(outcome.failed) - len(outcome.busy)
     outcome.runs_go_on = machine.launcher.leaves_on_stop and outcome.signal is not None
     return outcome
 
@@ -102,12 +104,19 @@ class Machine:
 
 
 def _machine(
-    study: Study, folder: StudyFolder, jobs: int | None, name: LauncherName, todo: Collection[Cell]
+    study: Study,
+    folder: StudyFolder,
+    jobs: int | None,
+    name: LauncherName,
+    todo: Collection[Cell],
+    say: Callable[[str], None],
 ) -> Machine:
     if name == "slurm":
         cluster = ClusterLauncher(folder.path / "jobs", study.slurm, jobs)
-        # What a job has, it has to itself.
-        return Machine(cluster, study.slurm.gpus if cluster.cluster == "slurm" else 1, None, cluster.cluster == "slurm")
+        if not cluster.is_slurm:
+            say(f"There is no Slurm here: submitit starts the runs on this machine, {cluster.slots} at a time.")
+        # What a job of a cluster has, it has to itself.
+        return Machine(cluster, study.slurm.gpus if cluster.is_slurm else 1, None, measure_energy=cluster.is_slurm)
     gpus = visible_gpus()
     if name == "torchrun":
         count = min(jobs or 1, len(todo))
@@ -141,7 +150,6 @@ def _loop(
     while todo or running:
         if interruption and not is_stopping:
             is_stopping = True
-            outcome.left += len(todo) + (running if launcher.leaves_on_stop else 0)
             todo.clear()
             running = 0 if launcher.leaves_on_stop else running
             display.say(f"{interruption.signal_name}: the runs save and end; once more ends them at once.")
@@ -192,8 +200,6 @@ def _note(ended: Ended, outcome: Outcome) -> None:
         outcome.failed[label] = ended.message
     elif ended.status == "busy":
         outcome.busy.append(label)
-    else:
-        outcome.left += 1
 
 
 def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> list[str]:

@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from coupled_adam.atomic import replacing, write_whole
-from coupled_adam.inspection.figures import INK, _svg
+from coupled_adam.inspection.figures import INK, to_svg
 from coupled_adam.study.figures import ablations, clouds, differences, embeddings, experiments, training
 from coupled_adam.study.figures.style import GRID, STYLE
 from coupled_adam.study.report_data import largest_size, main_pair, size_labels, sizes
@@ -141,7 +141,7 @@ def draw_figures(results: Sequence[Result]) -> list[Plate]:
         for entry in ENTRIES:
             figure = entry.draw(results)
             if figure is not None:
-                svg = _svg(figure, entry.name).replace(GRID, "var(--line)")
+                svg = to_svg(figure, entry.name).replace(GRID, "var(--line)")
                 figure.set_layout_engine("none")  # it is laid out now; again for the PDF would be slow
                 plates.append(Plate(entry.name, entry.title, entry.caption.format_map(words), figure, svg))
     return plates

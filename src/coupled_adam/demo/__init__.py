@@ -1,1 +1,0 @@
-"""The demo: one small model trained twice, with AdamW and with CoupledAdamW, on text every Python brings along."""
