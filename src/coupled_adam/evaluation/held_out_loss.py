@@ -48,7 +48,7 @@ def pick_split(corpus: Corpus) -> tuple[str, str | None]:
         return "val", f"{corpus.folder} has no test split: the loss is that of its validation split"
     raise ValueError(
         f"{corpus.folder} has no test split and no validation split to evaluate on; prepare it with --test 0.005, or "
-        "set evaluation.held_out_loss = false"
+        "set evaluation.test_loss = false"
     )
 
 

@@ -107,7 +107,7 @@ class StudyFolder:
 def expected_metrics(evaluation: EvaluationSection) -> set[str]:
     """The metrics that a result must have, though they may be None; a result without them is measured again."""
     expected = {"train_loss"}
-    expected |= {"loss"} if evaluation.held_out_loss else set()
+    expected |= {"loss"} if evaluation.test_loss else set()
     expected |= {"iso"} if evaluation.measures else set()
     return expected | ({"r_cos"} if evaluation.measures and evaluation.wordsim else set())
 

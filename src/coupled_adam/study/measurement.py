@@ -50,7 +50,7 @@ def measure_run(run_folder: Path, evaluation: EvaluationSection) -> tuple[Metric
     device = pick_device(config.training.device)
     model.to(device)
     metrics, notes = curves, []
-    if evaluation.held_out_loss:
+    if evaluation.test_loss:
         split, note = pick_split(corpus)
         notes += [note] if note else []
         bf16 = device.type == "cuda" and config.training.precision != "float32"

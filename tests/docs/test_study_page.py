@@ -1,0 +1,159 @@
+"""docs/study.md: its example is a study, and its commands, options, studies, keys, tables and figures exist."""
+
+import itertools
+import re
+import shlex
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from page_examples import ROOT, read_examples, run_here
+from typer.main import get_command
+
+from coupled_adam.cli import app
+from coupled_adam.study import plan, tables
+from coupled_adam.study.expansion import cells_of, chosen
+from coupled_adam.study.measurement import MEASURES
+from coupled_adam.study.metrics import METRICS
+from coupled_adam.study.overview import gpu_hours, hours
+from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study
+from coupled_adam.study.results import STORED, Result, to_json
+from coupled_adam.study.runner import LAUNCHERS
+from coupled_adam.training.amounts import short
+
+PAGE = ROOT / "docs" / "study.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+MINE = next(block for block in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL) if block.startswith("name"))
+COMMANDS = [
+    words
+    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    for words in (shlex.split(line, comments=True) for line in block.splitlines())
+    if words[0] == "coupled-adam"
+]
+
+
+def section(heading: str) -> str:
+    """The text under a heading, down to the next one."""
+    return re.split(r"^#+ ", TEXT.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def first_column(text: str) -> list[str]:
+    """What stands in backticks in the first column of the tables in a text."""
+    rows = [row for row in text.splitlines() if row.startswith("| `")]
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+
+def load_named(spec: str) -> Study:
+    """A study that a command of the page names."""
+    return parse_study(MINE, spec, Path()) if spec == "mine.toml" else load_study(spec)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_command_of_the_study_page_names_commands_options_studies_and_runs_that_exist(command: list[str]) -> None:
+    found = get_command(app)
+    words = command[1:]
+    while hasattr(found, "commands"):
+        assert words[0] in found.commands, f"no command {words[0]}"
+        found = found.commands[words.pop(0)]
+    known = {name for parameter in found.params for name in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+    values = [(option, value) for option, value in itertools.pairwise(words) if option.startswith("--")]
+    if command[1:3] == ["study", "run"]:
+        cells = cells_of(load_named(words[0]), [value for option, value in values if option == "--set"])
+        assert chosen(cells, [value for option, value in values if option == "--only"])
+        assert {value for option, value in values if option == "--launcher"} <= set(LAUNCHERS)
+    elif command[1:3] == ["study", "show"]:
+        assert words[0] in STUDIES
+
+
+def test_every_option_and_launcher_of_study_run_is_on_the_study_page() -> None:
+    options = get_command(app).commands["study"].commands["run"].params  # type: ignore[attr-defined]
+    for name in (name for option in options for name in option.opts if name.startswith("--")):
+        assert name in TEXT, name
+    assert first_column(section("Choose what runs, and where")) == list(LAUNCHERS)
+
+
+def test_tables_of_the_study_page_have_every_key_of_a_study_file() -> None:
+    named = [key.strip("[]") for key in first_column(section("Every key"))]
+    kinds = (plan.ModelAxis, plan.OptimizerAxis, plan.EvaluationSection, plan.SlurmSection)
+    parts = ("models", "optimizers", "evaluation", "slurm")
+    expected = [key for key in Study.model_fields if key not in parts]
+    expected += [key for kind in kinds for key in kind.model_fields]
+    assert sorted(named) == sorted(expected)
+    for part in parts:
+        assert f"[{part}]" in section("Every key")
+
+
+def test_defaults_on_the_study_page_are_those_of_the_study_file() -> None:
+    kinds = {**plan.EvaluationSection.model_fields, **plan.SlurmSection.model_fields}
+    shown = dict(re.findall(r"^\| `(\w+)` \| `?(true|false|\d+)`? \|", section("Every key"), re.MULTILINE))
+    assert shown.keys() == {"test_loss", "measures", "hours", "gpus", "cpus"}
+    for key, value in shown.items():
+        assert tomllib.loads(f"value = {value}")["value"] == kinds[key].default, key
+
+
+def test_example_of_the_study_page_is_a_study_with_the_plan_that_is_shown() -> None:
+    cells = cells_of(parse_study(MINE, "mine.toml", Path()))
+    assert f"mine: {len(cells)} runs" in TEXT
+    assert f"Its {len(cells)} runs" in TEXT
+    for cell in cells:
+        assert f"│ {cell.id} " in TEXT, cell.id
+
+
+def test_plan_of_the_paper_on_the_study_page_is_the_one_that_is_printed() -> None:
+    cells = cells_of(load_study("paper-small-scale"))
+    shown = section("Before it starts: --dry-run")
+    rows = [[part.strip() for part in row.split("│")[1:-1]] for row in shown.splitlines() if row.startswith("│")]
+    by_id = {row[0]: row[-1] for row in rows}
+    for id in dict.fromkeys(cell.id for cell in cells):
+        assert by_id.pop(id) == hours(gpu_hours([cell for cell in cells if cell.id == id])), id
+    assert by_id == {"all runs": hours(gpu_hours(cells))}
+
+
+def test_list_of_studies_on_the_study_page_is_that_of_the_package() -> None:
+    rows = re.findall(
+        r"^\| `([\w-]+)` \|[^|]+\| (.+) \| (.+) \| (.+) \|$", section("The studies that come along"), re.M
+    )
+    assert [row[0] for row in rows] == list(STUDIES)
+    for name, runs, tokens, needed in rows:
+        cells = cells_of(load_study(name))
+        assert int(runs) == len(cells), name
+        assert tokens == short(sum(cell.config.training.tokens for cell in cells)), name
+        assert needed == hours(gpu_hours(cells)), name
+
+
+def test_tables_of_the_study_page_have_every_key_of_a_result() -> None:
+    text = section("results.jsonl")
+    assert first_column(text) == list(STORED)
+    metrics = next(row for row in text.splitlines() if row.startswith("| `metrics`"))
+    named = set(re.findall(r"`([a-z_0-9]+)`", metrics)) - {"metrics", "null", "input_"}
+    assert named == {*MEASURES, "loss", "loss_standard_error", "val_loss", "train_loss"}
+    assert named <= METRICS.keys()
+
+
+def test_python_of_the_study_page_reads_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = read_examples(PAGE)
+    values = dict.fromkeys(STORED) | {"cell": "tiny-102.4k-coupled", "seed": 2}
+    values["metrics"] = {"loss": 6.25, "mu_norm_ratio": 0.02}
+    file = tmp_path / "runs" / "mine" / "results.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text(to_json(Result(**values)) + "\n")  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)
+    run_here(replace(example, output="tiny-102.4k-coupled 2 6.25 0.02\n"))
+
+
+def test_tables_and_figures_on_the_study_page_are_those_that_can_be_written() -> None:
+    album = pytest.importorskip("coupled_adam.study.figures.album")
+    text = section("What is in the folder")
+    of_tables, of_figures = text.split("| figure |")
+    assert {*first_column(of_tables)} == {name for name in tables.NAMES if "downstream" not in name}
+    drawn = {entry.name for entry in album.ENTRIES}
+    assert {*first_column(of_figures)} == {name for name in drawn if not name.endswith("_input")}
+
+
+def test_links_of_the_study_page_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([\w-]+\.md)\)", TEXT)
+    assert {"statistics.md", "report.md"} <= set(targets)
+    for target in targets:
+        assert (ROOT / "docs" / target).is_file(), target
