@@ -198,7 +198,7 @@ def test_a_file_that_is_not_text_is_refused(file: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["nowhere.toml", "no/where", "no/where.toml"])
 def test_a_missing_file_is_refused_with_the_presets(spec: str) -> None:
-    assert refused(spec) == [f"{spec}: no such file; presets are: {', '.join(PRESETS)}"]
+    assert refused(spec) == [f"{spec}: no such file or run folder; presets are: {', '.join(PRESETS)}"]
 
 
 def test_a_file_where_a_folder_should_be_is_refused(file: Path) -> None:
