@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from coupled_adam.study.grid import CellRuns, sizes_of
+from coupled_adam.study.report_data import loss_name
 from coupled_adam.study.statistics import summarise
 
 
@@ -28,7 +29,7 @@ def sgd_groups(cells: Sequence[CellRuns]) -> tuple[list[list[CellRuns]], list[li
         searched.append([*sgd, *adam])
         chosen = best_factor(sgd)
         if chosen is None:
-            choices.append(f"{size.label}: no run with SGD has a test loss, so no f is chosen.")
+            choices.append(f"{size.label}: no run with SGD has a loss, so no f is chosen.")
             continue
         best.append([chosen, *(cell for cell in adam if cell.role == "coupled")])
         choices.append(choice_note(chosen, sgd))
@@ -37,15 +38,16 @@ def sgd_groups(cells: Sequence[CellRuns]) -> tuple[list[list[CellRuns]], list[li
 
 def choice_note(chosen: CellRuns, sgd: Sequence[CellRuns]) -> str:
     """Which f was chosen of which; whether a better one may lie beyond them, or among those without a loss."""
+    loss = loss_name(run for cell in sgd for run in cell.runs.values())
     tried = sorted({cell.f for cell in sgd if mean_loss(cell) is not None})
     untried = sorted({cell.f for cell in sgd} - set(tried))
-    note = f"{chosen.size.label}: f = {chosen.f:g} has the smallest mean test loss of f = {listed(tried)}"
+    note = f"{chosen.size.label}: f = {chosen.f:g} has the smallest mean {loss} of f = {listed(tried)}"
     if len(tried) == 1:
-        note = f"{chosen.size.label}: f = {chosen.f:g} is the only one with a test loss"
+        note = f"{chosen.size.label}: f = {chosen.f:g} is the only one with a {loss}"
     elif chosen.f in (tried[0], tried[-1]):
         note += "; it is at the end of those, a better one may lie beyond"
     if untried:
-        note += f"; no test loss yet for f = {listed(untried)}"
+        note += f"; no {loss} yet for f = {listed(untried)}"
     return f"{note}."
 
 

@@ -4,8 +4,9 @@ import itertools
 from collections.abc import Sequence
 
 from coupled_adam.study.grid import CellRuns, optimizer_labels
-from coupled_adam.study.metrics import METRICS, Metric, measured
+from coupled_adam.study.metrics import METRICS, Metric, measured, named
 from coupled_adam.study.notation import MISSING, shorthand
+from coupled_adam.study.report_data import loss_splits
 from coupled_adam.study.statistics import Comparison, Summary, compare
 from coupled_adam.study.table_model import Cell, Column, Table, number_cell, number_column, text_column
 from coupled_adam.training.amounts import short
@@ -36,8 +37,9 @@ NOTES = (
 
 def comparison_table(cells: Sequence[CellRuns]) -> Table:
     """The pairs of each D and N: standard against all others, and Coupled Adam against its scaled forms and SGD."""
+    splits = loss_splits(run for cell in cells for run in cell.runs.values())
     metrics = [
-        metric
+        named(metric, splits)
         for metric in measured(METRICS.values(), (run.metrics for cell in cells for run in cell.runs.values()))
         if metric.better
     ]

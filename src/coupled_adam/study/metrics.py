@@ -1,7 +1,7 @@
 """The numbers a run is judged by: how each is named, which direction is better, and how the paper prints it."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Better = Literal["lower", "higher"]
@@ -108,6 +108,26 @@ METRICS: dict[str, Metric] = _OF_THE_MODEL | {
     INPUT_PREFIX + metric.key: of_input_table(metric) for metric in (*MAIN, *OTHERS) if metric.key not in NOT_OF_A_TABLE
 }
 """Every metric by its key, in the order in which they are shown."""
+
+
+def named(metric: Metric, splits: Collection[str]) -> Metric:
+    """The metric under the name of the text it was measured on: a corpus without a test split has a validation loss.
+
+    Args:
+        metric: any; all but the losses stay as they are.
+        splits: the splits that the losses of all runs in question are of.
+
+    Example:
+        >>> named(METRICS["loss"], {"val"}).heading
+        'validation loss (↓)'
+    """
+    if "val" not in splits or metric.key not in ("loss", "val_loss"):
+        return metric
+    if metric.key == "val_loss":
+        label = "validation loss while training"
+    else:
+        label = "validation loss" if set(splits) == {"val"} else "test or validation loss"
+    return replace(metric, label=label, latex=label)
 
 
 def measured(metrics: Iterable[Metric], found: Iterable[Mapping[str, float | None]]) -> list[Metric]:

@@ -4,7 +4,7 @@ A *size* is one dataset size D with one model size N; a *variant* is one optimiz
 variant make a cell, whose runs differ in the seed alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ class Variant:
     @property
     def label(self) -> str:
         """As the report calls it: the name in the study, with Adam where it is one of the two of the paper."""
-        return NAMES.get(self.name, self.name)
+        return NAMES[self.name] if self.name in NAMES and self.name == self.role else self.name
 
 
 def role_of(settings: Mapping[str, Any]) -> Role:
@@ -70,6 +70,29 @@ def role_of(settings: Mapping[str, Any]) -> Role:
     if embeddings == "sgd":
         return "sgd"
     return "scaled" if settings.get("scale_exponent") else "coupled"
+
+
+def loss_splits(results: Iterable[Result]) -> set[str]:
+    """The splits that the losses are of: "test", or "val" where a corpus has no test split."""
+    return {getattr(result, "loss_split", "test") for result in results if result.metrics.get("loss") is not None}
+
+
+def loss_name(results: Iterable[Result]) -> str:
+    """What to call the loss in a sentence."""
+    splits = loss_splits(results)
+    if "val" not in splits:
+        return "test loss"
+    return "validation loss" if splits == {"val"} else "loss"
+
+
+def loss_note(results: Iterable[Result]) -> str:
+    """What to say of losses that are not all of test text; empty where they are."""
+    splits = loss_splits(results)
+    if "val" not in splits:
+        return ""
+    if splits == {"val"}:
+        return "The loss is that of the validation text: the corpus has no test split."
+    return "The loss is that of the test text in some runs and of the validation text in others, whose corpus has no test split."
 
 
 def sizes(results: Sequence[Result]) -> list[Size]:

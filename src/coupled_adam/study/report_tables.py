@@ -17,7 +17,7 @@ from coupled_adam.study.comparison_table import verdict as claim_of
 from coupled_adam.study.metrics import MAIN, METRICS
 from coupled_adam.study.notation import MISSING, to_html
 from coupled_adam.study.published import find_published
-from coupled_adam.study.report_data import Variant, compare_variants, main_pair, runs_of, sizes, values_of, variants
+from coupled_adam.study.report_data import Variant, compare_variants, loss_name, main_pair, runs_of, sizes, values_of, variants
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import summarise
 from coupled_adam.study.table_model import Cell, Table
@@ -108,6 +108,7 @@ def headline(results: Sequence[Result]) -> Headline | None:
         p_value = "" if comparison is None or comparison.p_value is None else _p_of_claim(comparison.p_value)
         claim = "" if comparison is None else claim_of(comparison)
         label, meaning = WORDS[metric.key]
+        label = loss_name(results) if metric.key == "loss" else label
         rows.append(HeadlineRow(f"{label}\N{NO-BREAK SPACE}{metric.arrow}", meaning, cells, claim, p_value))
     return Headline([variant.label for variant in found], rows)
 

@@ -20,7 +20,7 @@ from coupled_adam.study.grid import (
     optimizer_labels,
     sizes_of,
 )
-from coupled_adam.study.metrics import INPUT_PREFIX, MAIN, METRICS, OTHERS, TASKS, Metric, measured
+from coupled_adam.study.metrics import INPUT_PREFIX, MAIN, METRICS, OTHERS, TASKS, Metric, measured, named
 from coupled_adam.study.published import (
     ALL_TABLES,
     SCALE_TABLES,
@@ -28,6 +28,7 @@ from coupled_adam.study.published import (
     SGD_SEARCH_TABLES,
     find_published,
 )
+from coupled_adam.study.report_data import loss_note, loss_splits
 from coupled_adam.study.results import Result
 from coupled_adam.study.runs_table import runs_table
 from coupled_adam.study.statistics import better_than_all, summarise
@@ -131,14 +132,16 @@ def metric_table(
     if not groups:
         return None
     cells = [cell for group in groups for cell in group]
-    shown = measured(metrics, (run.metrics for cell in cells for run in cell.runs.values()))
+    runs = [run for cell in cells for run in cell.runs.values()]
+    shown = measured(metrics, (run.metrics for run in runs))
+    splits = loss_splits(runs)
     models = model_labels(cells)
     rows = [
         (Cell(short(cell.size.tokens)), Cell(models[cell.size]), *row)
         for group in groups
         for cell, row in zip(group, group_rows(group, shown, published, label), strict=True)
     ]
-    values = [column_of(metric, [row[4 + place] for row in rows]) for place, metric in enumerate(shown)]
+    values = [column_of(named(metric, splits), [row[4 + place] for row in rows]) for place, metric in enumerate(shown)]
     table = Table(name, title, (D, N, label, SEEDS, *values), tuple(rows), groups=2)
     return replace(table, notes=(*notes_on(table, groups, metrics, shown), *notes))
 
@@ -233,6 +236,9 @@ def notes_on(
         notes.append("One seed each: no claim, nothing is bold.")
     if any(column.published for column in table.columns):
         notes.append("In brackets: what the paper has for this D, N and optimizer; text and settings may differ.")
+    note = loss_note(run for cell in cells for run in cell.runs.values())
+    if note and "loss" in {metric.key for metric in shown}:
+        notes.append(note)
     unmeasured = [metric.label for metric in wanted if metric not in shown]
     if unmeasured:
         notes.append(f"Not measured in any run: {', '.join(unmeasured)}.")

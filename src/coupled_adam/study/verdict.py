@@ -1,4 +1,4 @@
-"""The outcome of a study in two sentences: the first about the test loss, the second about the embeddings.
+"""The outcome of a study in two sentences: the first about the loss, the second about the embeddings.
 
 They say what the paper's test allows and no more: with one seed nothing is claimed, and where Coupled Adam is worse
 they say so. A *size* is one combination of dataset size D and model size N.
@@ -16,6 +16,7 @@ from coupled_adam.study.notation import shorthand
 from coupled_adam.study.report_data import (
     Variant,
     compare_variants,
+    loss_name,
     main_pair,
     runs_of,
     size_of,
@@ -53,35 +54,41 @@ def verdict(results: Sequence[Result]) -> Verdict:
     pair = main_pair(results)
     if pair is not None and _is_about(results, pair):
         losses, ratios = (_comparisons(results, pair, metric) for metric in ("loss", "mu_norm_ratio"))
-        return verdict_of_pair(pair[0].label, pair[1].label, losses, ratios)
+        return verdict_of_pair(pair[0].label, pair[1].label, losses, ratios, loss_name(results))
     all_losses, all_ratios = (_samples(results, metric) for metric in ("loss", "mu_norm_ratio"))
-    return verdict_of_many(all_losses, all_ratios)
+    return verdict_of_many(all_losses, all_ratios, loss_name(results))
 
 
-def verdict_of_pair(first: str, second: str, losses: Sequence[Comparison], ratios: Sequence[Comparison]) -> Verdict:
+def verdict_of_pair(
+    first: str, second: str, losses: Sequence[Comparison], ratios: Sequence[Comparison], loss: str = "test loss"
+) -> Verdict:
     """The verdict on one optimizer against another.
 
     Args:
         first: name of the one compared with, such as "standard Adam".
         second: name of the one in question.
-        losses: the test losses, a comparison for each size.
+        losses: a comparison for each size.
         ratios: the mean-embedding ratios.
+        loss: what to call the loss.
     """
     outcomes = [outcome_of(comparison) for comparison in losses]
     outcome: Outcome = "no claim" if not outcomes else outcomes[0] if len(set(outcomes)) == 1 else "mixed"
-    return Verdict(outcome, _loss_sentence(first, second, losses, outcomes), _ratio_sentence(first, second, ratios))
+    return Verdict(outcome, _loss_sentence(first, second, losses, outcomes, loss), _ratio_sentence(first, second, ratios))
 
 
-def verdict_of_many(losses: Sequence[Mapping[str, Values]], ratios: Sequence[Mapping[str, Values]]) -> Verdict:
+def verdict_of_many(
+    losses: Sequence[Mapping[str, Values]], ratios: Sequence[Mapping[str, Values]], loss: str = "test loss"
+) -> Verdict:
     """The verdict on more than two optimizers, such as all scale exponents of an ablation.
 
     Args:
-        losses: for each size the test losses of every optimizer, by its name.
+        losses: for each size the losses of every optimizer, by its name.
         ratios: the mean-embedding ratios, likewise.
+        loss: what to call the loss.
     """
     measured = [summaries for size in losses if len(summaries := _summaries(size)) > 1]
     if not measured:
-        return Verdict("no claim", "The test loss was not measured.", _ratio_range(ratios))
+        return Verdict("no claim", f"The {loss} was not measured.", _ratio_range(ratios))
     by_size = [size for size in losses if len(_summaries(size)) > 1]
     beaten = [_beaten_by_the_best(size) for size in by_size]
     single = all(summary.count == 1 for summaries in measured for summary in summaries.values())
@@ -89,7 +96,7 @@ def verdict_of_many(losses: Sequence[Mapping[str, Values]], ratios: Sequence[Map
     if len(beaten) == 1:
         best, worse, others = beaten[0]
         shown = _shown(measured[0][best], "loss")
-        text = f"Of {others + 1} optimizers, {best} has the lowest test loss, {shown}"
+        text = f"Of {others + 1} optimizers, {best} has the lowest {loss}, {shown}"
         text += (
             "; with one seed each, nothing can be claimed."
             if single
@@ -99,7 +106,7 @@ def verdict_of_many(losses: Sequence[Mapping[str, Values]], ratios: Sequence[Map
     counts = Counter(names).most_common()
     wins = ", ".join(f"{name} in {count}" for name, count in counts)
     clear = sum(worse == others for _, worse, others in beaten)
-    text = f"Over {len(beaten)} {COMBINATIONS}, the lowest test loss has {wins}"
+    text = f"Over {len(beaten)} {COMBINATIONS}, the lowest {loss} has {wins}"
     text += (
         "; with one seed each, nothing can be claimed."
         if single
@@ -164,35 +171,39 @@ def _beaten_by_the_best(size: Mapping[str, Values]) -> tuple[str, int, int]:
     return best, sum(bool(compare(size[name], size[best], "lower").significant) for name in others), len(others)
 
 
-def _loss_sentence(first: str, second: str, losses: Sequence[Comparison], outcomes: Sequence[Outcome]) -> str:
+def _loss_sentence(
+    first: str, second: str, losses: Sequence[Comparison], outcomes: Sequence[Outcome], name: str
+) -> str:
     if not losses:
-        return f"The test loss was not measured for both {first} and {second}."
+        return f"The {name} was not measured for both {first} and {second}."
     if len(losses) > 1:
-        return _loss_over_sizes(first, second, losses, outcomes)
+        return _loss_over_sizes(first, second, losses, outcomes, name)
     loss = losses[0]
     new, old = _shown(loss.second, "loss"), _shown(loss.first, "loss")
     seeds = _seeds(loss)
     match outcomes[0]:
         case "better":
-            text = f"{second} reaches a lower test loss than {first}: {new} against {old}, {LEVEL} over {seeds}."
+            text = f"{second} reaches a lower {name} than {first}: {new} against {old}, {LEVEL} over {seeds}."
         case "worse":
-            text = f"{second} is worse in test loss than {first}: {new} against {old}, {LEVEL} over {seeds}."
+            text = f"{second} is worse in {name} than {first}: {new} against {old}, {LEVEL} over {seeds}."
         case "open":
             text = (
-                f"The test losses of {second} ({new}) and {first} ({old}) do not differ significantly at 95% "
+                f"The {name}es of {second} ({new}) and {first} ({old}) do not differ significantly at 95% "
                 f"over {seeds}."
             )
         case _:
-            text = f"With {seeds} nothing can be claimed about the test loss: {new} with {second}, {old} with {first}."
+            text = f"With {seeds} nothing can be claimed about the {name}: {new} with {second}, {old} with {first}."
     return _sentence(text)
 
 
-def _loss_over_sizes(first: str, second: str, losses: Sequence[Comparison], outcomes: Sequence[Outcome]) -> str:
+def _loss_over_sizes(
+    first: str, second: str, losses: Sequence[Comparison], outcomes: Sequence[Outcome], name: str
+) -> str:
     total = len(losses)
     if set(outcomes) == {"no claim"}:
         lower = sum((loss.difference or 0.0) < 0 for loss in losses)
         return _sentence(
-            f"With {_seeds(losses[0])} nothing can be claimed; the test loss of {second} is below that of {first} in "
+            f"With {_seeds(losses[0])} nothing can be claimed; the {name} of {second} is below that of {first} in "
             f"{lower} of {total} {COMBINATIONS}."
         )
     counts = Counter(outcomes)
@@ -217,7 +228,7 @@ def _loss_over_sizes(first: str, second: str, losses: Sequence[Comparison], outc
         .replace("higher", f"higher than that of {first}")
         .replace("different", f"different from that of {first}")
     )
-    return _sentence(f"the test loss of {second} is {_enumerated([head, *parts[1:]])} (at 95%).")
+    return _sentence(f"the {name} of {second} is {_enumerated([head, *parts[1:]])} (at 95%).")
 
 
 def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison]) -> str:

@@ -22,6 +22,7 @@ from coupled_adam.study.report_data import (
     Variant,
     compare_variants,
     has_scale_exponents,
+    loss_name,
     runs_of,
     sizes,
     values_of,
@@ -94,7 +95,7 @@ def draw_sgd_loss(results: Sequence[Result]) -> Figure | None:
     if not found:
         return None
     figure, places = size_panels(
-        list(found), "factor f of the learning rate", "test loss (nats per token)", share_y=False
+        list(found), "factor f of the learning rate", f"{loss_name(results)} (nats per token)", share_y=False
     )
     colours = looks(variants(results))
     others = [variant for variant in variants(results) if variant.role in ("standard", "coupled")]
