@@ -30,6 +30,8 @@ def write_corpus(folder: Path, seed: int = 0, train_tokens: int = 4000) -> Path:
         for i in range(1, length):
             tokens[i] = successors[tokens[i - 1], generator.integers(3)]
         (folder / f"{name}.bin").write_bytes(tokens.tobytes())
+        if name == "train":
+            np.save(folder / "unigram.npy", np.bincount(tokens, minlength=VOCABULARY))
         splits[name] = Split(tokens=length, shards=[Shard(file=f"{name}.bin", tokens=length)])
     write_manifest(folder / FILE_NAME, Manifest(vocabulary_size=VOCABULARY, dtype="uint16", splits=splits))
     return folder

@@ -322,3 +322,12 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus: Path, tmp_p
     with pytest.raises(ValueError, match=r"model\.vocabulary_size is 32, but the tokenizer of .* has 61 tokens"):
         train(small_config(corpus, model={"vocabulary_size": 32}), tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_inspect_finds_the_token_counts_of_a_run(whole_run: Path, corpus: Path) -> None:
+    from coupled_adam.inspection.measuring import Request, inspect_models, json_object
+
+    models = inspect_models([str(whole_run)], Request(), lambda *_: None)
+    measured = json.dumps(json_object(models))
+    last = [row for row in rows(whole_run) if row["kind"] == "embeddings"][-1]
+    assert f"{last['output_rho_log']:.6f}"[:8] in measured

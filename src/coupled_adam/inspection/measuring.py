@@ -3,6 +3,7 @@
 Legend: V vocabulary rows, H hidden size.
 """
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -81,13 +82,12 @@ def inspect_models(paths: Sequence[str], request: Request, progress: Progress) -
     _require_device(request.device)
     word_pairs = _read_word_pairs(request.wordsim)
 
-    @cache
-    def counts_of(rows: int) -> Counts | None:
-        return _read_counts(request.unigram, rows)
-
-    return [
-        _measure_model(read_model(path, request.tensor), request, word_pairs, counts_of, progress) for path in paths
-    ]
+    read_counts = cache(_read_counts)
+    models = []
+    for path in paths:
+        counts_of = partial(read_counts, request.unigram or _counts_of_run(Path(path)))
+        models.append(_measure_model(read_model(path, request.tensor), request, word_pairs, counts_of, progress))
+    return models
 
 
 def json_object(models: Sequence[MeasuredModel]) -> dict[str, object]:
@@ -150,6 +150,16 @@ def _read_word_pairs(wordsim: str | None) -> Mapping[str, WordPairs] | None:
     if wordsim == DOWNLOAD and not Path(wordsim).is_dir():
         return fetch_word_pairs()
     return load_word_pairs(Path(wordsim))
+
+
+def _counts_of_run(folder: Path) -> Path | None:
+    """The token counts that one of our runs was trained with, where they are still where its config says."""
+    try:
+        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        counts = Path(config["data"]["folder"]).expanduser() / "unigram.npy"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return counts if counts.is_file() else None
 
 
 def _read_counts(unigram: Path | None, rows: int) -> Counts | None:
