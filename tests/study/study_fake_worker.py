@@ -14,7 +14,8 @@ from coupled_adam.study.cell import Task, write_error
 from coupled_adam.study.results import Result, write_evaluation
 
 
-def do(task: Task) -> tuple[str, str]:
+def do(task: Task) -> tuple[str, str, bool]:
+    """Status, message, and whether the process ends after it."""
     task.folder.mkdir(parents=True, exist_ok=True)
     first = not (task.folder / "task.json").exists()
     record = {**task.to_json(), "pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "at": time.time()}
@@ -27,13 +28,16 @@ def do(task: Task) -> tuple[str, str]:
         os._exit(3)
     if kind == "fails" and first:
         write_error(task.folder, "the loss is nan")
-        return "failed", "the loss is nan"
+        return "failed", "the loss is nan", False
+    if kind == "crashes" and first:
+        write_error(task.folder, "RuntimeError: no")
+        return "failed", "RuntimeError: no", True
     if kind == "slow":
         time.sleep(60)
     if kind == "late":
         time.sleep(0.6)
     write_evaluation(result_of(task))
-    return "finished", ""
+    return "finished", "", False
 
 
 def result_of(task: Task) -> Result:
@@ -64,10 +68,13 @@ def result_of(task: Task) -> Result:
 def main() -> None:
     try:
         for line in sys.stdin:
-            status, message = do(Task.from_json(json.loads(line)))
-            print(json.dumps({"status": status, "message": message}), flush=True)
+            status, message, is_last = do(Task.from_json(json.loads(line)))
+            print(json.dumps({"status": status, "message": message, "is_last": is_last}), flush=True)
+            if is_last:
+                time.sleep(0.3)
+                sys.exit(1)
     except KeyboardInterrupt:
-        print(json.dumps({"status": "stopped", "message": ""}), flush=True)
+        print(json.dumps({"status": "stopped", "message": "", "is_last": True}), flush=True)
 
 
 if __name__ == "__main__":

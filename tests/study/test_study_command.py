@@ -142,6 +142,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "an axis": (["run", "single-gpu", "--set", "training.tokens=5M"], "two runs are called 30M-5M-standard/seed-1"),
     "no study there": (["status", "nothing"], "nothing/study.toml: cannot be read"),
     "nothing to report": (["report", "nothing"], "no results.jsonl; expected the folder of a study"),
+    "no name": (["run", ""], "'' is no study and no file; studies are: demo"),
+    "a wrong evaluation": (
+        ["run", "demo", "--set", "evaluation.wordsin=x"],
+        "--set evaluation: wordsin: unknown key; did you mean wordsim?",
+    ),
     "nothing to show": (["show", "nothing"], "'nothing' is no study and no file"),
 }
 
@@ -153,6 +158,75 @@ def test_what_cannot_be_done_is_refused_in_a_line(arguments: list[str], words: s
     assert words in result.output
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_setting_is_said_once() -> None:
+    for setting in ("foo", "optimizer.lrr=1", "optimizer.lr=-1"):
+        output = study("run", "demo", "--set", setting).output
+        assert output.count("study demo:") == 1, output
+        assert "foo=" not in output
+
+
+def test_the_evaluation_can_be_set(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR, more='evaluation = { wordsim = "no-words" }\n')
+    result = study("run", str(file), "--out", "out", "--set", "evaluation.wordsim=none", "--set", "log.every=3")
+    assert result.exit_code == 0, result.output
+    stored = load_study("out")
+    assert (stored.evaluation.wordsim, stored.override) == (None, {"log.every": 3})
+
+
+def test_a_tokenizer_that_cannot_be_opened_is_found_before_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coupled_adam.study import measurement
+
+    def offline(spec: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(measurement, "open_tokenizer", offline)
+    monkeypatch.setattr(measurement, "word_pairs", lambda wordsim: [])
+    file = write_study(tmp_path, PAIR, more='evaluation = { wordsim = "words" }\n')
+    manifest = tmp_path / "corpus" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "tokenizer": "gpt2"}))
+    result = study("run", str(file), "--out", "out")
+    assert result.exit_code == 2
+    assert re.search(
+        r"evaluation.wordsim needs the tokenizer .*no network.* --set evaluation.wordsim=none", result.output
+    )
+    assert not any(tmp_path.glob("out/runs/*"))
+
+
+def test_status_says_in_a_line_what_it_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from coupled_adam.study import folder
+
+    def denied(run_folder: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(run_folder))
+
+    study("run", str(write_study(tmp_path, PAIR)), "--out", "out", "--only", "*-coupled")
+    monkeypatch.setattr(folder, "is_claimed", denied)
+    result = study("status", "out")
+    assert result.exit_code == 2
+    assert result.output.startswith("Error: [Errno 13] Permission denied")
+
+
+def test_a_long_study_says_how_long_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from coupled_adam.study import overview
+
+    file = write_study(tmp_path, PAIR)
+    assert "GPU hours" not in study("run", str(file), "--out", "short").output
+    monkeypatch.setattr(overview, "gpu_hours", lambda cells: 2.5 * len(cells))
+    assert (
+        "Small: 4 runs in long, about 10.0 GPU hours on H100 or H200" in study("run", str(file), "--out", "long").output
+    )
+
+
+def test_what_left_the_study_is_said(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR)
+    study("run", str(file), "--out", "out")
+    file.write_text(file.read_text().replace("seeds = [1, 2]", "seeds = [2]"))
+    words = "left out of its results: small-1.536k-coupled/seed-1, small-1.536k-standard/seed-1"
+    assert words in study("run", str(file), "--out", "out").output
+    assert words in study("report", "out").output
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "taken"])

@@ -109,6 +109,14 @@ def test_the_grid_of_sizes_has_the_line_n_is_d_over_20(tmp_path: Path) -> None:
     assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
+def test_models_of_one_name_have_entries_of_their_own_in_legends(tmp_path: Path) -> None:
+    sizes = [("30M", 30_000_000, 10**9), ("30M", 49_000_000, 10**9)]
+    results = fabricated(tmp_path, sizes=sizes, with_runs=False)
+    for draw in (draw_experiments, draw_differences):
+        [legend] = drawn(draw(results)).legends
+        assert [text.get_text() for text in legend.get_texts()][:2] == ["N = 30M (30M)", "N = 30M (49M)"]
+
+
 def test_the_loss_over_n_is_the_difference_to_n_0(tmp_path: Path) -> None:
     ns = (-2, -1, 0, 1, 2)
     results = fabricated(tmp_path, optimizers={f"coupled n={n}": scaled(n) for n in ns}, with_runs=False)
@@ -120,13 +128,20 @@ def test_the_loss_over_n_is_the_difference_to_n_0(tmp_path: Path) -> None:
     assert len(axes.containers) == len(ns) - 1  # n = 0 is the reference and has no bar
 
 
-def test_every_measured_metric_is_drawn_over_n(tmp_path: Path) -> None:
-    exponents = {f"coupled n={n}": scaled(n) for n in (0, 1)}
+def test_every_measured_metric_is_drawn_over_n_as_difference_to_n_0(tmp_path: Path) -> None:
+    ns = (-1, 0, 1, 2)
+    exponents = {f"coupled n={n}": scaled(n) for n in ns}
     results = fabricated(tmp_path, optimizers=exponents, metrics=("loss", "iso", "kappa"), with_runs=False)
     shown = [axes for axes in drawn(draw_scale_complete(results)).axes if axes.get_visible()]
     assert [axes.get_title() for axes in shown] == ["loss (↓)", "ISO (↑)", "κ (↑)"]
-    heights = np.asarray(shown[2].containers[0][0].get_ydata(), np.float64)
-    np.testing.assert_allclose(heights, [values(results, name, "kappa").mean() for name in exponents])
+    curve = next(line for line in shown[2].lines if len(line.get_xdata()) == len(ns))
+    itself = values(results, "coupled n=0", "kappa")
+    expected = [values(results, name, "kappa").mean() - itself.mean() for name in exponents]
+    np.testing.assert_allclose(curve.get_ydata(), expected, atol=1e-12)
+    # Bars by App. error: t(0.95, 2) times the propagated deviation over the root of S = 3.
+    spread = np.hypot(values(results, "coupled n=-1", "kappa").std(ddof=1), itself.std(ddof=1))
+    [bar] = shown[2].containers[0][2][0].get_segments()
+    np.testing.assert_allclose((bar[1][1] - bar[0][1]) / 2, 2.919986 * spread / 3**0.5, rtol=1e-5)
 
 
 def test_studies_without_n_or_f_have_no_figure_of_them(demo: list[Result]) -> None:

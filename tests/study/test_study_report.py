@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from report_browser import CHROMIUM, Browser
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.plan import load_study, study_text
 from coupled_adam.study.report import write_report
-from coupled_adam.study.report_page import what_was_compared
-from coupled_adam.study.report_tables import address
-from coupled_adam.study.results import read_results
+from coupled_adam.study.report_page import commands, what_was_compared
+from coupled_adam.study.report_tables import address, headline
+from coupled_adam.study.results import merge_results, read_results
 
 ATTACK = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">{{ 7 * 7 }}"
 SIZES = [("125M", 124_373_760, 5 * 10**9), ("125M", 124_373_760, 10**10), ("355M", 354_000_000, 10**10)]
@@ -175,6 +176,7 @@ def test_unfinished_runs_are_listed_with_the_reason(tmp_path: Path) -> None:
     assert "tiny-307.2k-coupled/seed-3</th><td" in waiting
     assert "waiting" in waiting
     assert "1 of 3" in html  # seeds of coupled, in the table
+    assert "1 to 3 seeds" in html
     assert "With 3 and 1 seeds nothing can be claimed" in html
 
 
@@ -190,12 +192,71 @@ def test_several_folders_become_one_report(tmp_path: Path) -> None:
     page = write_report([first, second], tmp_path / "both")
     html = page.read_text()
     assert "3 seeds each" in html
+    assert f"coupled-adam study report {first} {second} --out {tmp_path / 'both'}" in html
     assert 'id="partial"' not in html  # what one folder lacks the other has
     links = re.findall(r'<a href="(\./[^"]*runs/[^"]*)"', html)
     assert len(links) == 6
     assert {link.split("/")[2] for link in links} == {"a", "b"}
     assert all((page.parent / link).is_dir() for link in links)
     assert f"study.toml of {second}" in html
+
+
+def test_a_run_that_no_folder_has_finished_is_missing_once(tmp_path: Path) -> None:
+    first = fabricated_demo(tmp_path / "a", seeds=(1,), with_runs=False)
+    second = fabricated_demo(tmp_path / "b", seeds=(2,), with_runs=False)
+    cell = next(each for each in cells_of(load_study("demo")) if each.seed == 3)
+    (second / cell.run).mkdir(parents=True)
+    (second / cell.run / "error.txt").write_text("out of memory\n")
+    html = write_report([first, second], tmp_path / "both").read_text()
+    assert "4 of 6 runs are finished, 1 failed" in html
+    assert html.count(f">{cell.label}</th>") == 1
+    assert "out of memory" in html
+
+
+def test_the_newest_version_is_the_one_to_install(tmp_path: Path) -> None:
+    results = read_results(fabricate(tmp_path / "s", with_runs=False))
+    mixed = [replace(each, package=package) for each, package in zip(results, ["0.9.0", "0.10.0"] * 3, strict=True)]
+    assert commands([], mixed, tmp_path)[0] == "pip install 'coupled-adam[study]==0.10.0'"
+
+
+def test_a_validation_loss_is_called_so_on_the_page(tmp_path: Path) -> None:
+    folder = fabricated_demo(tmp_path / "s", with_runs=False)
+    text = (folder / "results.jsonl").read_text()
+    (folder / "results.jsonl").write_text(text.replace('"loss_split": "test"', '"loss_split": "val"'))
+    html = write_report([folder], folder).read_text()
+    assert "reaches a lower validation loss" in html
+    assert "The loss is that of the validation text: the corpus has no test split." in html[: html.index("Figures")]
+    assert not re.search("test loss", html, re.IGNORECASE)
+
+
+def test_tied_and_untied_models_of_one_name_share_the_first_table(tmp_path: Path) -> None:
+    tied = fabricate(tmp_path / "a", optimizers={"coupled": COUPLED}, sizes=(("30M", 30_000_000, 10**9),))
+    settings = {"untied standard": {**STANDARD, "tied": False}}
+    untied = fabricate(tmp_path / "b", optimizers=settings, sizes=(("30M", 49_000_000, 10**9),))
+    found = headline(merge_results([tied, untied]))
+    assert found is not None
+    assert list(found.optimizers) == ["untied standard, N = 49M", "Coupled Adam, N = 30M"]
+    assert found.rows[0].claim == "better"
+    html = write_report([tied, untied], tmp_path / "both").read_text()
+    assert "Coupled Adam reaches a lower test loss than untied standard" in html
+
+
+def test_published_values_beside_the_headline_are_explained(tmp_path: Path) -> None:
+    explained = "In brackets: what the paper has"
+    for name, sizes, there in (("a", SIZES[:1], True), ("b", [("tiny", 364_864, 307_200)], False)):
+        html = write_report([fabricate(tmp_path / name, sizes=sizes, with_runs=False)], tmp_path / name).read_text()
+        assert (explained in html[: html.index("Figures")]) == there
+
+
+def test_averaged_curves_are_said_to_be(tmp_path: Path) -> None:
+    folder = fabricate(tmp_path / "s", seeds=(1,))
+    averaged = "Neighbouring steps are averaged"
+    assert averaged not in write_report([folder], folder).read_text()
+    for path in folder.glob("runs/*/*/metrics.jsonl"):
+        path.write_text("".join(f'{{"kind": "train", "step": {step}, "loss": 3.0}}\n' for step in range(1, 402)))
+    html = write_report([folder], folder).read_text()
+    assert html.count(averaged) == 1  # the training loss; the other curves are short
+    assert "Curves of more than 150 points are averaged" in html
 
 
 def test_published_values_stand_beside_the_measured_ones(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from study_fake_worker import result_of
 from study_runs import (
     ADAMW,
     BROKEN,
@@ -35,11 +37,14 @@ from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.config import build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.study import cell as study_cell
-from coupled_adam.study import launchers, runner
+from coupled_adam.study import launchers, measurement, runner
 from coupled_adam.study.cell import Task, read_error, run_cell
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
+from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import StudyFolder, claimed, is_claimed, last_row
-from coupled_adam.study.results import merge_results, read_results
+from coupled_adam.study.plan import EvaluationSection, load_study
+from coupled_adam.study.progress import Running
+from coupled_adam.study.results import from_json, merge_results, read_results, to_json, write_evaluation
 from coupled_adam.training.config import load_config
 
 FAKE = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
@@ -133,6 +138,7 @@ def test_what_a_new_evaluation_asks_for_is_measured_afterwards(tmp_path: Path) -
         ("dies", "its process was ended by SIGKILL, perhaps for lack of memory"),
         ("exits", "its process ended with exit code 3: no room left"),
         ("fails", "the loss is nan"),
+        ("crashes", "RuntimeError: no"),
     ],
 )
 def test_a_run_that_fails_or_takes_its_process_along_is_reported_and_the_others_go_on(
@@ -149,6 +155,76 @@ def test_a_run_that_fails_or_takes_its_process_along_is_reported_and_the_others_
     assert [label for label, status in statuses.items() if status == "failed"] == failed
     assert read_error(tmp_path / "out" / "runs" / failed[0]) == reason
     assert run_here(study, tmp_path / "out")[0].finished == 6
+
+
+REAL_CRASH = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}]
+from coupled_adam.study import cell, worker
+from study_fake_worker import do
+
+def train_and_measure(task, output):
+    if task.cell.optimizer == "raises":
+        raise RuntimeError("CUDA out of memory")
+    return do(task)[:2]
+
+cell._train_and_measure = train_and_measure
+worker.main()
+"""
+
+
+def test_an_error_that_nobody_expected_fails_its_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "WORKER", (sys.executable, "-c", REAL_CRASH))
+    study = write_study(tmp_path, named("raises", "a")).rename(tmp_path / "mine.toml")
+    study.write_text(study.read_text().replace("seeds = [1, 2]", "seeds = 1"))
+    outcome, _ = run_here(study, tmp_path / "out")
+    assert outcome.failed == {"small-1.536k-raises/seed-1": "RuntimeError: CUDA out of memory"}
+    assert outcome.finished == 1
+    error = (tmp_path / "out" / "runs" / "small-1.536k-raises" / "seed-1" / "error.txt").read_text()
+    assert "Traceback" in error
+
+
+def test_a_worker_that_dies_before_it_made_a_folder_fails_its_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers, "WORKER", (sys.executable, "-c", "input(); raise SystemExit('no room left')"))
+    outcome, _ = run_here(write_study(tmp_path, named("a")), tmp_path / "out")
+    assert list(outcome.failed.values()) == ["its process ended with exit code 1: no room left"] * 2
+
+
+def test_a_worker_that_cannot_start_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "WORKER", (sys.executable, "-c", "raise SystemExit('no torch')"))
+    launcher = launchers.LocalLauncher([dict(os.environ)])
+    with pytest.raises(ChildProcessError, match=r"a worker of the study did not start: .* exit code 1: no torch"):
+        launcher.wait(30.0)
+    launcher.close()
+
+
+FAMILY = """
+import subprocess, sys
+code = "import time; print('up', flush=True); time.sleep(100)"
+rank = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+subprocess.run([sys.executable, "-c", rank, code], stdout=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the processes")
+def test_a_worker_that_is_killed_takes_its_ranks_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "WORKER", (sys.executable, "-c", FAMILY))
+    worker = launchers.Worker(dict(os.environ))
+    wait_until(lambda: os.fstat(worker.errors.fileno()).st_size > 0)
+    below = launchers.processes_below(worker.process.pid)
+    assert len(below) == 2
+    worker.kill()
+    worker.close()
+    wait_until(lambda: not any(is_running(pid) for pid in below))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.usefixtures("quick")
@@ -197,6 +273,14 @@ def test_every_worker_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_single_worker_has_one_gpu_and_its_energy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "visible_gpus", lambda: ["4", "7"])
+    run_here(write_study(tmp_path, named("a")), tmp_path / "out", jobs=1)
+    found = list(records(tmp_path / "out").values())
+    assert [(record["gpus"], record["measure_energy"]) for record in found] == [("4", True)] * 2
+
+
+@pytest.mark.usefixtures("quick")
 def test_only_what_the_pattern_means_is_run(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a", "b"))
     outcome, _ = run_here(study, tmp_path / "out", only=("*-b/seed-2",))
@@ -237,6 +321,7 @@ def test_new_cells_are_added_and_changed_ones_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"(?s)had other settings.*small-1.536k-a/seed-1: optimizer.lr") as caught:
         run_here(study, tmp_path / "out")
     assert "small-1.536k-b" not in str(caught.value)
+    assert "remove the folders of these runs" in str(caught.value)
 
 
 def write_config(run_folder: Path, cell: Any) -> None:
@@ -259,6 +344,54 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_study_killed_while_its_file_was_written_begins_again(tmp_path: Path) -> None:
+    study, out = write_study(tmp_path, named("a")), tmp_path / "out"
+    out.mkdir()
+    old, young = out / ".study.toml.1.tmp", out / ".results.jsonl.2.tmp"
+    for path in (old, young, out / "base-1.toml"):
+        path.write_text("na")
+    os.utime(old, (0, 0))
+    assert run_here(study, out)[0].finished == 2
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+@pytest.mark.usefixtures("quick")
+def test_runs_that_left_the_study_leave_its_results(tmp_path: Path) -> None:
+    study = write_study(tmp_path, named("a", "b"))
+    run_here(study, tmp_path / "out")
+    study.write_text(study.read_text().replace("seeds = [1, 2]", "seeds = [2, 3]"))
+    run_here(study, tmp_path / "out")
+    found = [(result.optimizer, result.seed) for result in read_results(tmp_path / "out")]
+    assert found == [("a", 2), ("a", 3), ("b", 2), ("b", 3)]
+    left = StudyFolder(tmp_path / "out").outside(plan(study)[1])
+    assert left == ["small-1.536k-a/seed-1", "small-1.536k-b/seed-1"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_killed_run_goes_on_from_its_checkpoint_and_not_from_its_last_row(tmp_path: Path) -> None:
+    study = write_study(tmp_path, named("a"))
+    (cell, _), folder = plan(study)[1], tmp_path / "out" / "runs" / "small-1.536k-a" / "seed-1"
+    (folder / "checkpoints" / "step-000000004").mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 9, "loss": 3.0}\n')
+    run = Running.begin(cell, folder, 0.0)
+    run.look()
+    assert (run.start_step, run.step, run.loss) == (4, 4, None)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 5, "loss": 2.5}\n')
+    run.look()
+    assert (run.start_step, run.step, run.loss) == (4, 5, 2.5)
+
+
+def test_old_rows_are_of_the_test_split(tmp_path: Path) -> None:
+    study, (cell, _) = plan(write_study(tmp_path, named("a")))
+    result = result_of(Task(tmp_path, study.name, cell, study.evaluation))
+    assert from_json(to_json(replace(result, loss_split="val")), tmp_path, "row").loss_split == "val"
+    values = json.loads(to_json(result))
+    assert values.pop("loss_split") == "test"
+    assert from_json(json.dumps(values), tmp_path, "row").loss_split == "test"
+
+
+@pytest.mark.usefixtures("quick")
 def test_the_folder_holds_all_that_is_needed_to_run_the_study_again(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a"))
     run_here(study, tmp_path / "out")
@@ -268,6 +401,12 @@ def test_the_folder_holds_all_that_is_needed_to_run_the_study_again(tmp_path: Pa
     assert [(cell.label, cell.config_hash) for cell in plan(tmp_path / "out")[1]] == before
     outcome, _ = run_here(tmp_path / "out", tmp_path / "out")
     assert outcome.finished == 2
+
+
+def test_the_corpus_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    study = load_study(str(write_study(tmp_path, named("a"))))
+    assert runner.prepare_data(cells_of(study, ["data.folder=~/corpus"]), print) == []
 
 
 def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +421,15 @@ def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path, monke
         assert run_cell(task)[0] == "busy"
     assert not (task.folder / "metrics.jsonl").exists()
     assert not is_claimed(task.folder)
+
+
+def test_a_run_that_is_finished_already_is_not_done_again_by_a_job(tmp_path: Path) -> None:
+    study, cells = plan(write_study(tmp_path, named("a")))
+    task = Task(tmp_path / "out", study.name, cells[0], study.evaluation)
+    task.folder.mkdir(parents=True)
+    write_evaluation(result_of(task))
+    assert run_cell(task) == ("finished", "")
+    assert not (task.folder / "checkpoints").exists()
 
 
 def test_energy_is_power_over_time_of_the_gpus_that_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +516,18 @@ def test_real_runs_are_trained_and_measured_and_the_broken_one_is_reported(undis
         assert "r_cos" not in result.metrics
         assert result.tokens == STEPS * 8 * 16
         assert result.energy_joules is None
+        assert result.loss_split == "test"
         assert result.torch == torch.__version__
+
+
+def test_a_loss_of_the_validation_split_says_so(
+    undisturbed: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = read_results(undisturbed[1])[0]
+    monkeypatch.setattr(measurement, "pick_split", lambda corpus: ("val", "no test split"))
+    measured = measurement.measure_run(result.run_folder, EvaluationSection(measures=False))
+    assert (measured.loss_split, measured.notes) == ("val", ["no test split"])
+    assert measured.metrics["loss"] != result.metrics["loss"]
 
 
 def test_the_last_measures_of_the_training_are_those_of_the_result(undisturbed: tuple[Path, Path, str]) -> None:

@@ -8,6 +8,7 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,15 +317,36 @@ def test_tied_and_untied_are_two_sizes_and_are_compared() -> None:
     untied = {**COUPLED, "tied": False}
     results = two_optimizers()
     results += [
-        run("untied", untied, seed, {"loss": 3.0 + 0.01 * seed, "input_iso": 0.5}, parameters=163_000_000)
+        run("untied", untied, seed, {"loss": 2.8 + 0.01 * seed, "input_iso": 0.5}, parameters=163_000_000)
         for seed in (1, 2, 3)
     ]
     tables = by_name(results)
     assert [row[1].text for row in tables["main"].rows] == ["125M (124M)", "125M (124M)", "125M (163M)"]
     assert tables["main"].rows[2][4].published is None
+    # One group: the untied one is bold only because it is better than both tied ones.
+    assert tables["main"].groups == 1
+    assert [row[4].bold for row in tables["main"].rows] == [False, False, True]
+    assert any("all others of the same D and model, tied or not" in note for note in tables["main"].notes)
     pairs = {(row[2].text, row[3].text) for row in tables["comparisons"].rows}
     assert pairs == {("standard", "coupled"), ("standard", "untied"), ("coupled", "untied")}
     assert [column.key for column in tables["further"].columns][4:] == ["input_iso"]
+
+
+def test_a_validation_loss_is_called_so_in_every_table() -> None:
+    results = [replace(each, loss_split="val", metrics={**each.metrics, "val_loss": 3.2}) for each in two_optimizers()]
+    tables = by_name(results)
+    loss = next(column for column in tables["main"].columns if column.key == "loss")
+    assert loss.label == "validation loss (↓)"
+    assert loss.latex.startswith("validation loss")
+    assert any("no test split" in note for note in tables["main"].notes)
+    for name in ("comparisons", "runs"):
+        text = to_markdown_table(tables[name])
+        assert "validation loss (↓)" in text
+        assert "validation loss while training (↓)" in text
+        assert not re.search(r"\| loss", text)
+    mixed = by_name([replace(each, loss_split="val" if each.seed == 1 else "test") for each in results])["main"]
+    assert any("of the test text in some runs" in note for note in mixed.notes)
+    assert not any("split" in note for note in by_name(two_optimizers())["main"].notes)
 
 
 def test_cells_of_one_name_are_told_apart() -> None:

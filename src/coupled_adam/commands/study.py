@@ -1,7 +1,7 @@
 """`coupled-adam study run`, `study report`, `study list`, `study show` and `study status`."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ from coupled_adam.commands.refusal import refuse
 
 if TYPE_CHECKING:
     from coupled_adam.study.expansion import Cell
+    from coupled_adam.study.folder import StudyFolder
     from coupled_adam.study.plan import Study
     from coupled_adam.study.results import Result
     from coupled_adam.study.runner import Outcome
@@ -93,7 +94,8 @@ def run_and_report(
     """
     from coupled_adam.study.expansion import cells_of, chosen
     from coupled_adam.study.folder import StudyFolder
-    from coupled_adam.study.plan import load_study
+    from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
+    from coupled_adam.study.plan import load_study, value_of, with_settings
     from coupled_adam.study.progress import StudyDisplay
     from coupled_adam.study.runner import LAUNCHERS, prepare_data, run_study
 
@@ -102,8 +104,11 @@ def run_and_report(
     if place is None:
         refuse(f"--launcher is {launcher!r}, expected one of: {', '.join(LAUNCHERS)}")
     with _refusing():
-        study = _with_settings(load_study(spec), settings)
-        all_cells = cells_of(study, settings)
+        study, of_runs = with_settings(load_study(spec), settings)
+        all_cells = cells_of(study, of_runs)
+        # The copy of the study in its folder gives the same runs.
+        override = {key.strip(): value_of(text.strip()) for key, _, text in (each.partition("=") for each in of_runs)}
+        study = study.model_copy(update={"override": study.override | override})
         cells = chosen(all_cells, only)
         folder = StudyFolder(out or Path("runs") / study.name)
     if dry_run:
@@ -114,12 +119,15 @@ def run_and_report(
     def before_runs() -> None:
         for note in prepare_data(cells, display.say):
             display.say(note)
-        _check_word_pairs(study)
+        _check_words(study, cells)
 
     _require_writable(folder.path / "report.html")
     with _refusing():
         folder.prepare(study, all_cells)
-        display.say(f"{study.title}: {len(cells)} runs in {folder.path}")
+        amount = gpu_hours(cells)
+        takes = f", about {hours(amount)} GPU hours on H100 or H200" if amount > GPU_HOURS_WORTH_SAYING else ""
+        display.say(f"{study.title}: {len(cells)} runs in {folder.path}{takes}")
+        _say_outside(display.say, folder, all_cells)
         outcome = run_study(
             study,
             cells,
@@ -154,11 +162,14 @@ def report(
     from coupled_adam.study.folder import StudyFolder
     from coupled_adam.study.plan import FILE_NAME, load_study
 
+    console = Console(highlight=False)
     with _refusing():
         for folder in folders:
             if (folder / FILE_NAME).is_file():  # jobs of a cluster may have finished since the runner was here
-                StudyFolder(folder).gather(cells_of(load_study(str(folder / FILE_NAME))))
-    _report(Console(highlight=False), folders, out or folders[0])
+                cells = cells_of(load_study(str(folder / FILE_NAME)))
+                StudyFolder(folder).gather(cells)
+                _say_outside(lambda text: console.print(Text(text), soft_wrap=True), StudyFolder(folder), cells)
+    _report(console, folders, out or folders[0])
 
 
 @app.command(name="list")
@@ -200,23 +211,16 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
     with _refusing():
         study = load_study(str(folder / FILE_NAME))
         cells = cells_of(study)
-    console.print(status_table(study, cells, StudyFolder(folder)))
-    found = counts(study, cells, StudyFolder(folder))
+        table = status_table(study, cells, StudyFolder(folder))
+        found = counts(study, cells, StudyFolder(folder))
+    console.print(table)
     console.print(", ".join(f"{count} {name}" for name, count in found.items()))
 
 
-def _with_settings(study: "Study", settings: Sequence[str]) -> "Study":
-    """The study with `--set` in it, so that the copy in its folder gives the same runs."""
-    import tomllib
-
-    override = dict(study.override)
-    for setting in settings:
-        key, _, text = (part.strip() for part in setting.partition("="))
-        try:
-            override[key] = tomllib.loads(f"value = {text}")["value"]
-        except ValueError:
-            override[key] = text
-    return study.model_copy(update={"override": override})
+def _say_outside(say: Callable[[str], None], folder: "StudyFolder", cells: "Sequence[Cell]") -> None:
+    others = folder.outside(cells)
+    if others:
+        say(f"Not in the study any more, and left out of its results: {', '.join(others)}")
 
 
 def _require_writable(path: Path) -> None:
@@ -239,12 +243,11 @@ def _print_plan(console: Console, study: "Study", cells: "Sequence[Cell]", folde
     console.print(Text("Nothing was started: --dry-run."))
 
 
-def _check_word_pairs(study: "Study") -> None:
-    """Now, and not after the first training."""
+def _check_words(study: "Study", cells: "Sequence[Cell]") -> None:
     if study.evaluation.measures and study.evaluation.wordsim is not None:
-        from coupled_adam.study.measurement import word_pairs
+        from coupled_adam.study.measurement import check_words  # loads torch
 
-        word_pairs(study.evaluation.wordsim)
+        check_words(study.evaluation, [cell.config.data.folder for cell in cells])
 
 
 def _report(console: Console, folders: Sequence[Path], out: Path) -> None:

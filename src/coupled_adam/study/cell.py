@@ -5,13 +5,12 @@ last, as a whole.
 """
 
 import json
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from rich.console import Console
 
@@ -19,11 +18,14 @@ from coupled_adam.atomic import write_whole
 from coupled_adam.models.config import parameter_count
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import Cell
-from coupled_adam.study.folder import CONFIG, ERROR, OUTPUT, claimed, tail
+from coupled_adam.study.folder import CONFIG, ERROR, OUTPUT, StudyFolder, claimed, tail
 from coupled_adam.study.plan import EvaluationSection
 from coupled_adam.study.results import Result, write_evaluation
 from coupled_adam.training.config import Config, to_toml
 from coupled_adam.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from coupled_adam.study.measurement import Measured
 
 Status = Literal["finished", "stopped", "busy", "failed"]
 SPENT = "spent.json"
@@ -94,6 +96,8 @@ def run_cell(task: Task) -> tuple[Status, str]:
     with claimed(folder, SECONDS_FOR_ANOTHER) as is_ours:
         if not is_ours:
             return "busy", "another process works on it"
+        if StudyFolder(task.study_folder).result(task.cell, task.evaluation) is not None:
+            return "finished", ""  # a job that a cluster starts twice
         (folder / ERROR).unlink(missing_ok=True)
         with (folder / OUTPUT).open("a", encoding="utf-8") as output:
             try:
@@ -110,7 +114,8 @@ def run_cell(task: Task) -> tuple[Status, str]:
 
 
 def write_error(run_folder: Path, reason: str, details: str = "") -> None:
-    """Say in the run folder why the run failed."""
+    """Say in the run folder why the run failed, which may be before it made the folder."""
+    run_folder.mkdir(parents=True, exist_ok=True)
     write_whole(run_folder / ERROR, f"{reason}\n" + (f"\n{details}\n" if details else ""))
 
 
@@ -134,12 +139,12 @@ def _train_and_measure(task: Task, output: TextIO) -> tuple[Status, str]:
                     return "stopped", ""
             from coupled_adam.study.measurement import measure_run
 
-            metrics, tokens_per_second, notes = measure_run(folder, task.evaluation)
+            measured = measure_run(folder, task.evaluation)
         finally:
             spent = spent.plus(time.monotonic() - started, meter.joules)
             spent.write(folder)
-    write_evaluation(_result(task, metrics, tokens_per_second, spent))
-    return "finished", "; ".join(notes)
+    write_evaluation(_result(task, measured, spent))
+    return "finished", "; ".join(measured.notes)
 
 
 def is_trained(task: Task) -> bool:
@@ -166,13 +171,13 @@ def _train_with_torchrun(task: Task, output: TextIO) -> None:
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={task.ranks}"),
         *("-m", "coupled_adam", "train", str(task.folder), "--resume"),
     ]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         code = process.wait()
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        raise
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
     if code != 0 and not is_trained(task):
         raise ValueError(
             f"torchrun ended with exit code {code}; the last lines of {OUTPUT}:\n{tail(task.folder / OUTPUT)}"
@@ -202,7 +207,7 @@ class Spent:
         write_whole(run_folder / SPENT, json.dumps({"seconds": self.seconds, "joules": self.joules}) + "\n")
 
 
-def _result(task: Task, metrics: dict[str, float | None], tokens_per_second: float | None, spent: Spent) -> Result:
+def _result(task: Task, measured: "Measured", spent: Spent) -> Result:
     cell, state = task.cell, RunFolder(task.folder).read_state()
     return Result(
         study=task.study,
@@ -213,9 +218,9 @@ def _result(task: Task, metrics: dict[str, float | None], tokens_per_second: flo
         model=cell.model,
         parameters=parameter_count(cell.config.model.to_model_config()),
         tokens=cell.config.training.tokens,
-        metrics=metrics,
+        metrics=measured.metrics,
         seconds=round(spent.seconds, 3),
-        tokens_per_second=tokens_per_second,
+        tokens_per_second=measured.tokens_per_second,
         energy_joules=spent.joules,
         config_hash=cell.config_hash,
         package=str(state.get("package", "")),
@@ -223,6 +228,7 @@ def _result(task: Task, metrics: dict[str, float | None], tokens_per_second: flo
         torch=str(state.get("torch", "")),
         device=str(state.get("device", "")),
         run=cell.run.as_posix(),
+        loss_split=measured.loss_split,
         folder=task.study_folder,
     )
 

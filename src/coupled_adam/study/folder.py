@@ -11,7 +11,8 @@ runs/<cell>/seed-<k>/           a run folder of training, and beside its files:
 import fcntl
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from coupled_adam.atomic import write_whole
@@ -24,6 +25,7 @@ from coupled_adam.training.presets import PRESETS
 
 CONFIG, METRICS, ERROR, OUTPUT, CLAIM = "config.toml", "metrics.jsonl", "error.txt", "output.txt", "claim"
 TAIL_BYTES = 2**14
+SECONDS_OF_WRITING = 60.0  # no file takes that long
 
 
 class StudyFolder:
@@ -47,16 +49,25 @@ class StudyFolder:
             name = load_study(str(stored)).name
             if name != study.name:
                 raise ValueError(f"{self.path} holds the study {name!r}, not {study.name!r}; give another --out")
-        elif self.path.is_dir() and any(self.path.iterdir()):
+        elif self.path.is_dir() and not all(_is_beginning(path) for path in self.path.iterdir()):
             raise ValueError(f"{self.path} exists and is not the folder of a study; give another --out")
         changed = [line for cell in cells for line in self._changes(cell)]
         if changed:
             raise ValueError(
                 f"{self.path} holds runs of this study that had other settings. Take the changes back, give the cells "
-                "other names, or give another --out:\n" + "\n".join(changed)
+                f"other names, give another --out, or remove the folders of these runs to do them again "
+                f"({self.path}/runs/...):\n" + "\n".join(changed)
             )
         self.path.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()
         write_whole(stored, study_toml(self._with_own_bases(study)))
+
+    def _remove_leftovers(self) -> None:
+        """Half-written files of a process that was killed; young ones may be those of another process at work."""
+        for path in self.path.glob(".*.tmp"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > SECONDS_OF_WRITING:
+                    path.unlink()
 
     def _changes(self, cell: Cell) -> Iterator[str]:
         config = self.run(cell) / CONFIG
@@ -98,10 +109,19 @@ class StudyFolder:
         return "stopped" if (folder / METRICS).is_file() else "waiting"
 
     def gather(self, cells: Sequence[Cell]) -> list[Result]:
-        """Write results.jsonl from what the runs have written: those of the study in its order, then any others."""
-        folders = [self.run(cell) for cell in cells]
-        others = sorted(path.parent for path in self.path.glob(f"runs/*/seed-*/{EVALUATION}"))
-        return gather_results(self.path, dict.fromkeys([*folders, *others]))
+        """Write results.jsonl from what the runs of the study have written, in the order of the study."""
+        return gather_results(self.path, [self.run(cell) for cell in cells])
+
+    def outside(self, cells: Sequence[Cell]) -> list[str]:
+        """The finished runs that lie in the folder but are not among the given ones: the study had them once."""
+        wanted = {self.run(cell) for cell in cells}
+        found = sorted(path.parent for path in self.path.glob(f"runs/*/seed-*/{EVALUATION}"))
+        return ["/".join(path.parts[-2:]) for path in found if path not in wanted]
+
+
+def _is_beginning(path: Path) -> bool:
+    """Whether a file is what a study leaves that was killed before its study.toml was whole."""
+    return fnmatchcase(path.name, ".*.tmp") or fnmatchcase(path.name, "base-*.toml")
 
 
 def expected_metrics(evaluation: EvaluationSection) -> set[str]:
@@ -136,10 +156,14 @@ def claimed(run_folder: Path, patience: float) -> Iterator[bool]:
 
 def is_claimed(run_folder: Path) -> bool:
     """Whether a process works on this run now."""
-    if not (run_folder / CLAIM).is_file():
+    try:
+        with (run_folder / CLAIM).open("rb") as file:  # whoever only looks may have no right to write
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
         return False
-    with claimed(run_folder, patience=0.0) as is_free:
-        return not is_free
+    except BlockingIOError:
+        return True
+    return False
 
 
 def last_row(run_folder: Path, kind: str = "train") -> dict[str, float] | None:

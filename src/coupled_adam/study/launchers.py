@@ -22,7 +22,19 @@ from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.folder import OUTPUT, tail
 from coupled_adam.study.plan import SlurmSection
 
+# So often a job of a cluster may reach its time limit; submitit would give up after three times.
+MOST_TIME_LIMITS = 100
 WORKER = (sys.executable, "-m", "coupled_adam.study.worker")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker says at the end of a task."""
+
+    status: Status
+    message: str
+    is_last: bool
+    """Whether the process ends now."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,7 @@ class Worker:
             start_new_session=True,  # a Ctrl-C in the terminal comes to the runner alone, which hands it on
         )
         self.task: Task | None = None
+        self.has_answered = False
 
     def begin(self, task: Task) -> None:
         """Hand over a task; a worker that has died meanwhile is found out when its answer is read."""
@@ -79,14 +92,14 @@ class Worker:
             self.process.stdin.write(json.dumps(task.to_json()) + "\n")
             self.process.stdin.flush()
 
-    def answer(self) -> tuple[Status, str] | None:
+    def answer(self) -> Answer | None:
         """The next answer; None when the process is gone."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             return None
-        values = json.loads(line)
-        return values["status"], values["message"]
+        self.has_answered = True
+        return Answer(**json.loads(line))
 
     def cause_of_death(self) -> str:
         """Why the process is gone, as far as that can be known."""
@@ -98,6 +111,20 @@ class Worker:
         printed = self.errors.read().decode("utf-8", errors="replace").strip().splitlines()
         return f"its process ended with exit code {code}" + (f": {printed[-1]}" if printed else "")
 
+    def kill(self) -> None:
+        """End the process at once, and all that it has started."""
+        # torchrun gives its ranks groups of their own, so they are looked for before their parents are gone.
+        below = processes_below(self.process.pid)
+        self.signal_group(signal.SIGKILL)
+        for pid in below:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """A signal for the process and what it has started, also when the process itself is gone."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
     def close(self) -> None:
         """Let an idle process end."""
         assert self.process.stdin is not None
@@ -107,6 +134,16 @@ class Worker:
         self.process.wait()
         self.process.stdout.close()
         self.errors.close()
+
+
+def processes_below(pid: int) -> list[int]:
+    """The children of a process and theirs, as /proc has them; none where there is no /proc."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                found += [child, *processes_below(child)]
+    return found
 
 
 class LocalLauncher:
@@ -139,7 +176,7 @@ class LocalLauncher:
         next(worker for worker in self._workers if worker.task is None).begin(task)
 
     def wait(self, seconds: float) -> list[Ended]:
-        """The tasks that have ended; a worker that died ends its task as failed, and is replaced."""
+        """The tasks that have ended; a worker that died ends its task as failed. Whichever has ended is replaced."""
         ended = []
         for key, _ in self._selector.select(seconds):
             slot = key.data
@@ -148,14 +185,20 @@ class LocalLauncher:
             if answer is not None:
                 worker.task = None
                 if task is not None:
-                    ended.append(Ended(task, *answer))
-                continue
-            cause = worker.cause_of_death()
+                    ended.append(Ended(task, answer.status, answer.message))
+                if not answer.is_last:
+                    continue
+                # It has said all; a device that does not answer any more could keep it from ending.
+                worker.kill()
+                cause = ""
+            else:
+                cause = worker.cause_of_death()
+                worker.signal_group(signal.SIGTERM)  # torchrun, which it leaves behind: the ranks save and end
+                if task is not None:
+                    ended.append(self._after_death(task, cause))
             self._selector.unregister(key.fileobj)
             worker.close()
-            if task is not None:
-                ended.append(self._after_death(task, cause))
-            elif not self._stops and worker.process.returncode:
+            if answer is None and task is None and not self._stops and not worker.has_answered:
                 # It died with nothing to do, so the next would too.
                 raise ChildProcessError(f"a worker of the study did not start: {cause}")
             self._workers[slot] = self._new_worker(slot) if not self._stops else worker
@@ -172,7 +215,7 @@ class LocalLauncher:
         self._stops += 1
         for worker in self._workers:
             if worker.process.poll() is None:
-                worker.process.send_signal(signal.SIGINT if self._stops == 1 else signal.SIGKILL)
+                worker.process.send_signal(signal.SIGINT) if self._stops == 1 else worker.kill()
 
     def close(self) -> None:
         """End the workers, which are idle now."""
@@ -198,7 +241,7 @@ class ClusterLauncher:
         from coupled_adam.embeddings.optional import require
 
         submitit = require("submitit", "cluster", "to start the runs of a study with --launcher slurm")
-        executor = submitit.AutoExecutor(folder=str(folder / "%j"))
+        executor = submitit.AutoExecutor(folder=str(folder / "%j"), slurm_max_num_timeout=MOST_TIME_LIMITS)
         self.is_slurm = executor.cluster == "slurm"
         self.slots = jobs or (sys.maxsize if self.is_slurm else 1)
         executor.update_parameters(**_parameters(settings))
@@ -240,7 +283,7 @@ class ClusterLauncher:
 
 
 class ClusterJob:
-    """What a job runs; submitted again when its time is over, and then going on where it was."""
+    """What a job runs; submitted again when its time is over, and then going on from its last checkpoint."""
 
     def __call__(self, values: dict[str, Any]) -> tuple[Status, str]:
         """Bring one run to its end."""
@@ -281,10 +324,14 @@ def worker_environments(jobs: int, gpus: Sequence[str], gpus_each: int) -> list[
         ['0', '1', '0']
         >>> [each["CUDA_VISIBLE_DEVICES"] for each in worker_environments(2, ["0", "1", "2", "3"], 2)]
         ['0,1', '2,3']
+        >>> worker_environments(1, ["0", "1"], 1)[0]["CUDA_VISIBLE_DEVICES"]
+        '0'
     """
     # As the command line does for itself: OpenMP threads that spin while waiting slow each other down.
     common = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"} | dict(os.environ)
-    if jobs == 1 or not gpus:
+    if "CUDA_VISIBLE_DEVICES" not in common:
+        common["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the GPUs are named as nvidia-smi counts them
+    if not gpus:
         return [dict(common) for _ in range(jobs)]
     shares = []
     for slot in range(jobs):

@@ -1,5 +1,7 @@
 """What is measured of a trained run: its loss on the test split, its embeddings, and what its curves ended with."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +40,27 @@ MEASURES = {
 Metrics = dict[str, float | None]
 
 
-def measure_run(run_folder: Path, evaluation: EvaluationSection) -> tuple[Metrics, float | None, list[str]]:
-    """Measure a finished run, and write its embeddings.npz.
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a run."""
 
-    Returns:
-        The metrics; tokens per second of the training; and what the user should know about them.
-    """
+    metrics: Metrics
+    tokens_per_second: float | None
+    """Of the training."""
+    loss_split: str
+    """The split that the loss is of."""
+    notes: list[str]
+    """What the user should know."""
+
+
+def measure_run(run_folder: Path, evaluation: EvaluationSection) -> Measured:
+    """Measure a finished run, and write its embeddings.npz."""
     curves, tokens_per_second = from_curves(run_folder)
     model, config, corpus = load_run(run_folder)
-    corpus = corpus or open_corpus(config.data.folder)
+    corpus = corpus or open_corpus(Path(config.data.folder).expanduser())
     device = pick_device(config.training.device)
     model.to(device)
-    metrics, notes = curves, []
+    metrics, notes, split = curves, [], "test"
     if evaluation.test_loss:
         split, note = pick_split(corpus)
         notes += [note] if note else []
@@ -58,7 +69,7 @@ def measure_run(run_folder: Path, evaluation: EvaluationSection) -> tuple[Metric
         metrics |= {"loss": found.loss, "loss_standard_error": found.standard_error}
     if evaluation.measures:
         metrics |= measure_tables(run_folder, model, config, corpus, evaluation.wordsim)
-    return metrics, tokens_per_second, notes
+    return Measured(metrics, tokens_per_second, split, notes)
 
 
 def from_curves(run_folder: Path) -> tuple[Metrics, float | None]:
@@ -109,13 +120,36 @@ def numbers(record: EmbeddingMetrics) -> Metrics:
 def _word_similarity(corpus: Corpus, wordsim: str | None) -> dict[str, Any]:
     if wordsim is None:
         return {}
+    pairs = word_pairs(wordsim)
     spec = corpus.tokenizer_file() or corpus.tokenizer
     if spec is None:
         raise ValueError(
             f"evaluation.wordsim needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
             '`coupled-adam data prepare tokens:...`, or set evaluation.wordsim = "none"'
         )
-    return {"tokenizer": open_tokenizer(spec), "word_pairs": word_pairs(wordsim)}
+    try:
+        tokenizer = open_tokenizer(spec)
+    except (ValueError, OSError, ImportError) as error:
+        raise ValueError(
+            f"evaluation.wordsim needs the tokenizer {str(spec)!r} of {corpus.folder}: {error}. To go without word "
+            "similarity: --set evaluation.wordsim=none"
+        ) from error
+    return {"tokenizer": tokenizer, "word_pairs": pairs}
+
+
+def check_words(evaluation: EvaluationSection, corpus_folders: Iterable[str]) -> None:
+    """Open what word similarity needs, now and not after the first training.
+
+    Args:
+        evaluation: of the study.
+        corpus_folders: `data.folder` of all runs.
+
+    Raises:
+        ValueError, OSError, ImportError: for tokenizers and word pairs that cannot be had.
+    """
+    if evaluation.measures and evaluation.wordsim is not None:
+        for folder in dict.fromkeys(corpus_folders):
+            _word_similarity(open_corpus(Path(folder).expanduser()), evaluation.wordsim)
 
 
 def word_pairs(wordsim: str) -> Any:

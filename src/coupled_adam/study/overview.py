@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from coupled_adam.study.table_model import Table as StudyTable
 
 HOUR = 3600.0
+GPU_HOURS_WORTH_SAYING = 1.0
 MOST_SIDE_BY_SIDE = 4
 
 

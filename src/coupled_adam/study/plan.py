@@ -7,7 +7,7 @@ import difflib
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -117,7 +117,8 @@ class SlurmSection(Section):
     """What `--launcher slurm` asks the cluster for, for each run."""
 
     hours: Positive = 24.0
-    """Time limit. A run that reaches it is saved and submitted again."""
+    """Time limit. A run that reaches it is submitted again and goes on from its last checkpoint: what came since is
+    lost, so set `checkpoints.minutes` well below it."""
     gpus: Count = 1
     """GPUs of a run; with more than one it is started by torchrun."""
     cpus: Count = 8
@@ -197,11 +198,11 @@ def load_study(spec: str) -> Study:
     if spec in STUDIES:
         return parse_study(study_text(spec), f"study {spec}", Path())
     path = Path(spec).expanduser()
-    if path.is_dir():
+    if spec.strip() and path.is_dir():
         if not (path / FILE_NAME).is_file():
             raise ValueError(f"{spec} is a folder without {FILE_NAME}; expected the folder of a study, or a TOML file")
         path = path / FILE_NAME
-    elif not path.exists() and (path.suffix != ".toml" or not spec.strip()):
+    elif not spec.strip() or (not path.exists() and path.suffix != ".toml"):
         near = difflib.get_close_matches(spec, STUDIES, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ValueError(f"{spec!r} is no study and no file; {hint}studies are: {', '.join(STUDIES)}")
@@ -278,6 +279,50 @@ def _contradictions(study: Study) -> Iterator[str]:
     for optimizer in study.optimizers:
         if optimizer.embeddings == "sgd" and not optimizer.sgd_factor and "optimizer.sgd_factor" not in optimizer.set:
             yield '[[optimizers]] with embeddings = "sgd": sgd_factor is missing; the paper searches 100 to 600'
+
+
+def with_settings(study: Study, settings: Sequence[str]) -> tuple[Study, list[str]]:
+    """The study with what `--set` says of its own sections, and the settings that are left: those of the runs.
+
+    Args:
+        study: as `load_study` reads it.
+        settings: `section.key=value` each.
+
+    Example:
+        >>> study, left = with_settings(load_study("demo"), ["evaluation.measures=false", "log.every=3"])
+        >>> study.evaluation.measures, left
+        (False, ['log.every=3'])
+    """
+    own: dict[str, dict[str, Any]] = {}
+    left = []
+    for setting in settings:
+        key, equals, text = (part.strip() for part in setting.partition("="))
+        section, _, name = key.partition(".")
+        if section in _SECTIONS and equals:
+            own.setdefault(section, {})[name] = value_of(text)
+        else:
+            left.append(setting)
+    changed: dict[str, Section] = {}
+    for section, values in own.items():
+        values = {**getattr(study, section).model_dump(), **values}
+        wrong = _wrong(values, _SECTIONS[section], f"--set {section}")
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        changed[section] = _SECTIONS[section].model_validate(values)
+    return study.model_copy(update=changed), left
+
+
+def value_of(text: str) -> Any:
+    """What stands behind `KEY=` of `--set`: TOML, or text without its quotes.
+
+    Example:
+        >>> value_of("3"), value_of("none"), value_of("[1, 2]")
+        (3, 'none', [1, 2])
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text
 
 
 def _with_whole_paths(study: Study, folder: Path) -> Study:

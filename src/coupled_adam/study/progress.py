@@ -19,6 +19,8 @@ from rich.text import Text
 from coupled_adam.models.config import flops_per_token
 from coupled_adam.study.expansion import Cell
 from coupled_adam.study.folder import last_row
+from coupled_adam.training.checkpoint_record import checkpoints_in
+from coupled_adam.training.run_folder import RunFolder
 from coupled_adam.training.units import duration
 
 if TYPE_CHECKING:
@@ -38,17 +40,31 @@ class Running:
     start_step: int = 0
     step: int = 0
     loss: float | None = None
+    former: dict[str, float] | None = None
+    """What the start before left as its last row: after a kill that is beyond the checkpoint this one goes on from."""
+
+    @classmethod
+    def begin(cls, cell: Cell, folder: Path, started: float) -> Self:
+        """A run that goes on from its newest checkpoint, if there is one."""
+        step = newest_step(folder)
+        return cls(cell, folder, started, start_step=step, step=step, former=last_row(folder))
 
     def look(self) -> None:
         """See how far it is."""
         row = last_row(self.folder)
-        if row is not None:
+        if row is not None and row != self.former:
             self.step, self.loss = int(row["step"]), row.get("loss")
 
     @property
     def share(self) -> float:
         """The part of its steps that is taken."""
         return self.step / self.cell.config.total_steps
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint of a run; 0 where there is none."""
+    found = checkpoints_in(RunFolder(folder).checkpoints)
+    return int(found[-1].name.removeprefix("step-")) if found else 0
 
 
 def operations(cell: Cell) -> float:
@@ -112,9 +128,7 @@ class StudyDisplay:
 
     def started(self, cell: Cell, folder: Path) -> None:
         """A run begins, or goes on."""
-        run = Running(cell, folder, self._clock())
-        run.look()
-        run.start_step = run.step
+        run = Running.begin(cell, folder, self._clock())
         self._left -= run.share * operations(cell)
         self._running[cell.label] = run
         if self._live is None:

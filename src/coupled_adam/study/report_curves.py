@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from coupled_adam.study.figures.run_files import mean_curve
+from coupled_adam.study.figures.run_files import is_thinned, mean_curve
 from coupled_adam.study.figures.style import looks
 from coupled_adam.study.report_data import runs_of, size_labels, sizes, variants
 from coupled_adam.study.results import Result
@@ -39,3 +39,10 @@ def curves_data(results: Sequence[Result]) -> list[dict[str, Any]]:
             if lines:
                 found.append({"size": labels[size], "quantity": label, "lines": lines})
     return found
+
+
+def curves_note(results: Sequence[Result]) -> str:
+    """What to say below the curves; empty where every logged step has a point of its own."""
+    if not any(is_thinned(results, kind, MOST_POINTS) for kind in {kind for kind, _, _ in QUANTITIES}):
+        return ""
+    return f"Curves of more than {MOST_POINTS} points are averaged over neighbouring steps."

@@ -74,7 +74,7 @@ def role_of(settings: Mapping[str, Any]) -> Role:
 
 def loss_splits(results: Iterable[Result]) -> set[str]:
     """The splits that the losses are of: "test", or "val" where a corpus has no test split."""
-    return {getattr(result, "loss_split", "test") for result in results if result.metrics.get("loss") is not None}
+    return {result.loss_split for result in results if result.metrics.get("loss") is not None}
 
 
 def loss_name(results: Iterable[Result]) -> str:
@@ -92,7 +92,10 @@ def loss_note(results: Iterable[Result]) -> str:
         return ""
     if splits == {"val"}:
         return "The loss is that of the validation text: the corpus has no test split."
-    return "The loss is that of the test text in some runs and of the validation text in others, whose corpus has no test split."
+    return (
+        "The loss is that of the test text in some runs and of the validation text in others, "
+        "whose corpus has no test split."
+    )
 
 
 def sizes(results: Sequence[Result]) -> list[Size]:
@@ -114,6 +117,27 @@ def size_labels(shown: Sequence[Size]) -> dict[Size, str]:
         else f"N = {size.model} ({short(size.parameters)}), D = {short(size.tokens)}"
         for size in shown
     }
+
+
+def model_names(shown: Sequence[Size]) -> dict[tuple[int, str], str]:
+    """A different name for every model, by (parameters, name), the smallest first: with its parameters where two models
+    have one name.
+
+    Example:
+        >>> list(model_names([Size(10**9, 30 * 10**6, "S"), Size(10**9, 49 * 10**6, "S")]).values())
+        ['S (30M)', 'S (49M)']
+    """
+    models = sorted({(size.parameters, size.model) for size in shown})
+    names = [name for _, name in models]
+    return {(count, name): name if names.count(name) == 1 else f"{name} ({short(count)})" for count, name in models}
+
+
+def places(results: Sequence[Result]) -> list[list[Result]]:
+    """The runs that are set against each other: of one D and one model by name, so tied and untied, which differ in N,
+    are together. In the order of sizes."""
+    named = sorted(results, key=size_of)
+    keys = dict.fromkeys((result.tokens, result.model) for result in named)
+    return [[result for result in results if (result.tokens, result.model) == key] for key in keys]
 
 
 def size_of(result: Result) -> Size:
@@ -147,10 +171,25 @@ def values_of(runs: Sequence[Result], metric: str) -> dict[int, float | None]:
 
 
 def compare_variants(
-    results: Sequence[Result], size: Size, first: Variant, second: Variant, metric: str
+    results: Sequence[Result],
+    size: Size,
+    first: Variant,
+    second: Variant,
+    metric: str,
+    second_size: Size | None = None,
 ) -> Comparison | None:
-    """How `second` does against `first` at one size; None when one of them was not measured there."""
-    old, new = (values_of(runs_of(results, size, variant), metric) for variant in (first, second))
+    """How `second` does against `first`; None when one of them was not measured.
+
+    Args:
+        results: finished runs.
+        size: of both, or of `first` alone.
+        first: the one compared with.
+        second: the one in question.
+        metric: key of the metric.
+        second_size: of `second` where it is another one: a tied model against an untied one.
+    """
+    old = values_of(runs_of(results, size, first), metric)
+    new = values_of(runs_of(results, second_size or size, second), metric)
     comparison = compare(old, new, METRICS[metric].better)
     return None if comparison.difference is None else comparison
 

@@ -6,7 +6,9 @@ code that escapes. The only script is our own, and the page forbids any other. N
 
 import base64
 import hashlib
+import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,9 +21,9 @@ from markupsafe import Markup
 from coupled_adam import __version__
 from coupled_adam.study.figures import Plate
 from coupled_adam.study.figures.album import MAIN_PICTURE
-from coupled_adam.study.report_curves import curves_data
-from coupled_adam.study.report_data import has_scale_exponents, sizes, variants
-from coupled_adam.study.report_plan import StudyPlan
+from coupled_adam.study.report_curves import curves_data, curves_note
+from coupled_adam.study.report_data import has_scale_exponents, loss_note, sizes, variants
+from coupled_adam.study.report_plan import StudyPlan, Unfinished
 from coupled_adam.study.report_tables import PageTable, headline, page_table, run_links
 from coupled_adam.study.results import Result
 from coupled_adam.study.tables import build_tables
@@ -29,6 +31,8 @@ from coupled_adam.study.verdict import verdict
 from coupled_adam.training.amounts import short
 from coupled_adam.training.units import duration
 
+# What can be said of a run that is not in the results, the best first.
+FURTHEST = ("just finished", "running", "failed", "stopped", "waiting")
 # Long tables that few readers need: folded away, and opened for printing.
 FOLDED = ("further", "comparisons", "runs")
 
@@ -58,7 +62,7 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
     planned = list({each.cell: each for plan in plans for each in plan.planned}.values())
     links = run_links(results, out)
     tables = [page_table(table, links) for table in build_tables(results, planned)]
-    unfinished = [run for plan in plans for run in plan.unfinished]
+    unfinished = merge_unfinished(plans)
     script = _asset("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["unescaped"] = Markup
@@ -68,6 +72,7 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         compared=what_was_compared(results),
         verdict=verdict(results),
         headline=headline(results),
+        loss_note=loss_note(results),
         main_table=_main_table(tables, results),
         tables=[table for table in tables if table.name not in FOLDED],
         folded=[table for table in tables if table.name in FOLDED],
@@ -77,7 +82,8 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         unfinished=unfinished,
         problems=[plan.problem for plan in plans if plan.problem],
         curves=curves_data(results),
-        commands=commands(plans, results),
+        curves_note=curves_note(results),
+        commands=commands(plans, results, out),
         facts=facts(results),
         plans=plans,
         script=script,
@@ -99,19 +105,21 @@ def what_was_compared(results: Sequence[Result]) -> list[str]:
     ]
     model = ", ".join(described)
     tokens = ", ".join(short(count) for count in sorted({size.tokens for size in sizes(results)}))
-    seeds = len({result.seed for result in results})
+    counts = Counter(result.cell for result in {(result.cell, result.seed): result for result in results}.values())
+    fewest, most = min(counts.values()), max(counts.values())
+    seeds = f"{most} seeds each" if fewest == most else f"{fewest} to {most} seeds"
     words = " and ".join(named) if len(named) == 2 else ", ".join(named)
     return [
         words[:1].upper() + words[1:] + (f" ({len(optimizers)} optimizers)" if len(optimizers) > 4 else ""),
         f"model {model}" if len(models) == 1 else f"models {model}",
         f"{tokens} training tokens",
-        "one seed" if seeds == 1 else f"{seeds} seeds each",
+        "one seed" if most == 1 else seeds,
     ]
 
 
-def commands(plans: Sequence[StudyPlan], results: Sequence[Result]) -> list[str]:
-    """What to type to get this report again."""
-    versions = sorted({result.package for result in results})
+def commands(plans: Sequence[StudyPlan], results: Sequence[Result], out: Path) -> list[str]:
+    """What to type to get this report again, in the folder `out`."""
+    versions = sorted({result.package for result in results}, key=version_order)
     install = f"pip install 'coupled-adam[study]=={versions[-1]}'" if versions else "pip install 'coupled-adam[study]'"
     folders = [shlex.quote(str(plan.folder)) for plan in plans]
     runs = [
@@ -119,7 +127,31 @@ def commands(plans: Sequence[StudyPlan], results: Sequence[Result]) -> list[str]
         for plan, folder in zip(plans, folders, strict=True)
         if plan.toml
     ]
-    return [install, *runs, f"coupled-adam study report {' '.join(folders)}"]
+    elsewhere = [] if [plan.folder for plan in plans] == [out] else ["--out", shlex.quote(str(out))]
+    return [install, *runs, " ".join(["coupled-adam study report", *folders, *elsewhere])]
+
+
+def version_order(version: str) -> tuple[list[int], bool, str]:
+    """To sort versions by: 0.9 before 0.10, and what comes before a release (0.10rc1, 0.10.dev3) before it.
+
+    Example:
+        >>> sorted(["0.10.0", "0.9.1", "0.10.0rc1"], key=version_order)
+        ['0.9.1', '0.10.0rc1', '0.10.0']
+    """
+    match = re.match(r"(\d+(?:\.\d+)*)(.*)", version)
+    if match is None:
+        return [], False, version
+    rest = match[2]
+    return [int(number) for number in match[1].split(".")], not rest or rest.startswith(("+", ".post")), rest
+
+
+def merge_unfinished(plans: Sequence[StudyPlan]) -> list[Unfinished]:
+    """The runs that no folder has finished, each once: as the folder has it that got furthest."""
+    found: dict[str, Unfinished] = {}
+    for run in (run for plan in plans for run in plan.unfinished):
+        other = found.setdefault(run.label, run)
+        found[run.label] = min(other, run, key=lambda each: FURTHEST.index(each.status))
+    return list(found.values())
 
 
 def facts(results: Sequence[Result]) -> dict[str, str]:

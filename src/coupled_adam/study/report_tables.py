@@ -17,10 +17,20 @@ from coupled_adam.study.comparison_table import verdict as claim_of
 from coupled_adam.study.metrics import MAIN, METRICS
 from coupled_adam.study.notation import MISSING, to_html
 from coupled_adam.study.published import find_published
-from coupled_adam.study.report_data import Variant, compare_variants, loss_name, main_pair, runs_of, sizes, values_of, variants
+from coupled_adam.study.report_data import (
+    compare_variants,
+    loss_name,
+    main_pair,
+    places,
+    runs_of,
+    size_of,
+    values_of,
+    variants,
+)
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import summarise
 from coupled_adam.study.table_model import Cell, Table
+from coupled_adam.training.amounts import short
 
 # The order of the first screen: what the study asks first, then the embeddings.
 HEADLINE = ("loss", "acc", "mu_norm_ratio", "iso", "mu_norm", "r_cos", "rho_log", "kappa")
@@ -78,31 +88,40 @@ class HeadlineRow:
 
 @dataclass(frozen=True)
 class Headline:
-    """The main table of a study of one size: a metric a row, an optimizer a column."""
+    """The main table of a study of one D and one model: a metric a row, an optimizer a column."""
 
     optimizers: Sequence[str]
     rows: Sequence[HeadlineRow]
+    has_published: bool
+    """Whether values of the paper stand below the measured ones."""
 
 
 def headline(results: Sequence[Result]) -> Headline | None:
     """The numbers side by side; None where there are several sizes or too many optimizers for that."""
     found = variants(results)
-    if len(sizes(results)) > 1 or len(found) > MOST_SIDE_BY_SIDE:
+    sizes_of = {each: {size_of(run) for run in results if run.optimizer == each.name} for each in found}
+    several = len(places(results)) > 1 or any(len(own) > 1 for own in sizes_of.values())
+    if several or len(found) > MOST_SIDE_BY_SIDE:
         return None
+    size = {each: next(iter(own)) for each, own in sizes_of.items()}
     pair = main_pair(results) if len(found) == 2 else None
-    rows = []
+    rows, has_published = [], False
     for metric in (METRICS[key] for key in HEADLINE):
-        summaries = {each: summarise(values_of(_runs(results, each), metric.key).values()) for each in found}
+        summaries = {
+            each: summarise(values_of(runs_of(results, size[each], each), metric.key).values()) for each in found
+        }
         if all(summary.mean is None for summary in summaries.values()):
             continue
-        comparison = None if pair is None else compare_variants(results, sizes(results)[0], *pair, metric.key)
-        wins = {}
+        comparison, wins = None, {}
+        if pair is not None:
+            comparison = compare_variants(results, size[pair[0]], *pair, metric.key, size[pair[1]])
         if pair is not None and comparison is not None:
             wins = {pair[0]: comparison.significantly_worse, pair[1]: comparison.significant}
         cells = []
         for variant, summary in summaries.items():
-            first = _runs(results, variant)[0]
-            published = find_published(metric.key, first.tokens, first.parameters, first.settings)
+            own = size[variant]
+            published = find_published(metric.key, own.tokens, own.parameters, variant.settings)
+            has_published = has_published or published is not None
             shown = Cell(summary_cell(metric, summary).text, bold=bool(wins.get(variant)), published=published)
             cells.append(cell_html(shown))
         p_value = "" if comparison is None or comparison.p_value is None else _p_of_claim(comparison.p_value)
@@ -110,7 +129,9 @@ def headline(results: Sequence[Result]) -> Headline | None:
         label, meaning = WORDS[metric.key]
         label = loss_name(results) if metric.key == "loss" else label
         rows.append(HeadlineRow(f"{label}\N{NO-BREAK SPACE}{metric.arrow}", meaning, cells, claim, p_value))
-    return Headline([variant.label for variant in found], rows)
+    differ = len(set(size.values())) > 1
+    names = [f"{each.label}, N = {short(size[each].parameters)}" if differ else each.label for each in found]
+    return Headline(names, rows, has_published)
 
 
 def page_table(table: Table, links: Mapping[str, str]) -> PageTable:
@@ -176,10 +197,6 @@ def address(path: Path, start: Path) -> str:
         './a%20b/'
     """
     return f"./{quote(Path(os.path.relpath(path, start)).as_posix())}/"
-
-
-def _runs(results: Sequence[Result], variant: Variant) -> list[Result]:
-    return runs_of(results, sizes(results)[0], variant)
 
 
 def _p_of_claim(p: float) -> str:

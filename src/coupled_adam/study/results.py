@@ -52,6 +52,8 @@ class Result:
     device: str
     run: str
     """The run folder, relative to the study folder it was trained in."""
+    loss_split: str = "test"
+    """The split that `loss` is of: "val" where the corpus has no test split."""
     folder: Path = field(default=Path(), compare=False)
     """The study folder the row was read from. Not part of the file: the folder can be moved."""
 
@@ -96,6 +98,7 @@ def from_json(text: str, folder: Path, source: str) -> Result:
         raise ValueError(f"{source}: not JSON; {remedy}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{source}: expected a result, an object with the keys {', '.join(STORED)}; {remedy}")
+    values.setdefault("loss_split", "test")  # rows from before it was stored
     missing = [name for name in STORED if name not in values]
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; {remedy}")

@@ -1,6 +1,6 @@
 """Runs a study: what is finished stays, what was stopped goes on, what fails is reported and the rest goes on.
 
-The runner itself computes nothing and never loads torch. It hands tasks to a launcher, looks at the files that the runs
+The runner itself computes nothing. It hands tasks to a launcher, looks at the files that the runs
 write to know how far they are, and gathers the results.
 """
 
@@ -212,14 +212,15 @@ def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> list[str]
         ValueError, OSError, ImportError: for what is wrong with a corpus, before any run has started.
     """
     from coupled_adam.data.corpus import open_corpus
-    from coupled_adam.data.prepare import prepare
 
     notes: list[str] = []
-    for data, vocabulary_size in dict.fromkeys((cell.config.data, cell.config.model.vocabulary_size) for cell in cells):
-        folder = Path(data.folder)
-        if data.source is not None and not (folder / "manifest.json").is_file():
-            say(f"Preparing {data.source} with the tokenizer {data.tokenizer} in {folder}, once.")
-            prepare(data.source, data.tokenizer, folder)
+    different = {(cell.config.data, cell.config.model.vocabulary_size): cell.config for cell in cells}
+    for (data, vocabulary_size), config in different.items():
+        folder = Path(data.folder).expanduser()
+        if data.source is not None:
+            from coupled_adam.training.run import prepare_tokens  # loads torch, as the workers do at this moment
+
+            prepare_tokens(config, say)
         corpus = open_corpus(folder)
         if corpus.vocabulary_size > vocabulary_size:
             raise ValueError(

@@ -65,7 +65,9 @@ def build_tables(results: Sequence[Result], planned: Sequence[Planned] = ()) -> 
         return []
     scaled = scale_groups(cells)
     searched, best, choices = sgd_groups(cells)
-    groups = [[cell for cell in cells if cell.size == size] for size in sizes_of(cells)]
+    # By the model's name, as in the comparisons: tied and untied, which differ in their parameters, are together.
+    named_sizes = dict.fromkeys((size.tokens, size.model) for size in sizes_of(cells))
+    groups = [[cell for cell in cells if (cell.size.tokens, cell.size.model) == each] for each in named_sizes]
     tables = [
         metric_table("main", "Results", groups, MAIN, ALL_TABLES),
         downstream_table("downstream", "Results: downstream tasks", groups, ALL_TABLES),
@@ -142,7 +144,7 @@ def metric_table(
         for cell, row in zip(group, group_rows(group, shown, published, label), strict=True)
     ]
     values = [column_of(named(metric, splits), [row[4 + place] for row in rows]) for place, metric in enumerate(shown)]
-    table = Table(name, title, (D, N, label, SEEDS, *values), tuple(rows), groups=2)
+    table = Table(name, title, (D, N, label, SEEDS, *values), tuple(rows), groups=1 if mixes_sizes(groups) else 2)
     return replace(table, notes=(*notes_on(table, groups, metrics, shown), *notes))
 
 
@@ -180,6 +182,11 @@ def group_rows(
         )
         for place, (cell, name) in enumerate(zip(group, names, strict=True))
     ]
+
+
+def mixes_sizes(groups: Sequence[Sequence[CellRuns]]) -> bool:
+    """Whether models of different N are compared with each other: tied and untied ones of one name."""
+    return any(len(sizes_of(group)) > 1 for group in groups)
 
 
 def exponent_labels(group: Sequence[CellRuns]) -> list[str]:
@@ -227,9 +234,10 @@ def notes_on(
     if max(map(len, groups)) == 1:
         notes.append("One optimizer of a size: nothing to compare, nothing is bold.")
     elif max(len(cell.runs) for cell in cells) > 1:
+        same = "model, tied or not" if mixes_sizes(groups) else "N"
         others = "the other one" if max(map(len, groups)) == 2 else "all others"
         notes.append(
-            f"Bold: significantly better than {others} of the same D and N, "
+            f"Bold: significantly better than {others} of the same D and {same}, "
             "by the paper's one-sided Student's t-test at 95%."
         )
     else:

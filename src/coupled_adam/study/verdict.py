@@ -1,7 +1,7 @@
 """The outcome of a study in two sentences: the first about the loss, the second about the embeddings.
 
 They say what the paper's test allows and no more: with one seed nothing is claimed, and where Coupled Adam is worse
-they say so. A *size* is one combination of dataset size D and model size N.
+they say so. A *size* is one combination of dataset size D and model; tied and untied models of one name are one.
 """
 
 import math
@@ -18,14 +18,15 @@ from coupled_adam.study.report_data import (
     compare_variants,
     loss_name,
     main_pair,
+    places,
     runs_of,
     size_of,
-    sizes,
     values_of,
     variants,
 )
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison, Summary, Values, as_list, compare, summarise
+from coupled_adam.training.amounts import short
 
 Outcome = Literal["better", "worse", "open", "mixed", "no claim"]
 LEVEL = "significant at 95%"
@@ -73,7 +74,8 @@ def verdict_of_pair(
     """
     outcomes = [outcome_of(comparison) for comparison in losses]
     outcome: Outcome = "no claim" if not outcomes else outcomes[0] if len(set(outcomes)) == 1 else "mixed"
-    return Verdict(outcome, _loss_sentence(first, second, losses, outcomes, loss), _ratio_sentence(first, second, ratios))
+    sentence = _loss_sentence(first, second, losses, outcomes, loss)
+    return Verdict(outcome, sentence, _ratio_sentence(first, second, ratios))
 
 
 def verdict_of_many(
@@ -104,14 +106,13 @@ def verdict_of_many(
         )
         return Verdict("no claim" if single else "better" if worse == others else "open", text, _ratio_range(ratios))
     counts = Counter(names).most_common()
-    wins = ", ".join(f"{name} in {count}" for name, count in counts)
-    clear = sum(worse == others for _, worse, others in beaten)
-    text = f"Over {len(beaten)} {COMBINATIONS}, the lowest {loss} has {wins}"
-    text += (
-        "; with one seed each, nothing can be claimed."
-        if single
-        else f"; it is significantly lower than all others in {clear}."
+    wins = ", ".join(
+        f"{name} has the lowest {loss} in {count}" if place == 0 else f"{name} in {count}"
+        for place, (name, count) in enumerate(counts)
     )
+    clear = sum(worse == others for _, worse, others in beaten)
+    text = f"Over {len(beaten)} {COMBINATIONS}, {wins}"
+    text += "; with one seed each, nothing can be claimed." if single else f"; {_clear_wins(clear, len(beaten))}."
     same = clear == len(beaten) and len(counts) == 1
     return Verdict("no claim" if single else "better" if same else "mixed", text, _ratio_range(ratios))
 
@@ -138,23 +139,36 @@ def percent(ratio: float) -> str:
 def _is_about(results: Sequence[Result], pair: tuple[Variant, Variant]) -> bool:
     """Whether the pair is what the study is about, and not the reference of an ablation at the same sizes."""
     names = {variant.name for variant in pair}
-    of_pair = {size_of(result) for result in results if result.optimizer in names}
-    of_others = {size_of(result) for result in results if result.optimizer not in names}
+    of_pair = {(result.tokens, result.model) for result in results if result.optimizer in names}
+    of_others = {(result.tokens, result.model) for result in results if result.optimizer not in names}
     return len(of_pair) > len(of_others)
 
 
 def _comparisons(results: Sequence[Result], pair: tuple[Variant, Variant], metric: str) -> list[Comparison]:
     """Of the pair, at every size where both were measured."""
-    found = [compare_variants(results, size, *pair, metric) for size in sizes(results)]
+    found = []
+    for own in places(results):
+        of_pair = [{size_of(run) for run in own if run.optimizer == variant.name} for variant in pair]
+        shared = sorted(of_pair[0] & of_pair[1])
+        if shared:
+            found += [compare_variants(own, size, *pair, metric) for size in shared]
+        elif all(len(of_one) == 1 for of_one in of_pair):  # one is tied, the other is not
+            found.append(compare_variants(own, min(of_pair[0]), *pair, metric, min(of_pair[1])))
     return [comparison for comparison in found if comparison is not None]
 
 
 def _samples(results: Sequence[Result], metric: str) -> list[dict[str, Values]]:
-    """For every size, what was measured of each optimizer."""
-    return [
-        {variant.label: values_of(runs_of(results, size, variant), metric) for variant in variants(results)}
-        for size in sizes(results)
-    ]
+    """For every D and model, what was measured of each optimizer."""
+    found = []
+    for own in places(results):
+        samples: dict[str, Values] = {}
+        for variant in variants(own):
+            of_variant = sorted({size_of(run) for run in own if run.optimizer == variant.name})
+            for size in of_variant:
+                name = variant.label if len(of_variant) == 1 else f"{variant.label} ({short(size.parameters)})"
+                samples[name] = values_of(runs_of(own, size, variant), metric)
+        found.append(samples)
+    return found
 
 
 def _summaries(size: Mapping[str, Values]) -> dict[str, Summary]:
@@ -188,8 +202,7 @@ def _loss_sentence(
             text = f"{second} is worse in {name} than {first}: {new} against {old}, {LEVEL} over {seeds}."
         case "open":
             text = (
-                f"The {name}es of {second} ({new}) and {first} ({old}) do not differ significantly at 95% "
-                f"over {seeds}."
+                f"The {name}es of {second} ({new}) and {first} ({old}) do not differ significantly at 95% over {seeds}."
             )
         case _:
             text = f"With {seeds} nothing can be claimed about the {name}: {new} with {second}, {old} with {first}."
@@ -248,7 +261,8 @@ def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison]) -> st
     if worse == len(ratios):
         return _sentence(f"the embeddings of {second} lie farther from the origin: {lengths}, {LEVEL}.")
     if claims == 0:
-        return _sentence(f"of the embeddings of {second}: {lengths}; with so few seeds this is no claim.")
+        text = f"with {second} the mean embedding has {new} of a typical embedding's length, against {old} with {first}"
+        return _sentence(f"{text}; with so few seeds this is no claim.")
     if better == worse == 0:
         return _sentence(f"the embeddings of {second} lie no closer to the origin at 95%: {lengths}.")
     farther = f", significantly farther in {worse}" if worse else ""
@@ -307,6 +321,13 @@ def _share(part: int, whole: int, noun: str) -> str:
         if part == 0
         else f"{part} of the {whole} {nouns} {'is' if part == 1 else 'are'}"
     )
+
+
+def _clear_wins(clear: int, total: int) -> str:
+    """In how many sizes the lowest loss is lower than every other one."""
+    if clear == 0:
+        return "in none of them is it significantly lower than all others"
+    return f"it is significantly lower than all others in {'all of them' if clear == total else clear}"
 
 
 def _enumerated(parts: Sequence[str]) -> str:

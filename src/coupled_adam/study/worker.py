@@ -4,7 +4,8 @@ Tasks come as lines of JSON on standard input, answers go as lines of JSON to st
 goes to standard error. It is started once and not for each run, because loading torch takes seconds; it is a process of
 its own, so that a crash or a lack of memory ends one run and not the study.
 
-A signal, or the end of standard input (the study is gone), lets the training save, and ends the process.
+An answer says whether it is the process's last: after an error that nobody expected the process ends, and another one
+takes over. A signal, or the end of standard input (the study is gone), lets the training save, and ends the process.
 """
 
 import json
@@ -29,8 +30,8 @@ def main() -> None:
         tasks: Tasks = queue.SimpleQueue()
         threading.Thread(target=_read_tasks, args=(tasks,), daemon=True).start()
 
-        def answer(status: str, message: str) -> None:
-            answers.write(json.dumps({"status": status, "message": message}) + "\n")
+        def answer(status: str, message: str, *, is_last: bool = False) -> None:
+            answers.write(json.dumps({"status": status, "message": message, "is_last": is_last}) + "\n")
             answers.flush()
 
         try:
@@ -41,10 +42,10 @@ def main() -> None:
             while (task := tasks.get()) is not None:
                 _do(task, answer)
         except KeyboardInterrupt:
-            answer("stopped", "")
+            answer("stopped", "", is_last=True)
 
 
-def _do(values: dict[str, Any], answer: Callable[[str, str], None]) -> None:
+def _do(values: dict[str, Any], answer: Callable[..., None]) -> None:
     from coupled_adam.study.cell import Task, run_cell
     from coupled_adam.study.folder import OUTPUT
     from coupled_adam.study.measurement import release_memory
@@ -53,11 +54,11 @@ def _do(values: dict[str, Any], answer: Callable[[str, str], None]) -> None:
     try:
         with printing_to(task.folder / OUTPUT):
             status, message = run_cell(task)
+        release_memory()
     except Exception as error:
         # Whatever it was, the device may not be usable any more; another process takes over.
-        answer("failed", f"{type(error).__name__}: {error}")
+        answer("failed", f"{type(error).__name__}: {error}", is_last=True)
         sys.exit(1)
-    release_memory()
     answer(status, message)
 
 

@@ -1,6 +1,6 @@
 """The ablations: every metric over the scale exponent n of Scaled Coupled Adam, and the loss over SGD's factor f."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,71 +16,54 @@ from coupled_adam.study.figures.style import (
     panels,
     size_panels,
 )
-from coupled_adam.study.metrics import MAIN, OTHERS, Metric
+from coupled_adam.study.metrics import MAIN, OTHERS, named
 from coupled_adam.study.report_data import (
     Size,
     Variant,
     compare_variants,
     has_scale_exponents,
     loss_name,
+    loss_splits,
     runs_of,
+    size_labels,
     sizes,
     values_of,
     variants,
 )
 from coupled_adam.study.results import Result
-from coupled_adam.study.statistics import Summary, summarise
+from coupled_adam.study.statistics import Comparison, Summary, summarise
 
 
 def draw_scale_loss(results: Sequence[Result]) -> Figure | None:
     """The difference in loss to n = 0 over n, with the one-sided 95% threshold as bars (Fig. ablation_scale)."""
-    family = _scaled_family(results)
-    itself = next((variant for variant in family if variant.n == 0), None)
-    if itself is None:
-        return None
-    found = {
-        (size, variant): comparison
-        for size in sizes(results)
-        for variant in family
-        if variant is not itself
-        and (comparison := compare_variants(results, size, itself, variant, "loss")) is not None
-    }
+    found = _differences_to_itself(results, "loss")
     if not found:
         return None
     figure, [[axes]] = panels(1, 1, 3.1)
-    axes.axhline(0, color=FAINT, linewidth=1.2)
-    shown = sorted({size for size, _ in found})
-    for number, size in enumerate(shown):
-        points = {variant.n: comparison for (other, variant), comparison in found.items() if other == size}
-        line = {0.0: 0.0} | {n: comparison.difference or 0.0 for n, comparison in points.items()}
-        colour = SIZE_COLOURS[number % len(SIZE_COLOURS)]
-        axes.plot(sorted(line), [line[n] for n in sorted(line)], color=colour, linewidth=1, alpha=0.6)
-        for n, comparison in points.items():
-            draw_difference(axes, n, comparison, number, size.label if len(shown) > 1 else None)
-    axes.plot([0], [0], "o", color=INK, markersize=7)
+    _draw_over_n(axes, found, sizes(results))
     axes.set(xlabel="scale exponent n", ylabel="loss less that of n = 0\n(nats per token)")
     legend_above(figure, [axes])
     return figure
 
 
 def draw_scale_complete(results: Sequence[Result]) -> Figure | None:
-    """Every metric over n: mean and standard deviation over seeds (Fig. ablation_scale_complete)."""
-    family = _scaled_family(results)
-    metrics = [metric for metric in (*MAIN, *OTHERS) if metric.better and _is_measured(results, family, metric)]
-    if not family or not metrics:
+    """The difference of every metric to n = 0 over n, likewise (Fig. ablation_scale_complete)."""
+    metrics = [metric for metric in (*MAIN, *OTHERS) if metric.better]
+    found = {metric: _differences_to_itself(results, metric.key) for metric in metrics}
+    found = {metric: differences for metric, differences in found.items() if differences}
+    if not found:
         return None
-    rows = -(-len(metrics) // 2)
-    figure, axes_rows = panels(rows, 2, 1.75)
-    places = [axes for row in axes_rows for axes in row]
-    for axes, metric in zip(places, metrics, strict=False):
-        for number, size in enumerate(sizes(results)):
-            points = _points(results, size, [(variant.n, variant) for variant in family], metric.key)
-            _draw_points(axes, points, number, size.label if len(sizes(results)) > 1 else None)
-        axes.set_title(metric.heading)
-    for axes in places[len(metrics) :]:
+    figure, axes_rows = panels(-(-len(found) // 2), 2, 1.75)
+    shown = [axes for row in axes_rows for axes in row]
+    splits = loss_splits(results)
+    for axes, (metric, differences) in zip(shown, found.items(), strict=False):
+        _draw_over_n(axes, differences, sizes(results), marker_size=4.5)
+        axes.set_title(named(metric, splits).heading)
+    for axes in shown[len(found) :]:
         axes.set_visible(False)
     figure.supxlabel("scale exponent n", fontsize=10)
-    legend_above(figure, places[: len(metrics)])
+    figure.supylabel("difference to n = 0", fontsize=10)
+    legend_above(figure, shown[: len(found)])
     return figure
 
 
@@ -124,9 +107,34 @@ def _scaled_family(results: Sequence[Result]) -> list[Variant]:
     return list(by_n.values())
 
 
-def _is_measured(results: Sequence[Result], family: Sequence[Variant], metric: Metric) -> bool:
-    names = {variant.name for variant in family}
-    return any(result.metrics.get(metric.key) is not None for result in results if result.optimizer in names)
+def _differences_to_itself(results: Sequence[Result], metric: str) -> dict[Size, dict[float, Comparison]]:
+    """For every size, each n but 0 against n = 0; empty where the study does not have n = 0."""
+    family = _scaled_family(results)
+    itself = next((variant for variant in family if variant.n == 0), None)
+    found: dict[Size, dict[float, Comparison]] = {}
+    for size in sizes(results):
+        for variant in family:
+            if itself is not None and variant is not itself:
+                comparison = compare_variants(results, size, itself, variant, metric)
+                if comparison is not None:
+                    found.setdefault(size, {})[variant.n] = comparison
+    return found
+
+
+def _draw_over_n(
+    axes: Axes, found: Mapping[Size, Mapping[float, Comparison]], all_sizes: Sequence[Size], marker_size: float = 7
+) -> None:
+    """A line for each size through the differences to n = 0, which is the point at the origin."""
+    labels = size_labels(all_sizes)
+    axes.axhline(0, color=FAINT, linewidth=1.2)
+    for size, points in found.items():
+        number = all_sizes.index(size)  # the same colour in every panel
+        line = {0.0: 0.0} | {n: comparison.difference or 0.0 for n, comparison in points.items()}
+        colour = SIZE_COLOURS[number % len(SIZE_COLOURS)]
+        axes.plot(sorted(line), [line[n] for n in sorted(line)], color=colour, linewidth=1, alpha=0.6)
+        for n, comparison in points.items():
+            draw_difference(axes, n, comparison, number, labels[size] if len(all_sizes) > 1 else None, marker_size)
+    axes.plot([0], [0], "o", color=INK, markersize=marker_size)
 
 
 def _points(

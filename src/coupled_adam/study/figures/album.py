@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from coupled_adam.atomic import replacing, write_whole
 from coupled_adam.inspection.figures import INK, to_svg
 from coupled_adam.study.figures import ablations, clouds, differences, embeddings, experiments, training
+from coupled_adam.study.figures.run_files import is_thinned
 from coupled_adam.study.figures.style import GRID, STYLE
 from coupled_adam.study.report_data import largest_size, main_pair, size_labels, sizes
 from coupled_adam.study.results import Result
@@ -42,8 +43,11 @@ class _Entry:
     title: str
     caption: str
     draw: Draw
+    curves: str = ""
+    """The kind of the logged rows it draws over training; empty: it does not."""
 
 
+AVERAGED = "Neighbouring steps are averaged: there are more than can be drawn."
 _BAND = "A line is the mean over seeds; the band holds all of them."
 
 _TABLES = (
@@ -85,7 +89,8 @@ ENTRIES = (
     _Entry(
         "ablation_scale_complete",
         "Every metric against n",
-        "Mean over seeds with its standard deviation.",
+        "Difference to n = 0, which is Coupled Adam itself. ↓: less is better, ↑: more is better. "
+        "Bars: one-sided 95% threshold; filled: significant.",
         ablations.draw_scale_complete,
     ),
     _Entry(
@@ -99,19 +104,22 @@ ENTRIES = (
         "Mean-embedding ratio over training",
         "Length of the mean embedding over the mean length; 0 is centred at the origin. " + _BAND,
         training.draw_mean_ratio,
+        "embeddings",
     ),
     _Entry(
         "iso_over_training",
         "Isotropy over training",
         "ISO: 1 when no direction stands out, near 0 when one does. " + _BAND,
         training.draw_isotropy,
+        "embeddings",
     ),
-    _Entry("training_loss", "Training loss", _BAND, training.draw_training_loss),
+    _Entry("training_loss", "Training loss", _BAND, training.draw_training_loss, "train"),
     _Entry(
         "validation_loss",
         "Validation loss",
         "On text that is not trained on. " + _BAND,
         training.draw_validation_loss,
+        "val",
     ),
     *_TABLES[1:],
     *(
@@ -123,6 +131,7 @@ ENTRIES = (
         "Mean-embedding ratio over training: input table",
         "Length of the mean embedding over the mean length; 0 is centred at the origin. " + _BAND,
         partial(training.draw_mean_ratio, table="input_"),
+        "embeddings",
     ),
     _Entry(
         "experiments",
@@ -143,7 +152,10 @@ def draw_figures(results: Sequence[Result]) -> list[Plate]:
             if figure is not None:
                 svg = to_svg(figure, entry.name).replace(GRID, "var(--line)")
                 figure.set_layout_engine("none")  # it is laid out now; again for the PDF would be slow
-                plates.append(Plate(entry.name, entry.title, entry.caption.format_map(words), figure, svg))
+                caption = entry.caption.format_map(words)
+                if entry.curves and is_thinned(results, entry.curves):
+                    caption += f" {AVERAGED}"
+                plates.append(Plate(entry.name, entry.title, caption, figure, svg))
     return plates
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from coupled_adam.study.figures.style import FAINT, draw_difference, legend_above, panels
 from coupled_adam.study.metrics import METRICS
-from coupled_adam.study.report_data import Size, compare_variants, main_pair, sizes
+from coupled_adam.study.report_data import Size, compare_variants, main_pair, model_names, sizes
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison
 from coupled_adam.training.amounts import short
@@ -43,13 +43,15 @@ def draw_differences(results: Sequence[Result]) -> Figure | None:
 
 def _draw_panel(axes: Axes, comparisons: dict[Size, Comparison]) -> None:
     tokens = sorted({size.tokens for size in comparisons})
-    models = sorted({(size.parameters, size.model) for size in comparisons})
+    names = model_names(list(comparisons))
+    models = list(names)
     axes.axhline(0, color=FAINT, linewidth=1.2)
     for size, comparison in comparisons.items():
-        number = models.index((size.parameters, size.model))
+        model = (size.parameters, size.model)
+        number = models.index(model)
         # Models of the same D stand side by side, so that their bars do not cover each other.
         place = tokens.index(size.tokens) + 0.14 * (number - (len(models) - 1) / 2)
-        is_first = size == min(other for other in comparisons if other.model == size.model)
-        draw_difference(axes, place, comparison, number, f"N = {size.model}" if is_first else None)
+        is_first = size == min(other for other in comparisons if (other.parameters, other.model) == model)
+        draw_difference(axes, place, comparison, number, f"N = {names[model]}" if is_first else None)
     axes.set_xticks(range(len(tokens)), [short(each) for each in tokens])
     axes.set_xlim(-0.6, len(tokens) - 0.4)

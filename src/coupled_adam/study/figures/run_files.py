@@ -54,6 +54,11 @@ def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POI
     return Curve(steps, values.mean(0), values.min(0), values.max(0))
 
 
+def is_thinned(results: Sequence[Result], kind: str, most: int = MOST_POINTS) -> bool:
+    """Whether a run has more rows of a kind than a curve shows points, so that neighbours are averaged."""
+    return any(len(curve) > most for run in results for curve in _curves_of(run.run_folder, kind))
+
+
 def embedding_arrays(run: Result) -> Mapping[str, NDArray[np.float32]]:
     """The arrays of embeddings.npz; empty when there is no such file or it cannot be read."""
     try:
@@ -66,10 +71,18 @@ def embedding_arrays(run: Result) -> Mapping[str, NDArray[np.float32]]:
 
 def _curve(folder: Path, kind: str, key: str) -> dict[int, float]:
     """The values of a run by step."""
+    return _read_curves(folder).get((kind, key), {})
+
+
+def _curves_of(folder: Path, kind: str) -> list[dict[int, float]]:
+    """All that a run logged in rows of one kind."""
+    return [curve for (other, _), curve in _read_curves(folder).items() if other == kind]
+
+
+def _read_curves(folder: Path) -> dict[tuple[str, str], dict[int, float]]:
     path = folder / FILE_NAME
     try:
-        changed = path.stat().st_mtime_ns
-        return _curves(path, changed).get((kind, key), {})
+        return _curves(path, path.stat().st_mtime_ns)
     except (OSError, ValueError):
         return {}
 

@@ -84,7 +84,9 @@ def size_panels(
     return figure, dict(zip(shown, places, strict=False))
 
 
-def draw_difference(axes: Axes, x: float, comparison: Comparison, number: int, label: str | None) -> None:
+def draw_difference(
+    axes: Axes, x: float, comparison: Comparison, number: int, label: str | None, marker_size: float = 7
+) -> None:
     """A marker with the one-sided 95% threshold as its bar, filled where the difference is significant.
 
     Args:
@@ -93,6 +95,7 @@ def draw_difference(axes: Axes, x: float, comparison: Comparison, number: int, l
         comparison: has a difference; without a threshold (one seed) there is no bar.
         number: which of the colours and markers for sizes.
         label: for the legend; None: not in it.
+        marker_size: in points.
     """
     assert comparison.difference is not None
     colour = SIZE_COLOURS[number % len(SIZE_COLOURS)]
@@ -104,8 +107,8 @@ def draw_difference(axes: Axes, x: float, comparison: Comparison, number: int, l
         marker=MARKERS[number % len(MARKERS)],
         color=colour,
         markerfacecolor=colour if is_decided else "none",
-        markersize=7,
-        capsize=4,
+        markersize=marker_size,
+        capsize=marker_size / 2,
         linestyle="none",
         label=label,
     )
