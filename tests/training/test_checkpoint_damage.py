@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -227,20 +228,24 @@ def test_metadata_names_no_path_of_the_machine(folder: Path) -> None:
     assert b".tmp" not in content
 
 
-@pytest.fixture
-def largest_file() -> Iterator[int]:
-    """The system refuses to write files beyond this many bytes, as it does on a full disk."""
+@contextmanager
+def largest_file(limit: int) -> Iterator[None]:
+    """The system refuses to write files beyond this many bytes, as it does on a full disk.
+
+    Not a fixture: pytest writes its own report before a fixture ends.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = 20_000
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_file_the_system_does_not_take_is_an_error_that_says_what_is_kept(folder: Path, largest_file: int) -> None:
+def test_a_file_the_system_does_not_take_is_an_error_that_says_what_is_kept(folder: Path) -> None:
     writer = CheckpointWriter(folder, keep=2)
-    writer.save(3, {"model.w": torch.ones(largest_file)}, {})
-    with pytest.raises(OSError, match="checkpoint of step 3") as caught:
+    with largest_file(20_000), pytest.raises(OSError, match="checkpoint of step 3") as caught:
+        writer.save(3, {"model.w": torch.ones(20_000)}, {})
         writer.wait()
     assert caught.value.errno == errno.EFBIG
     for part in (str(folder), "__0_0.distcp", "step-000000001, step-000000002", "free some space"):
