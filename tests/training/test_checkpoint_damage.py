@@ -244,9 +244,10 @@ def largest_file(limit: int) -> Iterator[None]:
 
 def test_a_file_the_system_does_not_take_is_an_error_that_says_what_is_kept(folder: Path) -> None:
     writer = CheckpointWriter(folder, keep=2)
-    with largest_file(20_000), pytest.raises(OSError, match="checkpoint of step 3") as caught:
+    with largest_file(20_000):
         writer.save(3, {"model.w": torch.ones(20_000)}, {})
-        writer.wait()
+        with pytest.raises(OSError, match="checkpoint of step 3") as caught:
+            writer.wait()
     assert caught.value.errno == errno.EFBIG
     for part in (str(folder), "__0_0.distcp", "step-000000001, step-000000002", "free some space"):
         assert part in str(caught.value)
