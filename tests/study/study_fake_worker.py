@@ -66,6 +66,8 @@ def result_of(task: Task) -> Result:
 
 
 def main() -> None:
+    # As the real worker does: a shell that starts tests in the background leaves SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for line in sys.stdin:
             status, message, is_last = do(Task.from_json(json.loads(line)))

@@ -90,11 +90,13 @@ def train(
     own_folder = Path(config) if config not in PRESETS and (Path(config) / "config.toml").is_file() else None
     folder = out or own_folder or Path("runs") / f"{resolved.name}-{resolved.optimizer.embeddings}-seed{resolved.seed}"
 
+    from coupled_adam.training.devices import pick_device
     from coupled_adam.training.run import prepare_tokens, run_training
     from coupled_adam.training.trainer import TrainingStopped
 
     is_first = os.environ.get("RANK", "0") == "0"
     try:
+        pick_device(resolved.training.device)  # before minutes are spent on the tokens
         if os.environ.get("WORLD_SIZE", "1") == "1":
             with preparation_bar() as on_progress:
                 prepare_tokens(resolved, typer.echo, on_progress)
