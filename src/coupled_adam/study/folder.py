@@ -168,14 +168,7 @@ def is_claimed(run_folder: Path) -> bool:
 
 def last_row(run_folder: Path, kind: str = "train") -> dict[str, float] | None:
     """The last row of one kind in metrics.jsonl, read from the end of the file; the run may be writing to it."""
-    try:
-        with (run_folder / METRICS).open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
+    for line in reversed(_last_bytes(run_folder / METRICS).splitlines()):
         row = parse_row(line)
         if row is not None and row["kind"] == kind:
             return row
@@ -184,11 +177,16 @@ def last_row(run_folder: Path, kind: str = "train") -> dict[str, float] | None:
 
 def tail(path: Path, lines: int = 15) -> str:
     """The last lines of a text file; empty where there is none."""
+    text = _last_bytes(path).decode("utf-8", errors="replace")
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _last_bytes(path: Path) -> bytes:
+    """The end of a file; nothing where there is none."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
+            return file.read()
     except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
+        return b""

@@ -7,7 +7,6 @@ write to know how far they are, and gathers the results.
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from coupled_adam.data.workers import available_processes
@@ -211,22 +210,13 @@ def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> list[str]
     Raises:
         ValueError, OSError, ImportError: for what is wrong with a corpus, before any run has started.
     """
-    from coupled_adam.data.corpus import open_corpus
+    from coupled_adam.training.run import open_tokens, prepare_tokens  # loads torch, as the workers do at this moment
 
     notes: list[str] = []
     different = {(cell.config.data, cell.config.model.vocabulary_size): cell.config for cell in cells}
-    for (data, vocabulary_size), config in different.items():
-        folder = Path(data.folder).expanduser()
-        if data.source is not None:
-            from coupled_adam.training.run import prepare_tokens  # loads torch, as the workers do at this moment
-
-            prepare_tokens(config, say)
-        corpus = open_corpus(folder)
-        if corpus.vocabulary_size > vocabulary_size:
-            raise ValueError(
-                f"model.vocabulary_size is {vocabulary_size}, but the tokenizer of {folder} has "
-                f"{corpus.vocabulary_size} tokens; set model.vocabulary_size to at least that"
-            )
+    for config in different.values():
+        prepare_tokens(config, say)
+        corpus = open_tokens(config)
         if "test" not in corpus.splits and "val" in corpus.splits:
-            notes.append(f"{folder} has no test split: its validation split is used instead")
+            notes.append(f"{corpus.folder} has no test split: its validation split is used instead")
     return list(dict.fromkeys(notes))

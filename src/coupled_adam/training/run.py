@@ -85,11 +85,12 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         TrainingStopped: when the loss is no longer finite.
     """
     started = time.monotonic()
+    console = console or Console(highlight=False)
     device = devices.pick_device(config.training.device)
     devices.prepare_device(device, deterministic=config.training.deterministic, threads=config.training.threads)
     with ExitStack() as stack:
         ranks = stack.enter_context(ranks_of_run(config.training.parallel, device))
-        say = _speaker(console or Console(highlight=False), ranks)
+        say = _speaker(console, ranks)
         run = RunFolder(folder)
         config.micro_batch_size(ranks.size)  # says what does not divide, before anything is made
         ranks.first_does(lambda: run.check(config, resume=resume))
@@ -109,9 +110,7 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
             ranks.first_does(lambda: _open_logbook(config, run, start_step, say)) or Logbook()
         )
         display = stack.enter_context(
-            TrainingDisplay(
-                console or Console(highlight=False), config.total_steps, start_step or 0, shown=ranks.is_first
-            )
+            TrainingDisplay(console, config.total_steps, start_step or 0, shown=ranks.is_first)
         )
         saving = Saving(writer, parts.model, parts.optimizers, _tables(parts.model, corpus), state)
         trainer = _trainer(config, corpus, ranks, parts, saving, logbook, display, start_step or 0)
@@ -163,6 +162,12 @@ def _open_corpus(config: Config, ranks: Ranks, say: Say) -> Corpus:
             f"{folder} is not prepared yet; do that first, with one process: coupled-adam data prepare "
             f"{config.data.source} --tokenizer {config.data.tokenizer} --out {folder}"
         )
+    return open_tokens(config)
+
+
+def open_tokens(config: Config) -> Corpus:
+    """The tokens to train on, which are there; refused where the model has no row for some of them."""
+    folder = Path(config.data.folder).expanduser()
     corpus = open_corpus(folder)
     if corpus.vocabulary_size > config.model.vocabulary_size:
         raise ValueError(
