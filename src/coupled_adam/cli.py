@@ -8,8 +8,10 @@ import typer
 from coupled_adam import __version__
 from coupled_adam.commands import data, study
 from coupled_adam.commands.demo import demo
+from coupled_adam.commands.eval import evaluate
 from coupled_adam.commands.export import export
 from coupled_adam.commands.inspect import inspect
+from coupled_adam.commands.theory import theory
 from coupled_adam.commands.train import train
 
 app = typer.Typer(
@@ -57,5 +59,7 @@ app.command()(demo)
 app.command()(inspect)
 app.command()(train)
 app.command()(export)
+app.command("eval")(evaluate)
+app.command()(theory)
 app.add_typer(data.app, name="data")
 app.add_typer(study.app, name="study")

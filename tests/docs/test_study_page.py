@@ -13,9 +13,10 @@ from typer.main import get_command
 
 from coupled_adam.cli import app
 from coupled_adam.study import plan, tables
+from coupled_adam.study import plan_sections as sections
 from coupled_adam.study.expansion import cells_of, chosen
 from coupled_adam.study.measurement import MEASURES
-from coupled_adam.study.metrics import METRICS
+from coupled_adam.study.metrics import METRICS, TASK_LIMIT, TASKS, THEORY_PREFIX
 from coupled_adam.study.overview import gpu_hours, hours
 from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study
 from coupled_adam.study.results import STORED, Result, to_json
@@ -60,7 +61,8 @@ def test_command_of_the_study_page_names_commands_options_studies_and_runs_that_
     assert {word for word in words if word.startswith("--")} <= known
     values = [(option, value) for option, value in itertools.pairwise(words) if option.startswith("--")]
     if command[1:3] == ["study", "run"]:
-        cells = cells_of(load_named(words[0]), [value for option, value in values if option == "--set"])
+        settings = [value for option, value in values if option == "--set"]
+        cells = cells_of(*plan.with_settings(load_named(words[0]), settings))
         assert chosen(cells, [value for option, value in values if option == "--only"])
         assert {value for option, value in values if option == "--launcher"} <= set(LAUNCHERS)
     elif command[1:3] == ["study", "show"]:
@@ -76,7 +78,7 @@ def test_every_option_and_launcher_of_study_run_is_on_the_study_page() -> None:
 
 def test_tables_of_the_study_page_have_every_key_of_a_study_file() -> None:
     named = [key.strip("[]") for key in first_column(section("Every key"))]
-    kinds = (plan.ModelAxis, plan.OptimizerAxis, plan.EvaluationSection, plan.SlurmSection)
+    kinds = (sections.ModelAxis, sections.OptimizerAxis, sections.EvaluationSection, sections.SlurmSection)
     parts = ("models", "optimizers", "evaluation", "slurm")
     expected = [key for key in Study.model_fields if key not in parts]
     expected += [key for kind in kinds for key in kind.model_fields]
@@ -86,9 +88,9 @@ def test_tables_of_the_study_page_have_every_key_of_a_study_file() -> None:
 
 
 def test_defaults_on_the_study_page_are_those_of_the_study_file() -> None:
-    kinds = {**plan.EvaluationSection.model_fields, **plan.SlurmSection.model_fields}
+    kinds = {**sections.EvaluationSection.model_fields, **sections.SlurmSection.model_fields}
     shown = dict(re.findall(r"^\| `(\w+)` \| `?(true|false|\d+)`? \|", section("Every key"), re.MULTILINE))
-    assert shown.keys() == {"test_loss", "measures", "hours", "gpus", "cpus"}
+    assert shown.keys() == {"test_loss", "measures", "theory", "theory_batches", "hours", "gpus", "cpus"}
     for key, value in shown.items():
         assert tomllib.loads(f"value = {value}")["value"] == kinds[key].default, key
 
@@ -127,8 +129,9 @@ def test_tables_of_the_study_page_have_every_key_of_a_result() -> None:
     text = section("results.jsonl")
     assert first_column(text) == list(STORED)
     metrics = next(row for row in text.splitlines() if row.startswith("| `metrics`"))
-    named = set(re.findall(r"`([a-z_0-9]+)`", metrics)) - {"metrics", "null", "input_"}
-    assert named == {*MEASURES, "loss", "loss_standard_error", "val_loss", "train_loss"}
+    named = set(re.findall(r"`([a-z_0-9]+)`", metrics)) - {"metrics", "null", "input_", THEORY_PREFIX, TASK_LIMIT}
+    of_tasks = {task.key for task in TASKS} | {"acc"}
+    assert named == {*MEASURES, *of_tasks, "loss", "loss_standard_error", "val_loss", "train_loss"}
     assert named <= METRICS.keys()
 
 
@@ -147,7 +150,7 @@ def test_tables_and_figures_on_the_study_page_are_those_that_can_be_written() ->
     album = pytest.importorskip("coupled_adam.study.figures.album")
     text = section("What is in the folder")
     of_tables, of_figures = text.split("| figure |")
-    assert {*first_column(of_tables)} == {name for name in tables.NAMES if "downstream" not in name}
+    assert {*first_column(of_tables)} == {*tables.NAMES}
     drawn = {entry.name for entry in album.ENTRIES}
     assert {*first_column(of_figures)} == {name for name in drawn if not name.endswith("_input")}
 

@@ -117,9 +117,9 @@ def run_and_report(
     display = StudyDisplay(console)
 
     def before_runs() -> None:
-        for note in prepare_data(cells, display.say):
+        for note in (*_check_installed(study), *prepare_data(cells, display.say)):
             display.say(note)
-        _check_words(study, cells)
+        _check_tokenizers(study, cells)
 
     _require_writable(folder.path / "report.html")
     with _refusing():
@@ -243,11 +243,27 @@ def _print_plan(console: Console, study: "Study", cells: "Sequence[Cell]", folde
     console.print(Text("Nothing was started: --dry-run."))
 
 
-def _check_words(study: "Study", cells: "Sequence[Cell]") -> None:
+def _check_installed(study: "Study") -> list[str]:
+    """See that what tasks and theory need is here, before hours of preparing data; what the user should know."""
+    if not study.evaluation.tasks and not study.evaluation.theory:
+        return []
+    from coupled_adam.study.task_evaluation import check_task_names  # loads torch
+    from coupled_adam.study.theory_evaluation import notes_on_theory
+
+    check_task_names(study.evaluation)
+    return list(notes_on_theory(study.evaluation))
+
+
+def _check_tokenizers(study: "Study", cells: "Sequence[Cell]") -> None:
+    """Of the corpora, which are there now."""
     if study.evaluation.measures and study.evaluation.wordsim is not None:
         from coupled_adam.study.measurement import check_words  # loads torch
 
         check_words(study.evaluation, [cell.config.data.folder for cell in cells])
+    if study.evaluation.tasks:
+        from coupled_adam.study.task_evaluation import check_tokenizers
+
+        check_tokenizers(study.evaluation, [cell.config for cell in cells])
 
 
 def _report(console: Console, folders: Sequence[Path], out: Path) -> None:

@@ -19,8 +19,8 @@ from coupled_adam.models.config import parameter_count
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import Cell
 from coupled_adam.study.folder import CONFIG, ERROR, OUTPUT, StudyFolder, claimed, tail
-from coupled_adam.study.plan import EvaluationSection
-from coupled_adam.study.results import Result, write_evaluation
+from coupled_adam.study.plan_sections import EvaluationSection
+from coupled_adam.study.results import Result, read_evaluation, write_evaluation
 from coupled_adam.training.config import Config, to_toml
 from coupled_adam.training.run_folder import RunFolder
 
@@ -139,7 +139,9 @@ def _train_and_measure(task: Task, output: TextIO) -> tuple[Status, str]:
                     return "stopped", ""
             from coupled_adam.study.measurement import measure_run
 
-            measured = measure_run(folder, task.evaluation)
+            before = read_evaluation(folder, task.study_folder)
+            is_ours = before is not None and before.config_hash == task.cell.config_hash
+            measured = measure_run(folder, task.evaluation, before if is_ours else None)
         finally:
             spent = spent.plus(time.monotonic() - started, meter.joules)
             spent.write(folder)

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.study.plan import ModelAxis, OptimizerAxis, Study
+from coupled_adam.study.plan import Study
+from coupled_adam.study.plan_sections import ModelAxis, OptimizerAxis
 from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, load_config
 from coupled_adam.training.config_toml import toml_value
 
 MOST_LINES = 12
+# The paper measures its theory at ten equidistant checkpoints.
+THEORY_MILESTONES = 10
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def cells_of(study: Study, overrides: Sequence[str] = ()) -> list[Cell]:
         for seed in study.seeds:
             try:
                 config = load_config(study.base_of(model), [*own, f"seed={seed}", *last])
+                config = with_milestones(config) if study.evaluation.theory else config
             except ValueError as error:
                 for line in str(error).splitlines():
                     wrong.setdefault(_in_study_words(line, overrides), []).append(where)
@@ -93,6 +97,19 @@ def cells_of(study: Study, overrides: Sequence[str] = ()) -> list[Cell]:
         raise ValueError("\n".join(_mistakes(study, wrong)))
     _require_different_names(study, cells)
     return cells
+
+
+def with_milestones(config: Config) -> Config:
+    """The config of a run whose theory is measured: it keeps ten milestones, where it would keep none."""
+    if config.checkpoints.milestones:
+        return config
+    if config.total_steps < THEORY_MILESTONES:
+        raise ValueError(
+            f"evaluation.theory = true: a run of {config.total_steps} steps has no {THEORY_MILESTONES} milestones; "
+            f"raise training.tokens, or set checkpoints.milestones = {config.total_steps}"
+        )
+    kept = config.checkpoints.model_copy(update={"milestones": THEORY_MILESTONES})
+    return config.model_copy(update={"checkpoints": kept})
 
 
 def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Variant]]:

@@ -10,15 +10,18 @@ runs/<cell>/seed-<k>/           a run folder of training, and beside its files:
 
 import fcntl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from coupled_adam.atomic import write_whole
 from coupled_adam.study.expansion import Cell, config_hash
-from coupled_adam.study.plan import FILE_NAME, EvaluationSection, Study, load_study, study_toml
+from coupled_adam.study.metrics import TASK_LIMIT, task_key
+from coupled_adam.study.plan import FILE_NAME, Study, load_study, study_toml
+from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
+from coupled_adam.study.theory_metrics import THEORY_BATCHES
 from coupled_adam.training.config import differences, load_config, to_toml
 from coupled_adam.training.logbook import parse_row
 from coupled_adam.training.presets import PRESETS
@@ -95,7 +98,7 @@ class StudyFolder:
         result = read_evaluation(self.run(cell), self.path)
         if result is None or result.config_hash != cell.config_hash:
             return None
-        return result if expected_metrics(evaluation) <= result.metrics.keys() else None
+        return result if is_measured(result.metrics, evaluation) else None
 
     def status(self, cell: Cell, evaluation: EvaluationSection) -> str:
         """finished, running, failed, stopped (it goes on from where it was) or waiting."""
@@ -124,12 +127,29 @@ def _is_beginning(path: Path) -> bool:
     return fnmatchcase(path.name, ".*.tmp") or fnmatchcase(path.name, "base-*.toml")
 
 
+def is_measured(metrics: Mapping[str, float | None], evaluation: EvaluationSection) -> bool:
+    """Whether a result has all that is asked for, though it may be None; one that has not is measured again."""
+    if not expected_metrics(evaluation) <= metrics.keys():
+        return False
+    # All documents are never too few.
+    if evaluation.tasks and metrics.get(TASK_LIMIT) not in (None, evaluation.task_limit):
+        return False
+    return not evaluation.theory or metrics[THEORY_BATCHES] == evaluation.theory_batches
+
+
 def expected_metrics(evaluation: EvaluationSection) -> set[str]:
-    """The metrics that a result must have, though they may be None; a result without them is measured again."""
-    expected = {"train_loss"}
+    """The metrics that a result must have."""
+    expected = {"train_loss"} | expected_measures(evaluation)
     expected |= {"loss"} if evaluation.test_loss else set()
-    expected |= {"iso"} if evaluation.measures else set()
-    return expected | ({"r_cos"} if evaluation.measures and evaluation.wordsim else set())
+    expected |= {task_key(name) for name in evaluation.tasks or ()}
+    return expected | ({THEORY_BATCHES} if evaluation.theory else set())
+
+
+def expected_measures(evaluation: EvaluationSection) -> set[str]:
+    """Those of them that measure the embeddings."""
+    if not evaluation.measures:
+        return set()
+    return {"iso", "r_cos"} if evaluation.wordsim else {"iso"}
 
 
 @contextmanager

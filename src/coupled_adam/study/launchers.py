@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from coupled_adam.study.cell import Status, Task, run_cell, write_error
 from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.folder import OUTPUT, tail
-from coupled_adam.study.plan import SlurmSection
+from coupled_adam.study.plan_sections import SlurmSection
 
 # So often a job of a cluster may reach its time limit; submitit would give up after three times.
 MOST_TIME_LIMITS = 100

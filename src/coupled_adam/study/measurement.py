@@ -1,4 +1,5 @@
-"""What is measured of a trained run: its loss on the test split, its embeddings, and what its curves ended with."""
+"""What is measured of a trained run: its loss on the test split, its embeddings, what its curves ended with, and where
+they are asked for downstream tasks and the theory."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +14,11 @@ from coupled_adam.evaluation.held_out_loss import loss_over, pick_split
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.study.embedding_arrays import initial_tables, table_arrays, write_arrays
-from coupled_adam.study.plan import EvaluationSection
+from coupled_adam.study.folder import expected_measures
+from coupled_adam.study.plan_sections import EvaluationSection
+from coupled_adam.study.results import Result
+from coupled_adam.study.task_evaluation import measure_tasks
+from coupled_adam.study.theory_evaluation import measure_theory
 from coupled_adam.training.config import Config
 from coupled_adam.training.devices import pick_device
 from coupled_adam.training.logbook import read_metrics
@@ -53,23 +58,51 @@ class Measured:
     """What the user should know."""
 
 
-def measure_run(run_folder: Path, evaluation: EvaluationSection) -> Measured:
-    """Measure a finished run, and write its embeddings.npz."""
+def measure_run(run_folder: Path, evaluation: EvaluationSection, before: Result | None = None) -> Measured:
+    """Measure a finished run, and write its embeddings.npz.
+
+    What takes long comes first: tasks and theory keep what they have, so that after a kill nothing is measured twice.
+
+    Args:
+        run_folder: with the checkpoint of the last step.
+        evaluation: what is asked for.
+        before: the run's result when less was asked for; what it has is not measured again.
+    """
+    release_memory()  # the training may have been in this process
     curves, tokens_per_second = from_curves(run_folder)
-    model, config, corpus = load_run(run_folder)
-    corpus = corpus or open_corpus(Path(config.data.folder).expanduser())
-    device = pick_device(config.training.device)
-    model.to(device)
-    metrics, notes, split = curves, [], "test"
-    if evaluation.test_loss:
-        split, note = pick_split(corpus)
-        notes += [note] if note else []
-        bf16 = device.type == "cuda" and config.training.precision != "float32"
-        found = loss_over(model, corpus.tokens(split), bf16=bf16 or config.training.precision == "bf16")
-        metrics |= {"loss": found.loss, "loss_standard_error": found.standard_error}
-    if evaluation.measures:
-        metrics |= measure_tables(run_folder, model, config, corpus, evaluation.wordsim)
+    metrics: Metrics = {**(before.metrics if before else {}), **curves}
+    split, notes = before.loss_split if before else "test", []
+    if evaluation.tasks:
+        found, said = measure_tasks(run_folder, evaluation)
+        metrics |= found
+        notes += said
+        release_memory()
+    if evaluation.theory:
+        found, said = measure_theory(run_folder, evaluation)
+        metrics |= found
+        notes += said
+        release_memory()
+    needs_loss = evaluation.test_loss and "loss" not in metrics
+    needs_measures = not expected_measures(evaluation) <= metrics.keys()
+    if needs_loss or needs_measures:
+        model, config, corpus = load_run(run_folder)
+        corpus = corpus or open_corpus(Path(config.data.folder).expanduser())
+        model.to(pick_device(config.training.device))
+        if needs_loss:
+            split, note = pick_split(corpus)
+            notes += [note] if note else []
+            metrics |= measure_loss(model, config, corpus, split)
+        if needs_measures:
+            metrics |= measure_tables(run_folder, model, config, corpus, evaluation.wordsim)
     return Measured(metrics, tokens_per_second, split, notes)
+
+
+def measure_loss(model: LanguageModel, config: Config, corpus: Corpus, split: str) -> Metrics:
+    """The loss over a whole split, in the precision of the training."""
+    precision = config.training.precision
+    is_on_gpu = next(model.parameters()).is_cuda
+    found = loss_over(model, corpus.tokens(split), bf16=precision == "bf16" or (is_on_gpu and precision == "auto"))
+    return {"loss": found.loss, "loss_standard_error": found.standard_error}
 
 
 def from_curves(run_folder: Path) -> tuple[Metrics, float | None]:

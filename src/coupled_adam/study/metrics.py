@@ -4,6 +4,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from coupled_adam.evaluation.downstream.tasks import PAPER_TASKS
+from coupled_adam.study.notation import escape_latex
+
 Better = Literal["lower", "higher"]
 
 ARROWS = {"lower": "↓", "higher": "↑", None: ""}
@@ -108,6 +111,33 @@ METRICS: dict[str, Metric] = _OF_THE_MODEL | {
     INPUT_PREFIX + metric.key: of_input_table(metric) for metric in (*MAIN, *OTHERS) if metric.key not in NOT_OF_A_TABLE
 }
 """Every metric by its key, in the order in which they are shown."""
+
+
+# Of these there is no better or worse, so they are not among METRICS; `theory_metrics` says what each is.
+THEORY_PREFIX = "theory_"
+# Not measured itself: the documents of a task that were evaluated, from the first; None or absent: all.
+TASK_LIMIT = "task_limit"
+
+
+def task_key(name: str) -> str:
+    """The name of a task in the results of a run; one that is not the paper's has that of lm-eval.
+
+    Example:
+        >>> task_key("lambada_openai"), task_key("piqa")
+        ('lambada', 'piqa')
+    """
+    return next((task.key for task in PAPER_TASKS if task.name == name), name)
+
+
+def other_tasks(found: Iterable[Mapping[str, float | None]]) -> list[Metric]:
+    """The tasks in results that are not the paper's, by name.
+
+    Args:
+        found: what each run has measured.
+    """
+    keys = {key for values in found for key in values if key not in METRICS and key != TASK_LIMIT}
+    names = sorted(key for key in keys if not key.startswith(THEORY_PREFIX))
+    return [Metric(name, name, escape_latex(name), "higher", 2) for name in names]
 
 
 def named(metric: Metric, splits: Collection[str]) -> Metric:

@@ -21,6 +21,7 @@ from markupsafe import Markup
 from coupled_adam import __version__
 from coupled_adam.study.figures import Plate
 from coupled_adam.study.figures.album import MAIN_PICTURE
+from coupled_adam.study.metrics import TASKS, measured, other_tasks
 from coupled_adam.study.report_curves import curves_data, curves_note
 from coupled_adam.study.report_data import has_scale_exponents, loss_note, sizes, variants
 from coupled_adam.study.report_plan import StudyPlan, Unfinished
@@ -120,7 +121,9 @@ def what_was_compared(results: Sequence[Result]) -> list[str]:
 def commands(plans: Sequence[StudyPlan], results: Sequence[Result], out: Path) -> list[str]:
     """What to type to get this report again, in the folder `out`."""
     versions = sorted({result.package for result in results}, key=version_order)
-    install = f"pip install 'coupled-adam[study]=={versions[-1]}'" if versions else "pip install 'coupled-adam[study]'"
+    found = [result.metrics for result in results]
+    extras = "eval,study" if measured(TASKS, found) or other_tasks(found) else "study"
+    install = f"pip install 'coupled-adam[{extras}]{f'=={versions[-1]}' if versions else ''}'"
     folders = [shlex.quote(str(plan.folder)) for plan in plans]
     runs = [
         f"coupled-adam study run {shlex.quote(str(plan.folder / 'study.toml'))} --out {folder}-again"

@@ -8,15 +8,18 @@ again.
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from coupled_adam.atomic import write_whole
+from coupled_adam.study.metrics import TASK_LIMIT, TASKS
 
 FILE_NAME = "results.jsonl"
 EVALUATION = "evaluation.json"
 RUNS = "runs"
+RUN_PARTS = (RUNS, "*", "seed-*")
+"""Where the run folders of a study lie in it."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,33 @@ def gather_results(study_folder: Path, run_folders: Iterable[Path]) -> list[Resu
     results = [result for result in found if result is not None]
     write_whole(study_folder / FILE_NAME, "".join(to_json(result) + "\n" for result in results))
     return results
+
+
+def add_metrics(run_folder: Path, metrics: dict[str, float | None]) -> Path | None:
+    """Add metrics that were measured later to the result of a run, and gather the results of its study anew.
+
+    Args:
+        run_folder: any run.
+        metrics: by their names in a result; those it has already are replaced. Tasks are of all documents.
+
+    Returns:
+        The study folder; None where the run has no result of a study.
+    """
+    run_folder = run_folder.resolve()
+    study_folder = run_folder.parents[len(RUN_PARTS) - 1] if len(run_folder.parts) > len(RUN_PARTS) else run_folder
+    result = read_evaluation(run_folder, study_folder)
+    if result is None or result.run_folder != run_folder:
+        return None
+    of_tasks = {metric.key for metric in TASKS}
+    added, known = metrics.keys() & of_tasks, result.metrics.keys() & of_tasks
+    if added and added >= known:
+        metrics = {**metrics, TASK_LIMIT: None}
+    write_evaluation(replace(result, metrics={**result.metrics, **metrics}))
+    # The rows keep their order; runs whose row was lost come behind.
+    rows = read_results(study_folder) if (study_folder / FILE_NAME).is_file() else []
+    others = sorted(path.parent for path in study_folder.glob(f"{'/'.join(RUN_PARTS)}/{EVALUATION}"))
+    gather_results(study_folder, dict.fromkeys([*(row.run_folder for row in rows), *others]))
+    return study_folder
 
 
 def _finite(value: float | None) -> float | None:

@@ -20,7 +20,18 @@ from coupled_adam.study.grid import (
     optimizer_labels,
     sizes_of,
 )
-from coupled_adam.study.metrics import INPUT_PREFIX, MAIN, METRICS, OTHERS, TASKS, Metric, measured, named
+from coupled_adam.study.metrics import (
+    INPUT_PREFIX,
+    MAIN,
+    METRICS,
+    OTHERS,
+    TASK_LIMIT,
+    TASKS,
+    Metric,
+    measured,
+    named,
+    other_tasks,
+)
 from coupled_adam.study.published import (
     ALL_TABLES,
     SCALE_TABLES,
@@ -34,12 +45,13 @@ from coupled_adam.study.runs_table import runs_table
 from coupled_adam.study.statistics import better_than_all, summarise
 from coupled_adam.study.table_formats import FORMATS
 from coupled_adam.study.table_model import Cell, Column, Table, text_column
+from coupled_adam.study.theory_table import theory_table
 from coupled_adam.training.amounts import short
 
 FOLDER = "tables"
 NAMES = (
     *("main", "downstream", "further", "scale", "scale_downstream"),
-    *("sgd_search", "sgd_best", "sgd_best_downstream", "comparisons", "runs"),
+    *("sgd_search", "sgd_best", "sgd_best_downstream", "theory", "comparisons", "runs"),
 )
 DOWNSTREAM = (*TASKS, METRICS["acc"])
 FURTHER = (*OTHERS, *(metric for key, metric in METRICS.items() if key.startswith(INPUT_PREFIX)))
@@ -58,7 +70,7 @@ def build_tables(results: Sequence[Result], planned: Sequence[Planned] = ()) -> 
 
     Returns:
         The tables by their names: main, downstream (with task results), further, scale (over n), sgd_search and
-        sgd_best (over f), comparisons, runs. Empty without runs and plan.
+        sgd_best (over f), theory, comparisons, runs. Empty without runs and plan.
     """
     cells = gather_cells(results, planned)
     if not cells:
@@ -77,6 +89,7 @@ def build_tables(results: Sequence[Result], planned: Sequence[Planned] = ()) -> 
         metric_table("sgd_search", "SGD: the search for f", searched, MAIN, SGD_SEARCH_TABLES),
         metric_table("sgd_best", "SGD with the best f, and Coupled Adam", best, MAIN, SGD_BEST_TABLES, notes=choices),
         downstream_table("sgd_best_downstream", "SGD with the best f: downstream tasks", best, SGD_BEST_TABLES),
+        theory_table(cells),
         comparison_table(cells),
         runs_table(cells),
     ]
@@ -151,10 +164,12 @@ def metric_table(
 def downstream_table(
     name: str, title: str, groups: Sequence[Sequence[CellRuns]], published: Sequence[str], label: Column = OPTIMIZER
 ) -> Table | None:
-    """The tasks one by one and their mean; None where no run has a task."""
-    if not measured(TASKS, (run.metrics for group in groups for cell in group for run in cell.runs.values())):
+    """The paper's tasks one by one and their mean, then other tasks; None where no run has a task."""
+    found = [run.metrics for group in groups for cell in group for run in cell.runs.values()]
+    others = other_tasks(found)
+    if not measured((*TASKS, *others), found):
         return None
-    return metric_table(name, title, groups, DOWNSTREAM, published, label)
+    return metric_table(name, title, groups, (*DOWNSTREAM, *others), published, label)
 
 
 def further_table(groups: Sequence[Sequence[CellRuns]]) -> Table | None:
@@ -247,6 +262,10 @@ def notes_on(
     note = loss_note(run for cell in cells for run in cell.runs.values())
     if note and "loss" in {metric.key for metric in shown}:
         notes.append(note)
+    limits = {run.metrics.get(TASK_LIMIT) for cell in cells for run in cell.runs.values()} - {None}
+    if limits and {metric.key for metric in shown} & {metric.key for metric in DOWNSTREAM}:
+        documents = " or ".join(f"{limit:g}" for limit in sorted(filter(None, limits)))
+        notes.append(f"Of each task only the first {documents} documents were evaluated, for a try.")
     unmeasured = [metric.label for metric in wanted if metric not in shown]
     if unmeasured:
         notes.append(f"Not measured in any run: {', '.join(unmeasured)}.")

@@ -6,16 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coupled_adam.inspection.figures import INK
-from coupled_adam.study.figures.style import (
-    FAINT,
-    MARKERS,
-    SIZE_COLOURS,
-    draw_difference,
-    legend_above,
-    looks,
-    panels,
-    size_panels,
-)
+from coupled_adam.inspection.plates import FAINT, MARKERS, SERIES_COLOURS, legend_above, panels
+from coupled_adam.study.figures.style import draw_difference, looks, size_panels
 from coupled_adam.study.metrics import MAIN, OTHERS, named
 from coupled_adam.study.report_data import (
     Size,
@@ -130,7 +122,7 @@ def _draw_over_n(
     for size, points in found.items():
         number = all_sizes.index(size)  # the same colour in every panel
         line = {0.0: 0.0} | {n: comparison.difference or 0.0 for n, comparison in points.items()}
-        colour = SIZE_COLOURS[number % len(SIZE_COLOURS)]
+        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
         axes.plot(sorted(line), [line[n] for n in sorted(line)], color=colour, linewidth=1, alpha=0.6)
         for n, comparison in points.items():
             draw_difference(axes, n, comparison, number, labels[size] if len(all_sizes) > 1 else None, marker_size)
@@ -151,7 +143,7 @@ def _draw_points(axes: Axes, points: Sequence[tuple[float, Summary]], number: in
         [summary.mean or 0.0 for _, summary in points],
         yerr=[summary.std or 0.0 for _, summary in points],
         marker=MARKERS[number % len(MARKERS)],
-        color=SIZE_COLOURS[number % len(SIZE_COLOURS)],
+        color=SERIES_COLOURS[number % len(SERIES_COLOURS)],
         markersize=4.5,
         linewidth=1.2,
         capsize=2.5,

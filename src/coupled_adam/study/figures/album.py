@@ -1,8 +1,4 @@
-"""All figures of a study, with their titles and captions, as files and as parts of a page.
-
-Every figure is rendered once as SVG. The page takes it with the colours of the page around it, the file with a white
-ground; both have the same ids on every machine.
-"""
+"""All figures of a study, with their titles and captions, as files and as parts of a page."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,29 +8,15 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from coupled_adam.atomic import replacing, write_whole
-from coupled_adam.inspection.figures import INK, to_svg
-from coupled_adam.study.figures import ablations, clouds, differences, embeddings, experiments, training
+from coupled_adam.inspection.plates import STYLE, Plate, plate, write_plates
+from coupled_adam.study.figures import ablations, clouds, differences, embeddings, experiments, theory, training
 from coupled_adam.study.figures.run_files import is_thinned
-from coupled_adam.study.figures.style import GRID, STYLE
 from coupled_adam.study.report_data import largest_size, main_pair, size_labels, sizes
 from coupled_adam.study.results import Result
+from coupled_adam.theory.album import CAPTIONS as THEORY_CAPTIONS
 
 Draw = Callable[..., Figure | None]
 MAIN_PICTURE = "embedding_cloud"
-
-
-@dataclass(frozen=True)
-class Plate:
-    """One figure of the study."""
-
-    name: str
-    """Of its files, without .svg or .pdf."""
-    title: str
-    caption: str
-    figure: Figure
-    svg: str
-    """An SVG element for a page that defines --line."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +61,13 @@ ENTRIES = (
         "Difference against dataset size",
         "{second} less {first}. Bars: one-sided 95% threshold; a filled marker is significant, a hollow one is not.",
         differences.draw_differences,
+    ),
+    _Entry(
+        "downstream",
+        "Difference in accuracy, task by task",
+        "{second} less {first}, of the largest dataset of each model. Bars: one-sided 95% threshold; a filled marker "
+        "is significant, a hollow one is not.",
+        differences.draw_task_differences,
     ),
     _Entry(
         "ablation_scale",
@@ -134,6 +123,16 @@ ENTRIES = (
         "embeddings",
     ),
     _Entry(
+        "theory_second_moment",
+        THEORY_CAPTIONS["second_moment"][0],
+        "E[v] of a token, rebuilt at the last checkpoint of one run, against how often the token occurs; a point is a "
+        "token. The line A p̃ minimises plain squares, so the most frequent tokens decide it. On the right the same in "
+        "logarithms.",
+        theory.draw_second_moments,
+    ),
+    _Entry("theory_constant", *THEORY_CAPTIONS["second_moment_constant"], theory.draw_constants),
+    _Entry("theory_update_sums", *THEORY_CAPTIONS["update_sums"], theory.draw_sums),
+    _Entry(
         "experiments",
         "Dataset and model sizes",
         "One marker for each size that has finished runs; the line N = D/20 is about compute-optimal.",
@@ -150,12 +149,10 @@ def draw_figures(results: Sequence[Result]) -> list[Plate]:
         for entry in ENTRIES:
             figure = entry.draw(results)
             if figure is not None:
-                svg = to_svg(figure, entry.name).replace(GRID, "var(--line)")
-                figure.set_layout_engine("none")  # it is laid out now; again for the PDF would be slow
                 caption = entry.caption.format_map(words)
                 if entry.curves and is_thinned(results, entry.curves):
                     caption += f" {AVERAGED}"
-                plates.append(Plate(entry.name, entry.title, caption, figure, svg))
+                plates.append(plate(entry.name, entry.title, caption, figure))
     return plates
 
 
@@ -166,22 +163,7 @@ def write_figures(plates: Sequence[Plate], folder: Path) -> None:
         plates: from `draw_figures`.
         folder: made if it is missing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for entry in ENTRIES:
-        if entry.name not in {plate.name for plate in plates}:
-            for kind in ("svg", "pdf"):
-                (folder / f"{entry.name}.{kind}").unlink(missing_ok=True)
-    for plate in plates:
-        write_whole(folder / f"{plate.name}.svg", standalone_svg(plate.svg))
-        with replacing(folder / f"{plate.name}.pdf") as temporary, matplotlib.rc_context(STYLE):
-            plate.figure.savefig(temporary, format="pdf", dpi=180, metadata={"CreationDate": None})
-
-
-def standalone_svg(svg: str) -> str:
-    """An SVG element of the page as a file of its own, with colours of its own and a white ground."""
-    plain = svg.replace("currentColor", INK).replace("var(--line)", GRID)
-    end = plain.index(">") + 1
-    return f'{plain[:end]}\n<rect width="100%" height="100%" fill="#ffffff"/>{plain[end:]}\n'
+    write_plates(plates, folder, [entry.name for entry in ENTRIES])
 
 
 def _caption_words(results: Sequence[Result]) -> dict[str, str]:

@@ -1,12 +1,14 @@
-"""The difference in loss and accuracy between the two optimizers over the dataset size (the paper's Fig. results_S)."""
+"""The difference between the two optimizers: in loss and accuracy over the dataset size (the paper's Fig. results_S),
+and in the accuracy of each task."""
 
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from coupled_adam.study.figures.style import FAINT, draw_difference, legend_above, panels
-from coupled_adam.study.metrics import METRICS
+from coupled_adam.inspection.plates import FAINT, legend_above, panels
+from coupled_adam.study.figures.style import draw_difference
+from coupled_adam.study.metrics import METRICS, TASKS
 from coupled_adam.study.report_data import Size, compare_variants, main_pair, model_names, sizes
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison
@@ -38,6 +40,37 @@ def draw_differences(results: Sequence[Result]) -> Figure | None:
         axes.set(ylabel=f"difference in {UNITS[metric]}", xlabel="dataset size D (tokens)")
         axes.set_title(f"{METRICS[metric].better} is better", fontsize=9)
     legend_above(figure, rows[0])
+    return figure
+
+
+def draw_task_differences(results: Sequence[Result]) -> Figure | None:
+    """The tasks beside each other, and a marker for each model: that of its largest dataset with tasks."""
+    pair = main_pair(results)
+    if pair is None:
+        return None
+    found: dict[tuple[int, str], dict[str, Comparison]] = {}  # of a model, by task; larger datasets replace smaller
+    for size in sizes(results):
+        compared = {task.key: compare_variants(results, size, *pair, task.key) for task in TASKS}
+        known = {key: comparison for key, comparison in compared.items() if comparison is not None}
+        if known:
+            found[size.parameters, size.model] = known
+    if not found:
+        return None
+    shown = [task for task in TASKS if any(task.key in of_model for of_model in found.values())]
+    names = model_names(sizes(results))
+    models = [model for model in names if model in found]
+    figure, [[axes]] = panels(1, 1, 3.4)
+    axes.axhline(0, color=FAINT, linewidth=1.2)
+    for number, model in enumerate(models):
+        label: str | None = f"N = {names[model]}"
+        for place, task in enumerate(shown):
+            if task.key in found[model]:
+                beside = 0.14 * (number - (len(models) - 1) / 2)
+                draw_difference(axes, place + beside, found[model][task.key], number, label)
+                label = None  # once is enough
+    axes.set_xticks(range(len(shown)), [task.label for task in shown], rotation=30, horizontalalignment="right")
+    axes.set(xlim=(-0.6, len(shown) - 0.4), ylabel="difference in accuracy")
+    legend_above(figure, [axes])
     return figure
 
 

@@ -6,9 +6,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from coupled_adam.inspection.plates import legend_above, panels
 from coupled_adam.study.figures.clouds import shown_variants
 from coupled_adam.study.figures.run_files import embedding_arrays
-from coupled_adam.study.figures.style import legend_above, looks, panels, size_panels
+from coupled_adam.study.figures.style import looks, size_panels
 from coupled_adam.study.report_data import largest_size, runs_of, sizes, variants
 from coupled_adam.study.results import Result
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from coupled_adam.study.figures.style import FAINT, MARKERS, SIZE_COLOURS, legend_above, panels
+from coupled_adam.inspection.plates import FAINT, MARKERS, SERIES_COLOURS, legend_above, panels
 from coupled_adam.study.report_data import model_names, sizes
 from coupled_adam.study.results import Result
 from coupled_adam.training.amounts import short
@@ -22,7 +22,7 @@ def draw_experiments(results: Sequence[Result]) -> Figure | None:
     models = model_names(shown)
     for number, ((parameters, model), name) in enumerate(models.items()):
         tokens = [size.tokens for size in shown if (size.parameters, size.model) == (parameters, model)]
-        colour, marker = SIZE_COLOURS[number % len(SIZE_COLOURS)], MARKERS[number % len(MARKERS)]
+        colour, marker = SERIES_COLOURS[number % len(SERIES_COLOURS)], MARKERS[number % len(MARKERS)]
         axes.plot(tokens, [parameters] * len(tokens), marker, color=colour, markersize=8, label=f"N = {name}")
     all_tokens = np.array(
         [size.tokens for size in shown] + [parameters * TOKENS_PER_PARAMETER for parameters, _ in models]

@@ -1,44 +1,26 @@
 """How the figures look: one colour, one line and one marker for each optimizer and for each model size.
 
 The colours can be told apart with any kind of colour vision and read on white and on black; lines and markers say the
-same again. A figure is about as wide as a phone, so that its letters can be read there.
+same again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from coupled_adam.inspection.figures import STYLE as INSPECTION_STYLE
+from coupled_adam.inspection.plates import MARKERS, SERIES_COLOURS, panels
 from coupled_adam.study.report_data import Role, Size, Variant, size_labels
 from coupled_adam.study.statistics import Comparison
-
-# Unlike the stand-in of the inspection page, this one is also seen: in the files beside the page.
-GRID = "#d9dde3"
-FAINT = "#868e99"  # readable on white and on black: what was before training, and reference lines
-WIDTH = 5.4  # inches
-LETTER = 0.075  # inches: a letter of a legend, on average
-
-STYLE: dict[Any, Any] = {
-    **INSPECTION_STYLE,
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.edgecolor": GRID,
-    "grid.color": GRID,
-    "text.parse_math": False,  # names of studies and models are text, whatever dollar signs they have
-}
 
 COLOURS: dict[Role, tuple[str, ...]] = {
     "standard": ("#e0632b", "#c98a00", "#d1557f"),
     "coupled": ("#3d87c9", "#7b6bd6", "#1fa3a3", "#8a6f5a"),
 }
 LINES: dict[Role, str] = {"standard": "--", "coupled": "-", "scaled": "-", "sgd": ":"}
-SIZE_COLOURS = ("#7b6bd6", "#1a9e78", "#c98a00", "#d1557f", "#5f7f96")
-MARKERS = ("o", "s", "^", "D", "v")
 
 
 @dataclass(frozen=True)
@@ -58,13 +40,6 @@ def looks(variants: Sequence[Variant]) -> dict[str, Look]:
         for number, variant in enumerate(family):
             found[variant.name] = Look(palette[number % len(palette)], LINES[role])
     return found
-
-
-def panels(rows: int, columns: int, height: float, *, share_y: bool = False) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of axes in rows and columns, each row `height` inches high."""
-    figure = Figure(figsize=(WIDTH, rows * height), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
-    return figure, [list(row) for row in axes]
 
 
 def size_panels(
@@ -98,7 +73,7 @@ def draw_difference(
         marker_size: in points.
     """
     assert comparison.difference is not None
-    colour = SIZE_COLOURS[number % len(SIZE_COLOURS)]
+    colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
     is_decided = comparison.significant or comparison.significantly_worse
     axes.errorbar(
         x,
@@ -112,22 +87,6 @@ def draw_difference(
         linestyle="none",
         label=label,
     )
-
-
-def legend_above(figure: Figure, shown: Iterable[Axes]) -> None:
-    """One legend for all panels, above the data; the figure grows by what it needs."""
-    entries: dict[str, Any] = {}
-    for axes in shown:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    if not entries:
-        return
-    handles, labels = list(entries.values()), list(entries)
-    width, height = figure.get_size_inches()
-    longest = max(len(label) for label in labels)
-    columns = max(1, min(len(labels), int(width / (LETTER * longest + 0.55))))
-    figure.set_figheight(height + 0.2 * -(-len(labels) // columns))
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=1.8, columnspacing=1.2)
 
 
 def _shades(colormap: str, count: int) -> tuple[str, ...]:

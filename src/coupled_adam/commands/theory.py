@@ -1,0 +1,174 @@
+"""`coupled-adam theory`."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from coupled_adam.commands.refusal import refuse
+
+if TYPE_CHECKING:
+    from coupled_adam.theory.overview import Numbers
+    from coupled_adam.theory.record import RunTheory
+
+WIDEST = 120
+"""Letters of the widest table: cut off at the edge of a narrow terminal, its numbers would be gone."""
+
+
+def theory(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Folders of runs, as `train` writes them.", show_default=False),
+    ],
+    batches: Annotated[int, typer.Option(min=1, metavar="K", help="Batches at each checkpoint.")] = 20,
+    checkpoint: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="STEP", min=0, help="Measure this checkpoint; may be repeated.  [default: all milestones]"
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where to compute: `cpu` or `cuda`.")] = None,
+    precision: Annotated[
+        Literal["float32", "bf16"], typer.Option(help="Of the forward pass; sums that vanish do so to its rounding.")
+    ] = "float32",
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Write theory.html and the figures.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
+) -> None:
+    """Measure why embeddings shift, on the checkpoints of a run.
+
+    Which sums over the vocabulary vanish: of gradients, and of the updates of SGD, Adam and Coupled Adam, by the layer
+    they come from. How the second moment follows the unigram probability. Each beside the paper's value. Nothing is
+    trained: the learning rate is zero.
+
+    Writes RUN/theory: theory.html, figures, all numbers. What was measured before is not measured again.
+
+    Try: `coupled-adam train tiny --set checkpoints.milestones=10`, then `coupled-adam theory runs/tiny-coupled-seed1`
+    """
+    started = time.perf_counter()
+
+    from coupled_adam.inspection.overview import printable, short_names
+    from coupled_adam.theory.measure import theory_of_run
+
+    if page:
+        _require_page()
+    names = short_names([printable(str(run)) for run in runs])
+    if len(set(names)) < len(names):
+        refuse("the same run is given twice; give each once")
+    measured: dict[str, RunTheory] = {}
+    try:
+        for name, run in zip(names, runs, strict=True):
+            with _bar(name) as on_progress:
+                measured[name] = theory_of_run(
+                    run,
+                    checkpoints=checkpoint,
+                    batches=batches,
+                    device=device,
+                    precision=precision,
+                    on_progress=on_progress,
+                    fresh=fresh,
+                )
+    except (ValueError, OSError, ImportError) as error:
+        refuse("\n".join(map(printable, str(error).splitlines())))
+    if as_json:
+        typer.echo(json.dumps({name: json.loads(found.to_json()) for name, found in measured.items()}))
+    else:
+        console = Console(highlight=False)
+        _print_tables(Console(highlight=False, width=max(console.width, WIDEST)), measured)
+    if page:
+        _write_pages(runs, measured, time.perf_counter() - started, is_quiet=as_json)
+    if checkpoint is None and precision == "float32":  # as a study measures it
+        _tell_studies(runs, measured, is_quiet=as_json)
+
+
+def _require_page() -> None:
+    """Say now, and not after the measuring, that what the page needs is missing."""
+    from coupled_adam.embeddings.optional import require
+
+    try:
+        for package in ("matplotlib", "jinja2"):
+            require(package, "study", "for theory.html (or give --no-page)")
+    except ImportError as error:
+        refuse(str(error))
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[int, int, int], None]]:
+    """A bar with the time left on the error output, gone when done; none where that is not a terminal."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(f"{name}: loading", total=None)
+
+        def on_progress(done: int, total: int, step: int) -> None:
+            progress.update(bar, description=f"{name}: step {step:,}", completed=done, total=total)
+
+        yield on_progress
+
+
+def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
+    from coupled_adam.inspection.overview import printable
+    from coupled_adam.theory.overview import fits_table, sums_table
+
+    for name, run in measured.items():
+        count = len(run.checkpoints)
+        checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
+        console.print(Text(f"{name}: {run.batches} batches at each of {checkpoints}"))
+        for numbers in (sums_table(run), fits_table(run)):
+            console.print(_rich_table(numbers))
+        for note in run.notes:
+            console.print(Text(f"Note: {printable(note)}", style="dim"), soft_wrap=True)
+
+
+def _rich_table(numbers: "Numbers") -> Table:
+    """Columns of one group have its name over the first of them."""
+    headings = [
+        f"{group if place == 0 or group != numbers.groups[place - 1] else ''}\n{label}"
+        for place, (group, label) in enumerate(zip(numbers.groups, numbers.labels, strict=True))
+    ]
+    columns = [Column(Text(heading), justify="right", no_wrap=True) for heading in headings]
+    table = Table(*columns, title=numbers.title, title_justify="left", title_style="bold", box=None, padding=(0, 1))
+    for row in numbers.rows:
+        table.add_row(*row)
+    for row in numbers.below:
+        table.add_row(*row, style="bold" if row[0] == "mean" else "dim")
+    return table
+
+
+def _write_pages(runs: Sequence[Path], measured: "dict[str, RunTheory]", seconds: float, *, is_quiet: bool) -> None:
+    from coupled_adam.inspection.overview import printable
+    from coupled_adam.inspection.page import page_facts
+    from coupled_adam.theory.page import write_page
+
+    facts = page_facts(printable(shlex.join(["coupled-adam", *sys.argv[1:]])), seconds)
+    for name, run in zip(measured, runs, strict=True):
+        try:
+            path = write_page(run, measured, name, facts)
+        except (ValueError, OSError) as error:
+            refuse(printable(str(error)))
+        typer.echo(f"Page: {printable(str(path))}", err=is_quiet)
+
+
+def _tell_studies(runs: Sequence[Path], measured: "dict[str, RunTheory]", *, is_quiet: bool) -> None:
+    """Add the theory to the results of the studies that runs belong to."""
+    from coupled_adam.inspection.overview import printable
+    from coupled_adam.study.results import add_metrics
+    from coupled_adam.study.theory_metrics import theory_metrics
+
+    try:
+        studies = [add_metrics(run, theory_metrics(found)) for run, found in zip(runs, measured.values(), strict=True)]
+    except (ValueError, OSError) as error:
+        refuse(printable(str(error)))
+    for study in dict.fromkeys(studies):
+        if study is not None:
+            typer.echo(f"Added to the results of the study: {printable(str(study))}", err=is_quiet)

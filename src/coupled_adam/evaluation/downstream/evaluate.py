@@ -1,0 +1,311 @@
+"""Evaluating a model: its loss on the test split, then one task after the other, each kept as soon as it is done.
+
+A task whose result is there already, of the same model on the same documents, is not repeated. So an evaluation that
+was stopped goes on where it was, and more tasks can be added later.
+"""
+
+import hashlib
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coupled_adam import __version__
+from coupled_adam.atomic import require_writable
+from coupled_adam.data.corpus import Corpus
+from coupled_adam.evaluation.downstream import harness
+from coupled_adam.evaluation.downstream.harness_model import answering_model
+from coupled_adam.evaluation.downstream.requests_file import Score, TokenRequest
+from coupled_adam.evaluation.downstream.results import (
+    Downstream,
+    LossResult,
+    Subject,
+    TaskResult,
+    file_name,
+    read_file,
+    write_file,
+)
+from coupled_adam.evaluation.downstream.scoring import Precision, default_precision, score_requests
+from coupled_adam.evaluation.downstream.text_tokens import (
+    TextTokens,
+    open_text_tokens,
+    require_fit,
+    run_text_tokens,
+)
+from coupled_adam.evaluation.held_out_loss import loss_over, pick_split
+from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
+from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.training.checkpoint_record import Record, read_record
+from coupled_adam.training.config import Config
+from coupled_adam.training.devices import device_name, pick_device
+
+OnProgress = Callable[[str, int, int], None]
+"""Told what is being evaluated, how many of its requests are done, and of how many."""
+OnNote = Callable[[str], None]
+"""Told a sentence that the user should know."""
+
+
+def evaluate_run(
+    run: Path,
+    *,
+    tasks: Sequence[str],
+    task_data: Path | None = None,
+    limit: int | None = None,
+    device: str | None = None,
+    precision: Precision | None = None,
+    checkpoint: int | None = None,
+    tokenizer: str | None = None,
+    with_loss: bool = True,
+    fresh: bool = False,
+    out: Path | None = None,
+    on_progress: OnProgress = lambda *_: None,
+    on_note: OnNote = lambda _: None,
+) -> Downstream:
+    """Evaluate a run, and keep the results in its folder.
+
+    Args:
+        run: the folder that training wrote.
+        tasks: names of lm-eval.
+        task_data: folder of local files for the paper's tasks; None: lm-eval's own datasets.
+        limit: documents of each task, from the first; None: all.
+        device: "auto", "cpu" or "cuda"; None: as the config of the run says, and "auto" where that says "cuda".
+        precision: None: as the config of the run says, and where that says "auto", bf16 on CUDA.
+        checkpoint: its step; None: the newest that is whole.
+        tokenizer: "gpt2" or the path of a tokenizer.json; None: that of the run's corpus.
+        with_loss: whether the loss is evaluated too; where the corpus is not here, a note says so.
+        fresh: repeat what is there already.
+        out: file of the results; None: `downstream.json` in the folder of the run.
+        on_progress: told after each pass; it must hold its own stream, as lm-eval is kept from printing meanwhile.
+        on_note: told what the user should know.
+
+    Returns:
+        All results of the file: those of earlier evaluations of the same model too.
+    """
+    if tasks:
+        harness.check_tasks(tasks, task_data)
+    opened = OpenedRun.of(run, checkpoint, device, precision, on_note)
+    tokens = None
+    if tasks:
+        tokens = open_text_tokens(tokenizer) if tokenizer else run_text_tokens(opened.config, opened.corpus)
+        require_fit(tokens, opened.config.model.vocabulary_size, str(run))
+    path, subject = out or run / file_name(checkpoint, limit), opened.subject(tokens, limit)
+    results = ResultsFile.open(path, subject, fresh=fresh, tasks=tasks, on_note=on_note)
+    results = results.with_environment(opened.environment)
+    if with_loss:
+        stored = None if fresh else results.found.loss
+        results = results.with_loss(run_loss(opened, on_progress, on_note, stored))
+
+    def model_for(task: str) -> Any:
+        assert tokens is not None
+        return answering_model(tokens, lambda requests: opened.score(task, requests, on_progress))
+
+    return add_tasks(results, tasks, task_data, model_for, on_progress).found
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A checkpoint of a run, found but not read yet."""
+
+    run: Path
+    config: Config
+    path: Path
+    record: Record
+    corpus: Corpus | None
+    """None where it is not here, or has changed."""
+    device: torch.device
+    precision: Precision
+
+    @classmethod
+    def of(
+        cls, run: Path, checkpoint: int | None, device: str | None, precision: Precision | None, on_note: OnNote
+    ) -> "OpenedRun":
+        """Find everything; a ValueError says what is not there."""
+        config = run_config(run)
+        path = find_checkpoint(run, checkpoint, on_skip=on_note)
+        record = read_record(path)
+        corpus = None
+        try:
+            with warnings.catch_warnings(action="ignore"):  # what it warns of was said when the run was trained
+                corpus = run_corpus(config, record)
+        except (ValueError, OSError) as error:
+            on_note(str(error))
+        # A run of a GPU may be evaluated where there is none; one of the CPU stays there, to be as it was.
+        where = pick_device(device or ("cpu" if config.training.device == "cpu" else "auto"))
+        wanted = precision or (None if config.training.precision == "auto" else config.training.precision)
+        return cls(run, config, path, record, corpus, where, wanted or default_precision(where))
+
+    @cached_property
+    def model(self) -> LanguageModel:
+        """The model, on its device; read when first asked for."""
+        shape = self.config.model.to_model_config()
+        return model_with(shape, load_weights(shape, self.path)).to(self.device)
+
+    def score(self, task: str, requests: Sequence[TokenRequest], on_progress: OnProgress) -> list[Score]:
+        """The scores of the requests of a task, in their order."""
+        try:
+            return score_requests(
+                self.model,
+                requests,
+                precision=self.precision,
+                on_progress=lambda done, total: on_progress(task, done, total),
+            )
+        except ValueError as error:
+            raise ValueError(f"task {task}: {error}") from None
+
+    @property
+    def weights_hash(self) -> str:
+        """Of all files of the checkpoint, from the hashes it was saved with."""
+        files = sorted((name, file.sha256) for name, file in self.record.files.items())
+        return hashlib.sha256(repr(files).encode()).hexdigest()
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Where it is evaluated."""
+        return environment(self.device)
+
+    def subject(self, tokens: TextTokens | None, limit: int | None) -> Subject:
+        """What is evaluated."""
+        return Subject(
+            name=self.config.name,
+            weights=self.weights_hash,
+            step=self.record.step,
+            precision=self.precision,
+            tokenizer=None if tokens is None else tokens.sha256,
+            lm_eval=None if tokens is None else harness.lm_eval_version(),
+            limit=limit,
+        )
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Where an evaluation takes place, for those who compare results later."""
+    return {"package": __version__, "torch": str(torch.__version__), "device": device_name(device)}
+
+
+@dataclass(frozen=True)
+class ResultsFile:
+    """Results, and the file that holds them."""
+
+    path: Path
+    found: Downstream
+
+    @classmethod
+    def open(cls, path: Path, subject: Subject, *, fresh: bool, tasks: Sequence[str], on_note: OnNote) -> "ResultsFile":
+        """What a file holds of this model; nothing where it holds results of another.
+
+        Args:
+            path: the file; need not exist.
+            subject: what is to be evaluated.
+            fresh: forget the results of `tasks`, and a file that is damaged.
+            tasks: what is to be evaluated of it.
+            on_note: told when results of another model are replaced.
+        """
+        require_writable(path)
+        try:
+            stored = read_file(path)
+        except ValueError:
+            if not fresh:
+                raise
+            stored = None
+        if stored is None:
+            return cls(path, Downstream(subject))
+        if not stored.subject.fits(subject):
+            on_note(f"{path} held results of another checkpoint, precision, tokenizer or lm-eval; they are replaced")
+            return cls(path, Downstream(subject))
+        known = replace(
+            subject,
+            tokenizer=subject.tokenizer or stored.subject.tokenizer,
+            lm_eval=subject.lm_eval or stored.subject.lm_eval,
+        )
+        kept = {name: task for name, task in stored.tasks.items() if not (fresh and name in tasks)}
+        return cls(path, replace(stored, subject=known, tasks=kept))
+
+    def with_environment(self, values: dict[str, Any]) -> "ResultsFile":
+        """The same, evaluated there; nothing is written."""
+        return ResultsFile(self.path, replace(self.found, environment=values))
+
+    def with_loss(self, loss: LossResult | None) -> "ResultsFile":
+        """The same with this loss, written."""
+        return self if loss is None else self.keep(replace(self.found, loss=loss))
+
+    def keep(self, found: Downstream) -> "ResultsFile":
+        """Write results."""
+        write_file(self.path, found)
+        return ResultsFile(self.path, found)
+
+
+def run_loss(
+    opened: OpenedRun, on_progress: OnProgress, on_note: OnNote, stored: LossResult | None = None
+) -> LossResult | None:
+    """The loss of a run over its test split; None, and a note, where its corpus is not here.
+
+    Args:
+        opened: the run.
+        on_progress: told when it begins and when it is done.
+        on_note: told what the user should know.
+        stored: what was found before; of the same tokens, it is not evaluated again.
+    """
+    if opened.corpus is None:
+        on_note(f"no test loss: the corpus of the run, {opened.config.data.folder}, is not here as it was")
+        return stored
+    if not {"test", "val"} & set(opened.corpus.splits):
+        on_note(f"no test loss: {opened.corpus.folder} has no test split and no validation split")
+        return stored
+    split, note = pick_split(opened.corpus)
+    if note:
+        on_note(note)
+    fingerprint = opened.corpus.fingerprint
+    if stored is not None and (stored.split, stored.corpus) == (split, fingerprint):
+        return stored
+    on_progress(f"{split} loss", 0, 1)
+    started = time.monotonic()
+    found = loss_over(opened.model, opened.corpus.tokens(split), bf16=opened.precision == "bf16")
+    on_progress(f"{split} loss", 1, 1)
+    return LossResult.of(found, split, fingerprint, round(time.monotonic() - started, 3))
+
+
+def is_done(found: Downstream, task: str, task_data: Path | None) -> bool:
+    """Whether a task has its result, on the same documents."""
+    return task in found.tasks and found.tasks[task].data == harness.data_hash(task, task_data)
+
+
+def add_tasks(
+    results: ResultsFile,
+    tasks: Sequence[str],
+    task_data: Path | None,
+    model_for: Callable[[str], Any],
+    on_progress: OnProgress,
+    seconds: dict[str, float] | None = None,
+) -> ResultsFile:
+    """Evaluate the tasks that are not there, and write the results after each.
+
+    Args:
+        results: what is there.
+        tasks: names, checked.
+        task_data: folder of local files, or None.
+        model_for: the model of harness_model.py that answers the requests of a task.
+        on_progress: told when a task begins.
+        seconds: what each task took elsewhere; None: what it takes here.
+    """
+    for name in tasks:
+        if is_done(results.found, name, task_data):
+            continue
+        on_progress(name, 0, 1)
+        started = time.monotonic()
+        task = harness.load_task(name, task_data)
+        scored = harness.evaluate_task(model_for(name), name, task, results.found.subject.limit)
+        taken = (seconds or {}).get(name, time.monotonic() - started)
+        result = TaskResult(
+            metrics=scored.metrics,
+            examples=scored.examples,
+            documents=scored.documents,
+            version=str(task.VERSION),
+            data=harness.data_hash(name, task_data),
+            seconds=round(taken, 3),
+        )
+        results = results.keep(results.found.with_task(name, result))
+    return results

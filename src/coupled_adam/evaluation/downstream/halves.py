@@ -1,0 +1,260 @@
+"""An evaluation in two halves: one machine has lm-eval and the tasks, the other the model and the GPU.
+
+    here     write_task_requests    the requests of the tasks, as tokens, in a file
+    there    answer_requests        their scores, in another; needs torch and this package alone
+    here     evaluate_scores        the metrics
+
+The scores carry who answered, so that the results are the same as of an evaluation on one machine.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from coupled_adam import __version__
+from coupled_adam.atomic import require_writable
+from coupled_adam.data.corpus import open_corpus
+from coupled_adam.evaluation.downstream import harness
+from coupled_adam.evaluation.downstream.evaluate import (
+    OnNote,
+    OnProgress,
+    OpenedRun,
+    ResultsFile,
+    add_tasks,
+    run_loss,
+)
+from coupled_adam.evaluation.downstream.harness_model import answering_model, looked_up, written_down
+from coupled_adam.evaluation.downstream.requests_file import (
+    RequestFile,
+    ScoreFile,
+    TokenRequest,
+    read_requests,
+    read_scores,
+    write_requests,
+    write_scores,
+)
+from coupled_adam.evaluation.downstream.results import Downstream, LossResult, Subject, file_name
+from coupled_adam.evaluation.downstream.scoring import Precision
+from coupled_adam.evaluation.downstream.text_tokens import TextTokens, open_text_tokens, run_text_tokens
+from coupled_adam.evaluation.weights import run_config
+
+
+def write_task_requests(
+    file: Path,
+    tokens: TextTokens,
+    *,
+    tasks: Sequence[str],
+    task_data: Path | None,
+    limit: int | None,
+    on_progress: OnProgress = lambda *_: None,
+) -> RequestFile:
+    """Write all requests of some tasks, as tokens.
+
+    Args:
+        file: where to.
+        tokens: the tokenizer of the models that will answer.
+        tasks: names of lm-eval.
+        task_data: folder of local files; None: lm-eval's own datasets.
+        limit: documents of each task, from the first; None: all.
+        on_progress: told when a task begins and when it is done.
+    """
+    if not tasks:
+        raise ValueError("--requests: there is no task to write requests of; name some with --tasks")
+    harness.check_tasks(tasks, task_data)
+    require_writable(file)
+    asked: dict[str, list[TokenRequest]] = {}
+    about: dict[str, Any] = {}
+    for name in tasks:
+        on_progress(name, 0, 1)
+        task = harness.load_task(name, task_data)
+        found: dict[TokenRequest, None] = {}
+        harness.evaluate_task(answering_model(tokens, written_down(found)), name, task, limit)
+        asked[name] = list(found)
+        about[name] = {"version": str(task.VERSION), "data": harness.data_hash(name, task_data)}
+        on_progress(name, 1, 1)
+    settings = {
+        "package": __version__,
+        "lm_eval": harness.lm_eval_version(),
+        "tokenizer": tokens.name,
+        "tokenizer_sha256": tokens.sha256,
+        "vocabulary_size": tokens.size,
+        "limit": limit,
+        "tasks": about,
+    }
+    requests = RequestFile(asked, settings)
+    write_requests(file, requests)
+    return requests
+
+
+def answer_requests(
+    run: Path,
+    requests_file: Path,
+    scores_file: Path,
+    *,
+    checkpoint: int | None = None,
+    device: str | None = None,
+    precision: Precision | None = None,
+    with_loss: bool = True,
+    fresh: bool = False,
+    on_progress: OnProgress = lambda *_: None,
+    on_note: OnNote = lambda _: None,
+) -> ScoreFile:
+    """Score all requests of a file with the model of a run; written after each task, and continued where it was.
+
+    Args:
+        run: the folder that training wrote.
+        requests_file: from `write_task_requests`.
+        scores_file: where to.
+        checkpoint, device, precision, with_loss, on_progress, on_note: as in `evaluate_run`.
+        fresh: repeat what is there already.
+    """
+    requests = read_requests(requests_file)
+    opened = OpenedRun.of(run, checkpoint, device, precision, on_note)
+    rows, size = opened.config.model.vocabulary_size, int(requests.settings.get("vocabulary_size", 0))
+    if size > rows:
+        raise ValueError(
+            f"{requests_file} was written with {requests.settings.get('tokenizer')}, a tokenizer of {size} tokens, but "
+            f"the table of {run} has {rows} rows: the vocabulary does not match; write it with the run's own tokenizer"
+        )
+    require_writable(scores_file)
+    subject = Subject(
+        name=opened.config.name,
+        weights=opened.weights_hash,
+        step=opened.record.step,
+        precision=opened.precision,
+        tokenizer=requests.settings.get("tokenizer_sha256"),
+        lm_eval=requests.settings.get("lm_eval"),
+        limit=requests.settings.get("limit"),
+    )
+    scores = None if fresh else _scores_so_far(scores_file, requests, subject, on_note)
+    if scores is None:
+        about = {
+            "subject": asdict(subject),
+            "checkpoint": checkpoint,
+            "run": _run_identity(run),
+            "environment": opened.environment,
+            "seconds": {},
+            "loss": None,
+        }
+        scores = ScoreFile({}, requests.settings, requests.digest, about)
+    model = scores.model
+    if with_loss and model["loss"] is None:
+        loss = run_loss(opened, on_progress, on_note)
+        model = {**model, "loss": None if loss is None else asdict(loss)}
+    for name in [name for name in requests.tasks if name not in scores.scores]:
+        started = time.monotonic()
+        on_progress(name, 0, len(requests.tasks[name]))
+        answers = opened.score(name, requests.tasks[name], on_progress)
+        model = {**model, "seconds": {**model["seconds"], name: round(time.monotonic() - started, 3)}}
+        done = {**scores.scores, **ScoreFile.of(requests, {name: answers}, model).scores}
+        scores = ScoreFile(done, requests.settings, requests.digest, model)
+        write_scores(scores_file, scores)
+    if scores.model != model or not scores_file.is_file():
+        scores = ScoreFile(scores.scores, requests.settings, requests.digest, model)
+        write_scores(scores_file, scores)
+    return scores
+
+
+def evaluate_scores(
+    scores_file: Path,
+    *,
+    tasks: Sequence[str] | None = None,
+    run: Path | None,
+    out: Path | None,
+    task_data: Path | None,
+    tokenizer: str | None = None,
+    fresh: bool = False,
+    on_progress: OnProgress = lambda *_: None,
+    on_note: OnNote = lambda _: None,
+) -> tuple[Downstream, Path]:
+    """The metrics of a file of scores, and the file they are in.
+
+    Args:
+        scores_file: from `answer_requests`.
+        tasks: of those in the file; None: all.
+        run: the folder of the run that answered, where the results go; it needs no checkpoints. None: to `out`.
+        out: file of the results; None: in the folder of the run.
+        task_data: as when the requests were written.
+        tokenizer: that of the requests, where it is found neither with the run nor under its name.
+        fresh: repeat what is there already.
+        on_progress, on_note: as in `evaluate_run`.
+    """
+    scores = read_scores(scores_file)
+    try:
+        subject = Subject(**scores.model["subject"])
+        loss = None if scores.model["loss"] is None else LossResult(**scores.model["loss"])
+        identity, environment, seconds = (scores.model[key] for key in ("run", "environment", "seconds"))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{scores_file}: does not say which model answered ({error}); score it again") from None
+    if run is not None and _run_identity(run) != identity:
+        raise ValueError(f"{scores_file}: these are scores of the run {subject.name!r}, not of {run}; give that folder")
+    if run is None and out is None:
+        raise ValueError("--scores: give the folder of the run that answered, or a file for the results with --out")
+    tasks = list(scores.scores) if tasks is None else tasks
+    missing = [name for name in tasks if name not in scores.scores]
+    if missing:
+        raise ValueError(f"{scores_file}: has no scores of {', '.join(missing)}; it has {', '.join(scores.scores)}")
+    harness.check_tasks(tasks, task_data)
+    if subject.lm_eval != harness.lm_eval_version():
+        raise ValueError(
+            f"{scores_file}: its requests were written with lm-eval {subject.lm_eval}, and here is "
+            f"{harness.lm_eval_version()}; install that one, or write the requests again"
+        )
+    tokens = _tokenizer_of_requests(scores, run, tokenizer)
+    path = out or Path(str(run)) / file_name(scores.model.get("checkpoint"), subject.limit)
+    results = ResultsFile.open(path, subject, fresh=fresh, tasks=tasks, on_note=on_note)
+    results = results.with_environment(environment)
+    if loss is not None:
+        results = results.with_loss(loss)
+    results = add_tasks(
+        results,
+        tasks,
+        task_data,
+        lambda task: answering_model(tokens, looked_up(scores, task)),
+        on_progress,
+        seconds,
+    )
+    return results.found, path
+
+
+def _scores_so_far(path: Path, requests: RequestFile, subject: Subject, on_note: OnNote) -> ScoreFile | None:
+    """The scores that are there already of the same requests by the same model."""
+    if not path.is_file():
+        return None
+    scores = read_scores(path)
+    if scores.requests_digest == requests.digest and scores.model.get("subject") == asdict(subject):
+        return scores
+    on_note(f"{path} held scores of other requests or of another model; they are replaced")
+    return None
+
+
+def _run_identity(run: Path) -> dict[str, Any]:
+    """What tells runs apart without their weights."""
+    config = run_config(run)
+    return {
+        "name": config.name,
+        "seed": config.seed,
+        "embeddings": config.optimizer.embeddings,
+        "model": config.model.model_dump(),
+        "tokens": config.training.tokens,
+    }
+
+
+def _tokenizer_of_requests(scores: ScoreFile, run: Path | None, tokenizer: str | None) -> TextTokens:
+    """The tokenizer that the requests were written with."""
+    if tokenizer is not None:
+        tokens = open_text_tokens(tokenizer)
+    elif run is not None:
+        config = run_config(run)
+        folder = Path(config.data.folder).expanduser()
+        tokens = run_text_tokens(config, open_corpus(folder) if folder.is_dir() else None)
+    else:
+        tokens = open_text_tokens(str(scores.settings.get("tokenizer")))
+    if tokens.sha256 != scores.settings.get("tokenizer_sha256"):
+        raise ValueError(
+            f"the requests were written with the tokenizer {scores.settings.get('tokenizer')}, and {tokens.name} is "
+            "another; give that one with --tokenizer"
+        )
+    return tokens

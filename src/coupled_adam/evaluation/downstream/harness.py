@@ -1,0 +1,212 @@
+"""lm-evaluation-harness: its tasks by name, with its own datasets or local files, and what a model scores on one.
+
+Everything about a task is lm-eval's: prompts, requests, metrics, standard errors. With local files the definition is
+generated from lm-eval's own, and only the place of its documents changes.
+"""
+
+import contextlib
+import difflib
+import importlib.metadata
+import io
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from coupled_adam.embeddings.optional import require
+from coupled_adam.evaluation.downstream.task_data import check_files, files_hash, read_documents
+from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, PAPER_TASKS
+
+# Requests of these are log-likelihoods of given texts.
+SCORED_TYPES = ("loglikelihood", "multiple_choice")
+# For the error of LAMBADA's perplexity; lm-eval's 100,000 take minutes, and all other errors have a formula.
+BOOTSTRAP_DRAWS = 1000
+NEAR_MATCHES = 3
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a model scores on a task."""
+
+    metrics: dict[str, float]
+    """As lm-eval names them: acc, acc_stderr, acc_norm, perplexity, ..."""
+    examples: int
+    """Documents that were evaluated."""
+    documents: int
+    """Documents of the task."""
+
+
+def lm_eval_version() -> str:
+    """The version of lm-eval; an ImportError says how to get it."""
+    require("lm_eval", "eval", "to evaluate downstream tasks")
+    return importlib.metadata.version("lm_eval")
+
+
+def check_tasks(names: Sequence[str], task_data: Path | None) -> None:
+    """Refuse what can be refused before a model is loaded: unknown names, tasks that generate text, missing files."""
+    lm_eval_version()
+    for name in names:
+        if name not in PAPER_NAMES:
+            _check_name(name)
+    if task_data is not None:
+        check_files(task_data, names)
+
+
+def data_hash(name: str, task_data: Path | None) -> str | None:
+    """The sha256 of the local file of a task; None where lm-eval reads its own dataset."""
+    return None if task_data is None else files_hash(task_data, name)
+
+
+def load_task(name: str, task_data: Path | None) -> Any:
+    """A task of lm-eval, with all its documents.
+
+    Args:
+        name: of the task, checked.
+        task_data: folder of local files; None: lm-eval's own dataset, downloaded where it is not cached.
+    """
+    with quiet():
+        try:
+            manager = _manager(name in PAPER_NAMES)
+            spec = name if task_data is None else local_definition(name, task_data)
+            task = manager.load([spec])["tasks"][name]
+        except (ConnectionError, FileNotFoundError) as error:
+            raise ValueError(
+                f"task {name}: lm-eval could not get its dataset ({error}); go online, or give local files with "
+                "--task-data DIR"
+            ) from error
+        if task.get_config("num_fewshot") is None:  # as lm-eval's command does
+            task.set_config(key="num_fewshot", value=0)
+        from lm_eval.defaults import DEFAULT_OTHER_SEED
+
+        task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+    if task.OUTPUT_TYPE not in SCORED_TYPES:
+        raise ValueError(_wrong_type(name, str(task.OUTPUT_TYPE)))
+    return task
+
+
+def local_definition(name: str, task_data: Path) -> dict[str, Any]:
+    """lm-eval's definition of a task, with documents from a local file instead of the Hub."""
+    import datasets
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    local = read_documents(task_data, name)
+    documents = datasets.DatasetDict({local.split: datasets.Dataset.from_list(local.documents)})
+    definition: dict[str, Any] = load_yaml(_manager(True).task_index[name].yaml_path, resolve_func=True)
+    # The other splits would only give examples for the prompt, and the seven have none there.
+    others = dict.fromkeys({"training_split", "validation_split", "test_split"} - {f"{local.split}_split"})
+    assert definition[f"{local.split}_split"] == local.split, f"{name}: lm-eval evaluates on another split"
+    return {**definition, **others, "custom_dataset": lambda **_: documents}
+
+
+def evaluate_task(model: Any, name: str, task: Any, limit: int | None) -> Scored:
+    """What a model scores on a task.
+
+    Args:
+        model: of harness_model.py.
+        name: of the task.
+        task: from `load_task`.
+        limit: documents, from the first; None: all.
+    """
+    from lm_eval.evaluator import evaluate
+
+    with quiet(), templates_compiled_once():
+        found = evaluate(
+            lm=model, task_dict={"tasks": {name: task}}, limit=limit, bootstrap_iters=BOOTSTRAP_DRAWS, log_samples=False
+        )
+    count = found["n-samples"][name]
+    metrics = {
+        key.removesuffix(",none"): float(value)
+        for key, value in found["results"][name].items()
+        if key not in ("name", "alias", "sample_len", "sample_count") and isinstance(value, (int, float))
+    }
+    return Scored(metrics, count["effective"], count["original"])
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep lm-eval and datasets from printing bars and notes between ours; errors are raised all the same.
+
+    Whatever is to be seen in the meantime must hold its own stream.
+    """
+    import datasets
+
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "transformers")]
+    levels = [logger.level for logger in loggers]
+    had_bars = datasets.are_progress_bars_disabled() is False
+    before = os.environ.get("DISABLE_MULTIPROC")
+    # For one second's work, lm-eval would fork this process, which may have CUDA and threads.
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    datasets.disable_progress_bars()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if had_bars:
+            datasets.enable_progress_bars()
+        if before is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = before
+
+
+@contextlib.contextmanager
+def templates_compiled_once() -> Iterator[None]:
+    """lm-eval compiles the template of a prompt anew for every document, which is most of its time; keep it instead."""
+    from lm_eval.utils import env
+
+    env.from_string = cache(env.from_string)
+    try:
+        yield
+    finally:
+        del env.from_string  # what the class has comes back
+
+
+@cache
+def _manager(paper_only: bool) -> Any:
+    """lm-eval's list of tasks; that of all its thousands takes seconds to read."""
+    import lm_eval.tasks
+
+    if not paper_only:
+        return lm_eval.tasks.TaskManager()
+    root = Path(lm_eval.tasks.__file__).parent
+    folders = [root / folder for folder in dict.fromkeys(task.folder for task in PAPER_TASKS)]
+    return lm_eval.tasks.TaskManager(include_path=folders, include_defaults=False)
+
+
+def _check_name(name: str) -> None:
+    with quiet():
+        manager = _manager(False)
+    if name in manager.all_groups or name in manager.all_tags:
+        with quiet():
+            entry = manager.task_index[name]
+        members = sorted(entry.tags) if name in manager.all_tags else _members(entry)
+        raise ValueError(f"task {name!r} is a group of lm-eval; name its tasks: {', '.join(members[:12])}")
+    if name not in manager.all_subtasks:
+        near = difflib.get_close_matches(name, manager.all_subtasks, NEAR_MATCHES, cutoff=0.6)
+        hint = f"did you mean {', '.join(near)}?" if near else f"the paper's are {', '.join(PAPER_NAMES)}"
+        raise ValueError(f"task {name!r}: lm-eval {lm_eval_version()} has no task of this name; {hint}")
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    definition = load_yaml(manager.task_index[name].yaml_path, resolve_func=False)
+    kind = definition.get("output_type")
+    if kind is not None and kind not in SCORED_TYPES:
+        raise ValueError(_wrong_type(name, kind))
+
+
+def _members(entry: Any) -> list[str]:
+    named = [child if isinstance(child, str) else child.get("task", child.get("group")) for child in entry.cfg["task"]]
+    return [str(name) for name in named]
+
+
+def _wrong_type(name: str, kind: str) -> str:
+    return (
+        f"task {name!r} is of the kind {kind}, which this command does not run: it scores given answers "
+        f"({' and '.join(SCORED_TYPES)}). Export the model and run lm-eval's own command on the folder"
+    )

@@ -1,0 +1,160 @@
+"""What lm-eval takes for a model: it hands over texts, and is given back how likely they are.
+
+Texts become tokens by lm-eval's own rules (`TemplateLM`), then one function answers all requests of a task: our model,
+a file of scores, or a list that only writes down what is asked. A Hugging Face folder goes through lm-eval's own class.
+
+The classes are made inside functions, because lm-eval is imported there.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from coupled_adam.evaluation.downstream.requests_file import Score, ScoreFile, TokenRequest
+from coupled_adam.evaluation.downstream.text_tokens import TextTokens
+
+Answer = Callable[[list[TokenRequest]], Sequence[Score]]
+OnRequests = Callable[[int, int], None]
+"""Told how many requests are done, and of how many."""
+# Of the logits that transformers returns for a batch: it has them for all positions, and lm-eval a copy.
+LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**32}
+# The choices of a question have the same context, which comes again with each.
+RECENT_TEXTS = 64
+
+
+def answering_model(tokens: TextTokens, answer: Answer) -> Any:
+    """A model of lm-eval whose requests one function answers.
+
+    Args:
+        tokens: the tokenizer.
+        answer: from requests to their scores, in their order.
+    """
+    from lm_eval.api.model import TemplateLM
+
+    encode = lru_cache(RECENT_TEXTS)(tokens.encode)
+
+    class AnsweringModel(TemplateLM):  # type: ignore[misc, unused-ignore]
+        @property
+        def eot_token_id(self) -> int:
+            if tokens.end_of_text is None:
+                raise ValueError(
+                    f"the tokenizer {tokens.name} has no token that ends a text, which stands for an empty context; "
+                    "give one that has"
+                )
+            return tokens.end_of_text
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            return encode(string, add_special_tokens)
+
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+            return super().loglikelihood(requests, disable_tqdm=True)  # type: ignore[no-any-return, unused-ignore]
+
+        def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
+            asked = [token_request(*request) for request in requests]
+            return [(score.log_likelihood, score.is_greedy) for score in answer(asked)]
+
+        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+            raise AssertionError("tasks of another kind are refused before")
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            raise AssertionError("tasks of another kind are refused before")
+
+    return AnsweringModel()
+
+
+def token_request(texts: tuple[str, str], context: list[int], continuation: list[int]) -> TokenRequest:
+    """A request of lm-eval in tokens; one without anything to score is the fault of a task's documents."""
+    if not context or not continuation:
+        raise ValueError(
+            f"a request of the task has no tokens to {'start from' if not context else 'score'}: context "
+            f"{texts[0][-60:]!r}, continuation {texts[1][:60]!r}; correct the document it is made of"
+        )
+    return TokenRequest(tuple(context), tuple(continuation))
+
+
+def written_down(found: dict[TokenRequest, None]) -> Answer:
+    """Answers nothing of worth, and keeps what was asked, each request once, in order."""
+
+    def answer(requests: list[TokenRequest]) -> list[Score]:
+        found.update(dict.fromkeys(requests))
+        return [Score(0.0, False)] * len(requests)
+
+    return answer
+
+
+def looked_up(scores: ScoreFile, task: str) -> Answer:
+    """Answers from a file of scores."""
+
+    def answer(requests: list[TokenRequest]) -> list[Score]:
+        found = [scores.find(task, request) for request in requests]
+        known = [score for score in found if score is not None]
+        if len(known) < len(found):
+            raise ValueError(
+                f"task {task}: the scores lack {len(found) - len(known)} of its {len(found)} requests; they were "
+                "written for other documents, another --limit, another tokenizer or another lm-eval. Write the "
+                "requests again with this machine's, and score them anew"
+            )
+        return known
+
+    return answer
+
+
+def hugging_face_model(
+    folder: Path, *, device: str, precision: Literal["float32", "bf16"], on_requests: OnRequests
+) -> Any:
+    """lm-eval's own model for a Hugging Face folder, in batches of a bounded size.
+
+    Args:
+        folder: has the model and its tokenizer.
+        device: "cpu" or "cuda".
+        precision: of the weights and of the computation.
+        on_requests: told after each batch.
+    """
+    from lm_eval.models.huggingface import HFLM
+
+    class FolderModel(HFLM):  # type: ignore[misc, unused-ignore]
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+            return super().loglikelihood(requests, disable_tqdm=True)  # type: ignore[no-any-return, unused-ignore]
+
+        def _loglikelihood_tokens(
+            self, requests: list[Any], disable_tqdm: bool = True, override_bs: int | None = None
+        ) -> list[tuple[float, bool]]:
+            for request in requests:
+                _check_length(token_request(*request), self.max_length)
+            # Longest first, those with the same context beside each other, as lm-eval has them: it computes those once.
+            order = sorted(range(len(requests)), key=lambda place: _length_and_tokens(requests[place]))
+            answers: list[Any] = [None] * len(requests)
+            positions = LOGIT_BYTES[device] // (4 * self.model.config.vocab_size)
+            done = 0
+            while done < len(order):
+                _, context, continuation = requests[order[done]]
+                length = min(len(context) + len(continuation), self.max_length)
+                batch = order[done : done + max(1, positions // length)]
+                scored = super()._loglikelihood_tokens(
+                    [requests[place] for place in batch], disable_tqdm=True, override_bs=len(batch)
+                )
+                for place, score in zip(batch, scored, strict=True):
+                    answers[place] = score
+                done += len(batch)
+                on_requests(done, len(order))
+            return answers
+
+    dtype = {"float32": "float32", "bf16": "bfloat16"}[precision]
+    # "auto": so that each batch may have a size of its own.
+    return FolderModel(pretrained=str(folder), device=device, dtype=dtype, batch_size="auto")
+
+
+def _check_length(request: TokenRequest, context: int) -> None:
+    """Refuse, as for our own models, what lm-eval would stop at with an assertion."""
+    length = len(request.continuation)
+    if length > context:
+        raise ValueError(
+            f"a request has a continuation of {length} tokens, but the model's context is {context}; leave this task "
+            "out, or evaluate a model with a longer context"
+        )
+
+
+def _length_and_tokens(request: Any) -> tuple[int, list[int]]:
+    _, context, continuation = request
+    return -(len(context) + len(continuation)), context + continuation

@@ -1,0 +1,174 @@
+"""Evaluating a Hugging Face folder, ours or anyone's, through lm-eval's own model class.
+
+Letters: B windows of a batch, T context, V vocabulary rows.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coupled_adam.data.corpus import file_hash, open_corpus
+from coupled_adam.embeddings.optional import require
+from coupled_adam.evaluation.downstream import harness
+from coupled_adam.evaluation.downstream.evaluate import OnNote, OnProgress, ResultsFile, add_tasks, environment, is_done
+from coupled_adam.evaluation.downstream.harness_model import LOGIT_BYTES, hugging_face_model
+from coupled_adam.evaluation.downstream.results import Downstream, LossResult, Subject, file_name
+from coupled_adam.evaluation.downstream.scoring import Precision, default_precision
+from coupled_adam.evaluation.held_out_loss import IGNORED, loss_over, pick_split
+from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.training.devices import pick_device
+
+CONFIG = "config.json"
+WEIGHTS = ("*.safetensors", "*.bin")
+# Any of them is a tokenizer that transformers opens.
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def is_hugging_face_folder(path: Path) -> bool:
+    """Whether a folder holds a model as `transformers` writes it."""
+    return (path / CONFIG).is_file()
+
+
+def evaluate_folder(
+    folder: Path,
+    *,
+    tasks: Sequence[str],
+    task_data: Path | None = None,
+    limit: int | None = None,
+    device: str | None = None,
+    precision: Precision | None = None,
+    data: Path | None = None,
+    fresh: bool = False,
+    out: Path | None = None,
+    on_progress: OnProgress = lambda *_: None,
+    on_note: OnNote = lambda _: None,
+) -> Downstream:
+    """Evaluate a Hugging Face folder, and keep the results in it.
+
+    Args:
+        folder: has config.json, the weights and the tokenizer.
+        data: a prepared corpus, made with the tokenizer of this model, for the loss; None: no loss.
+        tasks, task_data, limit, device, precision, fresh, out, on_progress, on_note: as in `evaluate_run`.
+    """
+    require("transformers", "eval", f"to open {folder}")
+    if tasks:
+        harness.check_tasks(tasks, task_data)
+    _check_folder(folder)
+    where = pick_device(device or "auto")
+    kind = precision or default_precision(where)
+    tokenizer = _tokenizer_hash(folder)
+    version = harness.lm_eval_version()
+    subject = Subject(folder.resolve().name, weights_hash(folder), None, kind, tokenizer, version, limit)
+    path = out or folder / file_name(None, limit)
+    results = ResultsFile.open(path, subject, fresh=fresh, tasks=tasks, on_note=on_note)
+    results = results.with_environment(environment(where))
+    left = [name for name in tasks if not is_done(results.found, name, task_data)]
+    if not left and data is None:
+        return results.found  # without loading the model
+    current = ""
+
+    def on_requests(count: int, total: int) -> None:
+        on_progress(current, count, total)
+
+    try:
+        with harness.quiet():
+            model = hugging_face_model(folder, device=where.type, precision=kind, on_requests=on_requests)
+    except Exception as error:  # of transformers, tokenizers or safetensors, which have no common one
+        raise ValueError(f"{folder}: transformers cannot open it ({error}); copy or export the model again") from error
+    _check_vocabulary(folder, model)
+    if data is not None:
+        stored = None if fresh else results.found.loss
+        results = results.with_loss(_loss(stored, model, data, on_progress, on_note))
+
+    def model_for(task: str) -> Any:
+        nonlocal current
+        current = task
+        return model
+
+    return add_tasks(results, tasks, task_data, model_for, on_progress).found
+
+
+def weights_hash(folder: Path) -> str:
+    """Of the config and all weights of a folder."""
+    files = [folder / CONFIG, *sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))]
+    return hashlib.sha256(repr([(path.name, file_hash(path)) for path in files]).encode()).hexdigest()
+
+
+class LossModel(nn.Module):
+    """A model of `transformers` with the call of ours that `loss_over` makes."""
+
+    def __init__(self, model: nn.Module, context: int) -> None:
+        super().__init__()
+        self.model = model
+        self.config = SimpleNamespace(context=context)
+
+    def forward(self, tokens: Tensor, targets: Tensor, reduction: str) -> Tensor:  # (B, T), (B, T) -> (B, T)
+        logits = self.model(input_ids=tokens).logits  # (B, T, V)
+        losses = F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction=reduction
+        )
+        return losses.view_as(targets)
+
+
+def _loss(stored: LossResult | None, model: Any, data: Path, on_progress: OnProgress, on_note: OnNote) -> LossResult:
+    """The loss over the test split of a corpus, unless it is there."""
+    corpus = open_corpus(data)
+    rows, size = model.model.config.vocab_size, len(model.tokenizer)
+    if corpus.vocabulary_size > rows or corpus.vocabulary_size != size:
+        raise ValueError(
+            f"--data: the tokens of {data} are of {corpus.vocabulary_size}, and the model's tokenizer has {size}: the "
+            "vocabulary does not match; prepare the text with the tokenizer of this model"
+        )
+    split, note = pick_split(corpus)
+    if note:
+        on_note(note)
+    if stored is not None and (stored.split, stored.corpus) == (split, corpus.fingerprint):
+        return stored
+    on_progress(f"{split} loss", 0, 1)
+    started = time.monotonic()
+    T = model.max_length
+    windows = max(1, LOGIT_BYTES[model.device.type] // (4 * rows * T))
+    # Its weights are in the precision already, so there is nothing to cast.
+    with torch.no_grad():
+        found = loss_over(
+            cast(LanguageModel, LossModel(model.model, T)), corpus.tokens(split), bf16=False, windows_at_once=windows
+        )
+    on_progress(f"{split} loss", 1, 1)
+    return LossResult.of(found, split, corpus.fingerprint, round(time.monotonic() - started, 3))
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: its {CONFIG} cannot be read ({error}); copy the model again") from None
+    if not any(path.is_file() for pattern in WEIGHTS for path in folder.glob(pattern)):
+        raise ValueError(f"{folder}: has no weights ({' or '.join(WEIGHTS)}); copy the model again")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise ValueError(
+            f"{folder}: has no tokenizer (no {TOKENIZERS[0]}), and the tasks are texts; export the run again with "
+            "--tokenizer, or save it there with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+
+
+def _tokenizer_hash(folder: Path) -> str:
+    """Of the tokenizer.json alone where there is one: the same as that of the run it was exported from."""
+    files = [folder / name for name in TOKENIZERS if (folder / name).is_file()]
+    return file_hash(files[0])
+
+
+def _check_vocabulary(folder: Path, model: Any) -> None:
+    size, rows = len(model.tokenizer), model.model.config.vocab_size
+    if size > rows:
+        raise ValueError(
+            f"{folder}: its tokenizer has {size} tokens, but its table {rows} rows: the vocabulary does not match; put "
+            "the tokenizer there that this model was trained with"
+        )

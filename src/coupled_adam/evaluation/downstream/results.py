@@ -1,0 +1,189 @@
+"""What was evaluated, kept as JSON in the folder of the model: written anew after every task, so that nothing is lost.
+
+    downstream.json                         the newest checkpoint, on all documents
+    downstream-step-100.json                the checkpoint of step 100
+    downstream-limit-50.json                on the first 50 documents of each task
+
+All results of a file belong to one model in one precision, with one tokenizer and one version of lm-eval. Those of
+another are not mixed with them but replaced.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from coupled_adam.atomic import write_whole
+from coupled_adam.evaluation.downstream.tasks import MEAN, METRIC, PAPER_TASKS, mean_accuracy
+from coupled_adam.evaluation.held_out_loss import SplitLoss
+
+FORMAT = 1
+REMEDY = "evaluate again with --fresh"
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a model scores on one task."""
+
+    metrics: dict[str, float]
+    """As lm-eval names them: acc, acc_stderr, acc_norm, perplexity, ..."""
+    examples: int
+    """Documents that were evaluated."""
+    documents: int
+    """Documents of the task."""
+    version: str
+    """Of the task, in lm-eval."""
+    data: str | None
+    """The sha256 of the local file; None: lm-eval's own dataset."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LossResult:
+    """The loss over a whole split."""
+
+    loss: float
+    """Mean over all targets, in nats."""
+    standard_error: float | None
+    targets: int
+    split: str
+    """"test", or "val" where the corpus has no test split."""
+    corpus: str
+    """Fingerprint of the corpus."""
+    seconds: float
+
+    @classmethod
+    def of(cls, found: SplitLoss, split: str, corpus: str, seconds: float) -> "LossResult":
+        """A loss with where it is from."""
+        return cls(found.loss, found.standard_error, found.targets, split, corpus, seconds)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was evaluated: results of two that differ are never in one file."""
+
+    name: str
+    """Of the run, or of the folder."""
+    weights: str
+    """A hash of the weights."""
+    step: int | None
+    """Of the checkpoint; None for a Hugging Face folder."""
+    precision: str
+    """"float32" or "bf16"."""
+    tokenizer: str | None
+    """The sha256 of its tokenizer.json; None where no task was asked for."""
+    lm_eval: str | None
+    """Version; None where no task was asked for."""
+    limit: int | None
+    """Documents of a task, from the first; None: all."""
+
+    def fits(self, other: "Subject") -> bool:
+        """Whether results of the two can stand beside each other; what one of them does not know does not count."""
+        own, others = asdict(self), asdict(other)
+        unknown = {key for key in ("tokenizer", "lm_eval") if None in (own[key], others[key])}
+        return all(own[key] == others[key] for key in own.keys() - unknown - {"name"})
+
+
+@dataclass(frozen=True)
+class Downstream:
+    """All results of one model."""
+
+    subject: Subject
+    tasks: dict[str, TaskResult] = field(default_factory=dict)
+    """By the names of lm-eval."""
+    loss: LossResult | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Package, torch and device of the last evaluation."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """The paper's Acc: the mean of the seven; None where one is missing."""
+        return mean_accuracy(
+            {name: task.metrics[METRIC] for name, task in self.tasks.items() if METRIC in task.metrics}
+        )
+
+    @property
+    def accuracy_error(self) -> float | None:
+        """The standard error of that mean, from those of the tasks."""
+        if self.accuracy is None:
+            return None
+        errors = [self.tasks[task.name].metrics.get(f"{METRIC}_stderr", math.nan) for task in PAPER_TASKS]
+        error = math.sqrt(sum(error**2 for error in errors)) / len(errors)
+        return error if math.isfinite(error) else None  # of a single document there is none
+
+    def metrics(self) -> dict[str, float | None]:
+        """The seven and their mean under the names that results of a study have, as far as they are there."""
+        found: dict[str, float | None] = {
+            task.key: self.tasks[task.name].metrics[METRIC] for task in PAPER_TASKS if task.name in self.tasks
+        }
+        return found if self.accuracy is None else {**found, MEAN: self.accuracy}
+
+    def with_task(self, name: str, result: TaskResult) -> "Downstream":
+        """The same and one task more."""
+        return replace(self, tasks={**self.tasks, name: result})
+
+
+def file_name(checkpoint: int | None, limit: int | None) -> str:
+    """The file for results of a checkpoint (None: the newest) and a limit.
+
+    Example:
+        >>> file_name(None, None), file_name(100, 50)
+        ('downstream.json', 'downstream-step-100-limit-50.json')
+    """
+    parts = ["downstream"]
+    parts += [] if checkpoint is None else [f"step-{checkpoint}"]
+    parts += [] if limit is None else [f"limit-{limit}"]
+    return "-".join(parts) + ".json"
+
+
+def read_downstream(folder: Path, *, checkpoint: int | None = None, limit: int | None = None) -> Downstream | None:
+    """The results in the folder of a run or of a model; None where there are none.
+
+    Raises:
+        ValueError: for a file that is damaged or not of ours.
+    """
+    return read_file(folder / file_name(checkpoint, limit))
+
+
+def read_file(path: Path) -> Downstream | None:
+    """The results in a file; None where there is none."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read ({error}); {REMEDY}") from None
+    try:
+        if values["format"] != FORMAT:
+            raise ValueError(f"format is {values['format']!r}, expected {FORMAT}")
+        return Downstream(
+            Subject(**values["subject"]),
+            {str(name): _task(task) for name, task in values["tasks"].items()},
+            None if values["loss"] is None else LossResult(**values["loss"]),
+            dict(values["environment"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not results of `coupled-adam eval` ({error}); {REMEDY}") from None
+
+
+def write_file(path: Path, found: Downstream) -> None:
+    """Write results, as a whole or not at all."""
+    values = {"format": FORMAT, "acc": found.accuracy, "acc_stderr": found.accuracy_error, **to_json(found)}
+    write_whole(path, json.dumps(values, indent=1) + "\n")
+
+
+def to_json(found: Downstream) -> dict[str, Any]:
+    """Results as JSON has them; numbers that are not finite, such as an infinite perplexity, become null."""
+    values = asdict(found)
+    for task in values["tasks"].values():
+        task["metrics"] = {name: value if math.isfinite(value) else None for name, value in task["metrics"].items()}
+    return values
+
+
+def _task(values: Mapping[str, Any]) -> TaskResult:
+    metrics = {str(name): math.nan if value is None else float(value) for name, value in values["metrics"].items()}
+    if METRIC in metrics and not 0 <= metrics[METRIC] <= 1:
+        raise ValueError(f"{METRIC} is {metrics[METRIC]}, expected 0 to 1")
+    return TaskResult(**{**values, "metrics": metrics})

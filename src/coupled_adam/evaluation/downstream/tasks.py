@@ -1,0 +1,87 @@
+"""The paper's seven tasks: how lm-evaluation-harness calls them, how our results do, and what their mean is.
+
+Nothing here needs lm-eval.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# What every one of the seven is judged by. TruthfulQA's is the share of probability on true answers.
+METRIC = "acc"
+NO_TASKS = "none"
+MEAN = "acc"
+
+
+@dataclass(frozen=True)
+class PaperTask:
+    """One of the seven."""
+
+    name: str
+    """In lm-eval."""
+    key: str
+    """In the results of a study."""
+    label: str
+    """In tables."""
+    folder: str
+    """Of its definition, among those of lm-eval."""
+
+
+# In the order of the paper's tables.
+PAPER_TASKS = (
+    PaperTask("arc_easy", "arc_easy", "ARC easy", "arc"),
+    PaperTask("arc_challenge", "arc_challenge", "ARC challenge", "arc"),
+    PaperTask("hellaswag", "hellaswag", "HellaSwag", "hellaswag"),
+    PaperTask("lambada_openai", "lambada", "LAMBADA", "lambada"),
+    PaperTask("race", "race", "RACE", "race"),
+    PaperTask("truthfulqa_mc2", "truthfulqa", "TruthfulQA", "truthfulqa"),
+    PaperTask("winogrande", "winogrande", "WinoGrande", "winogrande"),
+)
+PAPER_NAMES = tuple(task.name for task in PAPER_TASKS)
+
+
+def parse_tasks(text: str | None) -> list[str]:
+    """The tasks that `--tasks` names, each once, in the order given.
+
+    Args:
+        text: names with commas between; "none" for no task; None for the paper's seven.
+
+    Example:
+        >>> parse_tasks("race, arc_easy,race")
+        ['race', 'arc_easy']
+        >>> parse_tasks("none")
+        []
+        >>> len(parse_tasks(None))
+        7
+    """
+    if text is None:
+        return list(PAPER_NAMES)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"--tasks is {text!r}, expected names with commas between, such as {PAPER_NAMES[0]},race")
+    if NO_TASKS in names:
+        if len(names) > 1:
+            raise ValueError(f"--tasks is {text!r}: {NO_TASKS!r} stands alone; leave it out, or the other names")
+        return []
+    return list(dict.fromkeys(names))
+
+
+def label_of(name: str) -> str:
+    """A task as tables name it; one that is not the paper's by its own name."""
+    return next((task.label for task in PAPER_TASKS if task.name == name), name)
+
+
+def mean_accuracy(accuracies: Mapping[str, float]) -> float | None:
+    """The paper's Acc: the mean over the seven; None where one is missing.
+
+    Args:
+        accuracies: by the names of lm-eval; tasks that are not among the seven do not count.
+
+    Example:
+        >>> mean_accuracy(dict.fromkeys(PAPER_NAMES, 0.25) | {"piqa": 0.9})
+        0.25
+        >>> mean_accuracy({"race": 0.3}) is None
+        True
+    """
+    if not accuracies.keys() >= set(PAPER_NAMES):
+        return None
+    return sum(accuracies[name] for name in PAPER_NAMES) / len(PAPER_NAMES)

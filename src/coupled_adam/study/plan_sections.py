@@ -1,0 +1,139 @@
+"""The parts of a study file: every key of a model, of an optimizer, of what is evaluated and of a cluster's jobs.
+
+The text under a key says what it means. What is wrong between keys is found in `plan`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES
+from coupled_adam.training.sections import Section
+from coupled_adam.training.values import Count, Expected, Name, Number, Positive, Text, Tokens
+
+PAPER = "paper"
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _flat(value: Any) -> Any:
+    """`"model.tied" = false` and `model.tied = false` (a table in a table, for TOML) mean the same."""
+    if not isinstance(value, dict):
+        return value
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= (
+            {f"{key}.{name}": each for name, each in _flat(inner).items()} if isinstance(inner, dict) else {key: inner}
+        )
+    return flat
+
+
+def _task_names(value: Any) -> Any:
+    """Names from a list, from text with commas as --set gives it, or the paper's seven; each once."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return value
+    return list(dict.fromkeys(each for name in names for each in (PAPER_NAMES if name == PAPER else (name,))))
+
+
+Settings = Annotated[
+    dict[str, Any],
+    BeforeValidator(_flat),
+    Expected('settings of a training config by their names, such as { "optimizer.lr" = 1e-3, "model.tied" = false }'),
+]
+Label = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=, -]*$"),
+    Expected("letters, digits, spaces and . _ + = , - only, beginning with a letter or digit"),
+]
+Axis = BeforeValidator(_as_list)
+TokensAxis = Annotated[
+    list[Tokens], Axis, Field(min_length=1), Expected('a number of tokens such as "5B", or a list of them')
+]
+
+
+TaskNames = Annotated[
+    list[Text],
+    BeforeValidator(_task_names),
+    Field(min_length=1),
+    Expected('"paper", which is its seven tasks, or names of lm-eval such as ["arc_easy", "race"]'),
+]
+
+
+class ModelAxis(Section):
+    """One entry of [[models]]: a size N."""
+
+    name: Name
+    """What it is called in folders and tables, such as 125M."""
+    base: Text | None = None
+    """Preset or TOML file to start from; none: that of the study."""
+    tokens: TokensAxis | None = None
+    """Data sizes D of this model; none: those of the study."""
+    set: Settings = Field(default_factory=dict)
+    """Settings of this model."""
+
+
+class OptimizerAxis(Section):
+    """One entry of [[optimizers]]: one way to train the embeddings, or one for each value of a list."""
+
+    name: Label | None = None
+    """What it is called in folders and tables; none: standard, coupled, coupled n=2, sgd f=300, ..."""
+    embeddings: Literal["adamw", "coupled", "sgd"]
+    """Optimizer of the embeddings."""
+    scale_exponent: (
+        Annotated[list[Number], Axis, Field(min_length=1), Expected("a number or a list of numbers")] | None
+    ) = None
+    """coupled only: n, or a list of them."""
+    sgd_factor: (
+        Annotated[list[Positive], Axis, Field(min_length=1), Expected("a number above 0 or a list of them")] | None
+    ) = None
+    """sgd only, and needed there: f, or a list of them."""
+    couple: Literal["output", "input", "all"] | None = None
+    """Which embeddings are meant, in an untied model."""
+    centre: bool | None = None
+    """Subtract the mean embedding after each step."""
+    set: Settings = Field(default_factory=dict)
+    """Other settings, such as { "model.tied" = false }."""
+
+
+class EvaluationSection(Section):
+    """What is measured of a trained model. Loss and embeddings during the training are always recorded."""
+
+    test_loss: bool = True
+    """Mean loss over the whole test split."""
+    measures: bool = True
+    """All measures of the embeddings."""
+    wordsim: Text | None = None
+    """Folder of word-similarity benchmarks, or "download"; none: without them, and without r_cos."""
+    tasks: TaskNames | None = None
+    """Downstream tasks by their names in lm-eval, or "paper" for its seven; none: no tasks."""
+    task_data: Text | None = None
+    """Folder of local files for the tasks; none: lm-eval's own datasets, which are downloaded."""
+    task_limit: Count | None = None
+    """Documents of each task, from the first, for a try; none: all."""
+    theory: bool = False
+    """The paper's theory, measured at ten milestones of each run, or at those that the config keeps."""
+    theory_batches: Count = 20
+    """Batches at each of them."""
+
+
+class SlurmSection(Section):
+    """What `--launcher slurm` asks the cluster for, for each run."""
+
+    hours: Positive = 24.0
+    """Time limit. A run that reaches it is submitted again and goes on from its last checkpoint: what came since is
+    lost, so set `checkpoints.minutes` well below it."""
+    gpus: Count = 1
+    """GPUs of a run; with more than one it is started by torchrun."""
+    cpus: Count = 8
+    """CPU cores of a run."""
+    memory_gb: Positive | None = None
+    """Memory; none: what the cluster gives."""
+    partition: Text | None = None
+    """Partition; none: the cluster's default."""
+    account: Text | None = None
+    """Account; none: the user's default."""
+    options: Settings = Field(default_factory=dict)
+    """Further options of sbatch by their long names, such as { qos = "long" }."""

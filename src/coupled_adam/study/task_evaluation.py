@@ -1,0 +1,90 @@
+"""Downstream tasks of a study's runs: what is checked before any training, and what becomes metrics of a result.
+
+The evaluation itself keeps each finished task in the run folder, so one that was stopped goes on where it was.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from coupled_adam.data.corpus import open_corpus
+from coupled_adam.evaluation.downstream.evaluate import evaluate_run
+from coupled_adam.evaluation.downstream.harness import check_tasks
+from coupled_adam.evaluation.downstream.results import Downstream
+from coupled_adam.evaluation.downstream.tasks import METRIC
+from coupled_adam.evaluation.downstream.text_tokens import require_fit, run_text_tokens
+from coupled_adam.study.metrics import TASK_LIMIT, task_key
+from coupled_adam.study.plan_sections import EvaluationSection
+from coupled_adam.training.config import Config
+
+WITHOUT = "To go without tasks: --set evaluation.tasks=none"
+
+
+def measure_tasks(run_folder: Path, evaluation: EvaluationSection) -> tuple[dict[str, float | None], list[str]]:
+    """What a run scores on the tasks of its study, by their names in its result; and what the user should know."""
+    notes: list[str] = []
+    found = evaluate_run(
+        run_folder,
+        tasks=evaluation.tasks or [],
+        task_data=_task_data(evaluation),
+        limit=evaluation.task_limit,
+        with_loss=False,  # which has been measured, or is about to be
+        on_progress=_say_begin,
+        on_note=notes.append,
+    )
+    return {**task_metrics(found), TASK_LIMIT: evaluation.task_limit}, notes
+
+
+def task_metrics(found: Downstream) -> dict[str, float | None]:
+    """The accuracy of every task, and where the paper's seven are there their mean; None for a task that has none."""
+    of_tasks = {task_key(name): task.metrics.get(METRIC) for name, task in found.tasks.items()}
+    return {**of_tasks, **found.metrics()}
+
+
+def check_task_names(evaluation: EvaluationSection) -> None:
+    """See that lm-eval is here and knows the tasks, and that the files of the tasks are here.
+
+    Raises:
+        ValueError, ImportError: for what is missing.
+    """
+    if evaluation.tasks:
+        try:
+            check_tasks(evaluation.tasks, _task_data(evaluation))
+        except ValueError as error:
+            # It speaks of the options of `coupled-adam eval`.
+            words = str(error).replace("--task-data", "evaluation.task_data").replace("--tasks", "evaluation.tasks")
+            raise ValueError(words) from error
+
+
+def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config]) -> None:
+    """Open the tokenizers that the tasks need, now and not after the first training.
+
+    Args:
+        evaluation: of the study.
+        configs: of all runs; their corpora are there.
+
+    Raises:
+        ValueError, OSError, ImportError: for a tokenizer that cannot be had, or does not fit the model.
+    """
+    different = {(config.data.folder, config.model.vocabulary_size): config for config in configs}
+    for config in different.values() if evaluation.tasks else ():
+        corpus = open_corpus(Path(config.data.folder).expanduser())
+        if corpus.tokenizer is None:
+            raise ValueError(
+                f"evaluation.tasks needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
+                f"`coupled-adam data prepare tokens:...`. {WITHOUT}"
+            )
+        try:
+            tokens = run_text_tokens(config, corpus)
+            require_fit(tokens, config.model.vocabulary_size, config.name)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"evaluation.tasks: {error}. {WITHOUT}") from error
+
+
+def _task_data(evaluation: EvaluationSection) -> Path | None:
+    return None if evaluation.task_data is None else Path(evaluation.task_data).expanduser()
+
+
+def _say_begin(task: str, done: int, total: int) -> None:
+    """A line for each task, in the output of the run."""
+    if done == 0:
+        print(f"task {task}", flush=True)

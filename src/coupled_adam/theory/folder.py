@@ -1,0 +1,148 @@
+"""`RUN/theory/`: what was measured of a run's checkpoints, one by one, so that a measurement that was stopped goes on.
+
+    theory.json             a `RunTheory`: everything that is no array
+    unigram.npz             `counts` (tokens,) int64: how often each token occurs in the training split
+    step-000000300.npz      the arrays of a checkpoint, `TokenArrays`
+    step-000000300.json     its numbers, a `CheckpointTheory`, and what they are of; written last
+
+Letters: V rows of the output table, padding included, H width.
+"""
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coupled_adam.atomic import replacing, write_whole
+from coupled_adam.theory.record import (
+    CheckpointTheory,
+    RunTheory,
+    checkpoint_from_json,
+    checkpoint_to_json,
+    run_from_json,
+)
+
+Floats = npt.NDArray[np.float32]
+Counts = npt.NDArray[np.int64]
+Origin = Mapping[str, str | int | None]
+"""What a measurement is of: equal in all keys means that it need not be repeated. None: cannot be known any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenArrays:
+    """What was measured of every token at one checkpoint."""
+
+    target_counts: Counts  # (V,): how often i was the target in the batches
+    x_true: Floats  # (V,): X_i^(i=t); NaN for tokens that never were the target
+    x_false: Floats  # (V,): X_i^(i!=t)
+    second_moment: Floats  # (V,): mean over H of the bias-corrected v_i
+    squared_gradient: Floats  # (V,): mean over H of E[g_i^2], of the loss of single tokens
+    squared_gradient_predicted: Floats  # (V,): mean over H of the Theorem's right-hand side
+    hidden_square: Floats  # (H,): S = E[h^2]
+
+
+class TheoryFolder:
+    """The paths of one run's theory, and reading and writing them."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / "theory"
+        self.theory = self.path / "theory.json"
+        self.unigram = self.path / "unigram.npz"
+        self.figures = self.path / "figures"
+
+    def write_run(self, theory: RunTheory) -> None:
+        """Write theory.json."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(self.theory, theory.to_json())
+
+    def read_run(self) -> RunTheory:
+        """Read theory.json."""
+        try:
+            text = self.theory.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{self.theory}: cannot be read ({error}); write it with `coupled-adam theory {self.path.parent}`"
+            ) from None
+        return run_from_json(text, str(self.theory))
+
+    def write_unigram(self, counts: Counts) -> None:
+        """Write the token counts of the training split."""
+        self._write_arrays(self.unigram, {"counts": counts})
+
+    def read_unigram(self) -> Counts:
+        """The token counts of the training split, (tokens,)."""
+        return _read_arrays(self.unigram, ["counts"])["counts"].astype(np.int64)
+
+    def write_checkpoint(self, numbers: CheckpointTheory, arrays: TokenArrays, origin: Origin) -> None:
+        """Write both files of a checkpoint."""
+        stem = self._stem(numbers.step)
+        # First, so that numbers never stand without their arrays; old ones go before, as they would not fit the new.
+        stem.with_suffix(".json").unlink(missing_ok=True)
+        self._write_arrays(stem.with_suffix(".npz"), vars(arrays))
+        self.write_numbers(numbers, origin)
+
+    def write_numbers(self, numbers: CheckpointTheory, origin: Origin) -> None:
+        """Write the numbers of a checkpoint alone."""
+        content = {"of": dict(origin), "numbers": json.loads(checkpoint_to_json(numbers))}
+        write_whole(self._stem(numbers.step).with_suffix(".json"), json.dumps(content, indent=1) + "\n")
+
+    def read_numbers(self, step: int, origin: Origin) -> CheckpointTheory | None:
+        """The numbers of a checkpoint; None where they are not there, damaged, or of something else.
+
+        Args:
+            step: of the checkpoint.
+            origin: what they should be of. What is None in it is not compared.
+        """
+        path = self._stem(step).with_suffix(".json")
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            stored: dict[str, Any] = content["of"]
+            if any(value is not None and stored.get(key) != value for key, value in origin.items()):
+                return None
+            return checkpoint_from_json(json.dumps(content["numbers"]), str(path))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def read_origin(self, step: int) -> dict[str, Any]:
+        """What the numbers of a checkpoint are of; empty where that cannot be read."""
+        try:
+            return dict(json.loads(self._stem(step).with_suffix(".json").read_text(encoding="utf-8"))["of"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def origins(self) -> dict[int, dict[str, Any]]:
+        """What was measured here, by the steps of the checkpoints."""
+        steps = [int(path.stem.removeprefix("step-")) for path in self.path.glob("step-*.json") if _is_step(path)]
+        return {step: self.read_origin(step) for step in sorted(steps)}
+
+    def read_arrays(self, step: int) -> TokenArrays:
+        """The arrays of a checkpoint."""
+        names = [field.name for field in fields(TokenArrays)]
+        return TokenArrays(**_read_arrays(self._stem(step).with_suffix(".npz"), names))
+
+    def _stem(self, step: int) -> Path:
+        return self.path / f"step-{step:09d}"
+
+    def _write_arrays(self, path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def _is_step(path: Path) -> bool:
+    return path.stem.removeprefix("step-").isdecimal()
+
+
+def _read_arrays(path: Path, names: list[str]) -> dict[str, npt.NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in names}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path}: cannot be read ({error}); measure it again with `coupled-adam theory RUN --fresh`"
+        ) from None

@@ -1,0 +1,204 @@
+"""`theory_of_run`: the theory on the checkpoints of a run, each measured once and then kept in the run's folder."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from coupled_adam.data.batches import Batches
+from coupled_adam.data.corpus import Corpus
+from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
+from coupled_adam.models.config import parameter_count
+from coupled_adam.theory.checkpoint import fits_of, measure_checkpoint
+from coupled_adam.theory.fits import has_scikit_learn, summarise
+from coupled_adam.theory.folder import Origin, TheoryFolder
+from coupled_adam.theory.record import CheckpointTheory, RunTheory
+from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record
+from coupled_adam.training.config import Config
+from coupled_adam.training.devices import pick_device
+from coupled_adam.training.run_folder import RunFolder
+
+FORMAT = 1
+"""Changes when what is measured does, so that older measurements are not taken for it."""
+PRECISIONS = ("float32", "bf16")
+
+Progress = Callable[[int, int, int], None]
+"""Called with (batches done, batches of all checkpoints that are to be measured, step of the checkpoint)."""
+
+
+def theory_of_run(
+    run: Path,
+    *,
+    checkpoints: Sequence[int] | None = None,
+    batches: int = 20,
+    device: str | None = None,
+    precision: str | None = None,
+    on_progress: Progress | None = None,
+    fresh: bool = False,
+) -> RunTheory:
+    """Measure the theory on checkpoints of a run, and write it to `RUN/theory`.
+
+    What was measured before is read from there: a call that was stopped goes on, and neither the weights nor the tokens
+    are needed once everything is there.
+
+    Args:
+        run: the folder that training wrote.
+        checkpoints: steps; None: all milestones.
+        batches: K of the pseudo-training, those that follow the checkpoint in the run's own order.
+        device: "cpu", "cuda" or "auto", which is the default.
+        precision: of the forward pass, "float32" (the default) or "bf16".
+        on_progress: see `Progress`; called once before the first batch and then after each.
+        fresh: measure again what is there already.
+
+    Returns:
+        What was measured of these checkpoints. `theory.json` holds the same.
+    """
+    config = run_config(run)
+    precision = precision or PRECISIONS[0]
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    if batches < 1:
+        raise ValueError(f"batches is {batches}, expected 1 or more; the paper takes 20")
+    folder = TheoryFolder(run)
+    steps = milestones(run, folder) if checkpoints is None else sorted(set(checkpoints))
+    origins = {step: _origin(run, step, batches, precision) for step in steps}
+    stored = {} if fresh else {step: folder.read_numbers(step, origins[step]) for step in steps}
+    missing = [step for step in steps if stored.get(step) is None]
+    done = 0
+
+    def report(step: int, finished: int) -> None:
+        nonlocal done
+        done += finished
+        if on_progress is not None:
+            on_progress(done, batches * len(missing), step)
+
+    for step in missing:
+        report(step, 0)
+        measurement = Measurement(run, config, step, batches, precision, origins[step])
+        measurement.take(device or "auto", on_batch=partial(report, step, 1))
+    measured = [_complete(folder, step, origins[step]) for step in steps]
+    theory = RunTheory(
+        run=config.name,
+        optimizer=config.optimizer.embeddings,
+        parameters=parameter_count(config.model.to_model_config()),
+        vocabulary_size=len(folder.read_unigram()),
+        rows=config.model.vocabulary_size,
+        width=config.model.width,
+        tied=config.model.tied,
+        corpus=config.data.folder,
+        batches=batches,
+        tokens_per_batch=config.tokens_per_step,
+        precision=precision,
+        checkpoints=measured,
+        summary=summarise(measured),
+        notes=list(_notes(config, precision, measured)),
+    )
+    folder.write_run(theory)
+    return theory
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One checkpoint to be measured."""
+
+    run: Path
+    config: Config
+    step: int
+    batches: int
+    precision: str
+    origin: Origin
+
+    def take(self, device: str, on_batch: Callable[[], None]) -> None:
+        """Measure it and write what was found into the run's folder."""
+        config, first = self.config, self.step
+        path = find_checkpoint(self.run, self.step, on_skip=lambda sentence: None)
+        corpus = _corpus_of(config, read_record(path))
+        unigram = corpus.unigram()[: config.model.vocabulary_size]
+        weights = load_weights(config.model.to_model_config(), path, pick_device(device))
+        size = config.training.batch_size
+        order = Batches(corpus.tokens("train"), config.model.context, size, config.seed, config.data.order)
+        numbers, arrays = measure_checkpoint(
+            model_with(config.model.to_model_config(), weights),
+            (order.samples(step, 0, size) for step in range(first, first + self.batches)),
+            config.optimizer,
+            unigram,
+            step=self.step,
+            tokens_seen=self.step * config.tokens_per_step,
+            bf16=self.precision == "bf16",
+            on_batch=on_batch,
+        )
+        folder = TheoryFolder(self.run)
+        folder.write_unigram(unigram)
+        folder.write_checkpoint(numbers, arrays, self.origin)
+
+
+def milestones(run: Path, folder: TheoryFolder) -> list[int]:
+    """The steps of a run's milestones: those it still has, and those that were measured before."""
+    records = [record for path in checkpoints_in(RunFolder(run).checkpoints) if (record := _record(path)) is not None]
+    steps = {record.step for record in records if record.milestone}
+    steps |= {step for step, origin in folder.origins().items() if origin.get("milestone")}
+    if not steps:
+        others = ", ".join(str(record.step) for record in records)
+        remedy = "train it with --set checkpoints.milestones=10"
+        if others:
+            remedy += f", or name one of its checkpoints with --checkpoint STEP: {others}"
+        raise ValueError(f"{run}: has no milestones to measure; {remedy}")
+    return sorted(steps)
+
+
+def _record(checkpoint: Path) -> Record | None:
+    try:
+        return read_record(checkpoint)
+    except ValueError:
+        return None
+
+
+def _origin(run: Path, step: int, batches: int, precision: str) -> Origin:
+    """What the numbers of a checkpoint depend on; its weights and tokens are unknown when the checkpoint is gone."""
+    record = _record(folder_of_step(RunFolder(run).checkpoints, step))
+    origin: dict[str, str | int | None] = {"format": FORMAT, "step": step, "batches": batches, "precision": precision}
+    if record is not None:
+        hashes = {name: file.sha256 for name, file in record.files.items()}
+        origin["weights"] = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:12]
+        origin["data"] = record.state.get("data")
+        origin["milestone"] = record.milestone
+    return origin
+
+
+def _corpus_of(config: Config, record: Record) -> Corpus:
+    corpus = run_corpus(config, record)
+    if corpus is None:
+        raise ValueError(
+            f"{config.data.folder}: the tokens that the run {config.name!r} was trained on are not there. Prepare them "
+            "again with `coupled-adam data prepare`; a relative folder is looked for from the current one"
+        )
+    return corpus
+
+
+def _complete(folder: TheoryFolder, step: int, origin: Origin) -> CheckpointTheory:
+    """The numbers of a checkpoint; mutual information is added where it could not be estimated before."""
+    numbers = folder.read_numbers(step, origin)
+    assert numbers is not None, "it was measured or found there"
+    if has_scikit_learn() and all(fit.mutual_information is None for fit in numbers.fits.values()):
+        numbers = replace(numbers, fits=fits_of(folder.read_arrays(step), folder.read_unigram()))
+        folder.write_numbers(numbers, folder.read_origin(step))
+    return numbers
+
+
+def _notes(config: Config, precision: str, measured: Sequence[CheckpointTheory]) -> Iterator[str]:
+    if not has_scikit_learn() and any(
+        fit.mutual_information is None for numbers in measured for fit in numbers.fits.values()
+    ):
+        yield (
+            "mutual information needs scikit-learn: install it and ask again, on any machine that has this folder; "
+            "nothing is measured twice"
+        )
+    if precision == "bf16":
+        yield "measured in bf16: sums that vanish do so up to its rounding, about 1e-3; float32 gives about 1e-7"
+    if config.optimizer.z_loss:
+        yield (
+            f"the run's loss has z_loss = {config.optimizer.z_loss:g}, whose gradients do not add up to zero; the "
+            "update sums and E[v] are of that loss, everything else of the cross-entropy alone"
+        )

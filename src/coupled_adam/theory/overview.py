@@ -1,0 +1,144 @@
+"""The measured numbers as text, for the terminal and the page: tables over the checkpoints, and the paper's values.
+
+Means over the checkpoints are in the paper's notation: 0.85(7) stands for 0.85 ± 0.07.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coupled_adam.theory.record import PUBLISHED, CheckpointTheory, Optimizer, RunTheory, Spread
+from coupled_adam.training.amounts import short
+from coupled_adam.training.units import learning_rate
+
+DASH = "—"
+MOST_DECIMALS = 4
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of every checkpoint."""
+
+    group: str
+    """What several columns are of; one line above their labels."""
+    label: str
+    value: Callable[[CheckpointTheory], float | None]
+    summary: str | None = None
+    """Its name in `RunTheory.summary`; None: it has no mean over the checkpoints."""
+    exponent_below: float = 1e-3
+    """Smaller numbers are written with an exponent."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A table: a row for each checkpoint, then the rows below it."""
+
+    title: str
+    groups: Sequence[str]
+    labels: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    below: Sequence[Sequence[str]]
+    """Mean and spread over the checkpoints, and what the paper has."""
+
+
+def _fit(name: str, key: str) -> Callable[[CheckpointTheory], float | None]:
+    def value(checkpoint: CheckpointTheory) -> float | None:
+        found: float | None = getattr(checkpoint.fits[name], key)
+        return found
+
+    return value
+
+
+SUMS = (
+    Column("mean", "|μ|", lambda each: each.mu_norm, exponent_below=0.1),
+    Column("whole update", "SGD", lambda each: each.update("sgd").total),
+    Column("whole update", "Adam", lambda each: each.update("adam").total),
+    Column("whole update", "Coupled", lambda each: each.update("coupled").total),
+    Column("output layer", "gradients", lambda each: max(each.gradient_sums["output"])),
+    Column("output layer", "SGD", lambda each: each.update("sgd").output),
+    Column("output layer", "Adam", lambda each: each.update("adam").output),
+    Column("output layer", "Coupled", lambda each: each.update("coupled").output),
+    Column("input layer", "gradients", lambda each: max(each.gradient_sums["input"])),
+    Column("input layer", "Adam", lambda each: through_input(each, "adam")),
+    Column("input layer", "Coupled", lambda each: through_input(each, "coupled")),
+)
+FITS = (
+    Column("E[v]", "A", _fit("second_moment", "A"), "second_moment_A", exponent_below=0.1),
+    Column("E[v]", "R²", _fit("second_moment", "r2"), "second_moment_r2"),
+    Column("E[v]", "centred", _fit("second_moment", "r2_centred"), "second_moment_r2_centred"),
+    Column("E[v]", "I", _fit("second_moment", "mutual_information"), "second_moment_mutual_information"),
+    Column("X, i = t", "R²", _fit("x_true", "r2"), "x_true_r2"),
+    Column("X, i = t", "I", _fit("x_true", "mutual_information"), "x_true_mutual_information"),
+    Column("X, i ≠ t", "R²", _fit("x_false", "r2"), "x_false_r2"),
+    Column("X, i ≠ t", "I", _fit("x_false", "mutual_information"), "x_false_mutual_information"),
+    Column("Theorem, R²", "rows", lambda each: each.theorem.r2, "theorem_r2"),
+    Column("Theorem, R²", "elements", lambda each: each.theorem_elements.r2, "theorem_elements_r2"),
+)
+
+
+def through_input(checkpoint: CheckpointTheory, optimizer: Optimizer) -> float:
+    """What the input layer does to its table: its part of a tied one, or the whole sum of an untied one's own."""
+    own = [each.total for each in checkpoint.input_updates if each.optimizer == optimizer]
+    return own[0] if own else checkpoint.update(optimizer).input
+
+
+def sums_table(run: RunTheory) -> Numbers:
+    """The sums of gradients and updates, each divided by the sum of the lengths."""
+    return _table("Sums over the vocabulary, divided by the sum of the lengths", run, SUMS)
+
+
+def fits_table(run: RunTheory) -> Numbers:
+    """The fits against the unigram probability, and the Theorem."""
+    return _table("Fits against the unigram probability, through the origin", run, FITS)
+
+
+def _table(title: str, run: RunTheory, columns: Sequence[Column]) -> Numbers:
+    rows = [
+        [
+            short(checkpoint.tokens_seen),
+            *(number(column.value(checkpoint), column.exponent_below) for column in columns),
+        ]
+        for checkpoint in run.checkpoints
+    ]
+    below = [
+        [name, *(spread(of.get(column.summary or ""), column.exponent_below) for column in columns)]
+        for name, of in (("mean", run.summary), ("paper", PUBLISHED))
+        if any(column.summary in of for column in columns)
+    ]
+    groups, labels = [column.group for column in columns], [column.label for column in columns]
+    return Numbers(title, ["", *groups], ["tokens", *labels], rows, below)
+
+
+def number(value: float | None, exponent_below: float = 1e-3) -> str:
+    """Three digits after the point; smaller ones with an exponent.
+
+    Example:
+        >>> number(0.5512), number(2.94e-8), number(0.0), number(None)
+        ('0.551', '2.9e-8', '0', '—')
+    """
+    if value is None:
+        return DASH
+    return f"{value:.3f}" if abs(value) >= exponent_below else learning_rate(value)
+
+
+def spread(value: Spread | None, exponent_below: float = 1e-3) -> str:
+    """A mean and its standard deviation in the paper's notation, with as many digits as the deviation allows.
+
+    Example:
+        >>> spread(Spread(0.853, 0.0691)), spread(Spread(0.0031, 0.0012)), spread(Spread(15.2, 3.1))
+        ('0.85(7)', '0.003(1)', '15(3)')
+        >>> spread(Spread(2.13e-5, 4e-6)), spread(Spread(1e-4, None)), spread(Spread(0.5, None))
+        ('2.1(4)e-5', '1.0e-4', '0.500')
+    """
+    if value is None:
+        return DASH
+    if value.std is None:
+        return number(value.mean, exponent_below)
+    if 0 < abs(value.mean) < exponent_below:
+        exponent = math.floor(math.log10(abs(value.mean)))
+        scale = 10.0**-exponent
+        return f"{spread(Spread(value.mean * scale, value.std * scale))}e{exponent}"
+    leading = float(f"{value.std:.0e}")  # one digit: 0.0096 counts as 0.01
+    decimals = 3 if leading == 0 else min(MOST_DECIMALS, max(0, -math.floor(math.log10(leading))))
+    units = round(value.std * 10**decimals)
+    return f"{value.mean:z.{decimals}f}({units})"

@@ -1,0 +1,68 @@
+"""The page of one run's theory: one HTML file without scripts and without anything to load, light or dark.
+
+Everything that comes from files is text: the template escapes it. Only the pictures go in as they are. Needs jinja2 and
+matplotlib, so it is imported only when a page is wanted.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from coupled_adam.atomic import write_whole
+from coupled_adam.inspection.plates import Plate, write_plates
+from coupled_adam.theory.album import CAPTIONS, draw_plates
+from coupled_adam.theory.folder import TheoryFolder
+from coupled_adam.theory.overview import fits_table, sums_table
+from coupled_adam.theory.record import RunTheory
+from coupled_adam.theory.story import chapters
+from coupled_adam.training.amounts import short
+
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
+PAGE = "theory.html"
+
+
+def write_page(run: Path, together: Mapping[str, RunTheory], name: str, facts: Mapping[str, str]) -> Path:
+    """Write `theory.html` and the figures of a run, and give back the page's path.
+
+    Args:
+        run: its folder, which holds what `theory_of_run` wrote.
+        together: the runs to show over training, by name.
+        name: of this run among them.
+        facts: how the page was made, shown in this order.
+    """
+    folder, theory = TheoryFolder(run), together[name]
+    arrays = folder.read_arrays(theory.checkpoints[-1].step)
+    plates = draw_plates(theory, arrays, folder.read_unigram(), together)
+    write_plates(list(plates.values()), folder.figures, CAPTIONS)
+    write_whole(folder.path / PAGE, render_page(name, theory, plates, facts))
+    return folder.path / PAGE
+
+
+def render_page(name: str, theory: RunTheory, plates: Mapping[str, Plate], facts: Mapping[str, str]) -> str:
+    """The page as HTML text."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["unescaped"] = Markup
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        name=name,
+        described=_described(theory),
+        chapters=chapters(theory, plates),
+        tables=[sums_table(theory), fits_table(theory)],
+        batches=theory.batches,
+        notes=theory.notes,
+        facts=facts,
+    )
+
+
+def _described(theory: RunTheory) -> list[str]:
+    """What was measured, in a line."""
+    table = "one tied table" if theory.tied else "the output table"
+    return [
+        f"{short(theory.parameters)} parameters, trained with {theory.optimizer}",
+        f"{table} of {theory.rows:,} x {theory.width}",
+        f"{len(theory.checkpoints)} checkpoints, {theory.batches} batches of {theory.tokens_per_batch:,} tokens each",
+        theory.precision,
+        theory.corpus,
+    ]

@@ -1,0 +1,115 @@
+"""`coupled-adam theory`: what it prints, writes and refuses, on runs that were really trained."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from theory_models import milestone_run
+from typer.testing import CliRunner
+
+from coupled_adam.cli import app
+from coupled_adam.theory import page
+from coupled_adam.theory.album import CAPTIONS
+from coupled_adam.theory.folder import TheoryFolder
+from coupled_adam.theory.record import OPTIMIZERS, run_from_json
+
+cli = CliRunner(env={"COLUMNS": "60", "TERMINAL_WIDTH": "200"})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tied run with two milestones, measured with its page."""
+    run = milestone_run(tmp_path_factory.mktemp("command"))
+    result = cli.invoke(app, ["theory", str(run), "--batches", "3", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    (run / "printed.txt").write_text(result.stdout)
+    return run
+
+
+def theory(*words: object) -> tuple[int, str]:
+    result = cli.invoke(app, ["theory", *map(str, words)])
+    return result.exit_code, result.output
+
+
+def refusal(*words: object) -> str:
+    code, output = theory(*words)
+    assert code == 2, output
+    assert "Traceback" not in output
+    assert output.startswith("Error: ")
+    return " ".join(output.split())
+
+
+def test_it_prints_a_row_for_each_milestone_the_means_and_the_paper_however_narrow_the_terminal(run: Path) -> None:
+    printed = (run / "printed.txt").read_text()
+    assert "run: 3 batches at each of 2 checkpoints" in printed
+    rows = [line.split() for line in printed.splitlines() if line.split()[:1] in (["768"], ["1.54k"])]
+    assert [row[0] for row in rows] == ["768", "1.54k"] * 2  # 6 and 12 steps of 8 x 16 tokens, in two tables
+    assert "…" not in printed
+    assert "0.85(7)" in printed
+    assert "1.18(9)" in printed
+
+
+def test_what_is_printed_is_what_the_paper_says_of_the_sums(run: Path) -> None:
+    measured = TheoryFolder(run).read_run()
+    for checkpoint in measured.checkpoints:
+        assert max(checkpoint.gradient_sums["output"]) < 1e-6
+        sums = {name: checkpoint.update(name) for name in OPTIMIZERS}
+        assert sums["sgd"].output < 1e-6
+        assert sums["coupled"].output < 1e-6
+        assert sums["adam"].output > 1e-3
+        assert sums["coupled"].total == pytest.approx(sums["coupled"].input, abs=1e-5)
+
+
+def test_it_writes_the_page_and_the_figures_and_says_where(run: Path) -> None:
+    written = run / "theory" / "theory.html"
+    assert f"Page: {written}" in (run / "printed.txt").read_text()
+    assert "Why embeddings shift: run" in written.read_text()
+    names = {path.stem for path in (run / "theory" / "figures").iterdir()}
+    assert names == set(CAPTIONS)
+
+
+def test_json_is_the_record_and_nothing_else_and_nothing_is_measured_twice(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "write_page", lambda *_: Path("elsewhere.html"))  # drawing it takes seconds
+    before = (run / "theory" / "step-000000012.npz").stat().st_mtime_ns
+    result = cli.invoke(app, ["theory", str(run), "--batches", "3", "--json"])
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "Page: elsewhere.html\n"
+    [found] = json.loads(result.stdout).values()
+    assert run_from_json(json.dumps(found), "printed") == TheoryFolder(run).read_run()
+    assert (run / "theory" / "step-000000012.npz").stat().st_mtime_ns == before
+
+
+def test_several_runs_stand_beside_each_other_and_one_checkpoint_can_be_chosen(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    code, output = theory(run, other, "--batches", 3, "--checkpoint", 6, "--no-page")
+    assert code == 0, output
+    for name in ("run", "other"):
+        assert f"{name}: 3 batches at each of 1 checkpoint\n" in output
+    assert "1.54k" not in output
+
+
+def test_bad_input_is_one_clear_message(run: Path, tmp_path: Path) -> None:
+    assert "not a run" in refusal(tmp_path)
+    assert "has no checkpoint of step 7; it has 6, 12" in refusal(run, "--checkpoint", 7)
+    assert "given twice" in refusal(run, run)
+    bare = milestone_run(tmp_path, checkpoints={"every": None, "milestones": 0, "keep": 1})
+    message = refusal(bare)
+    assert "has no milestones to measure" in message
+    assert "--set checkpoints.milestones=10" in message
+    assert "--checkpoint STEP: 12" in message
+    code, output = theory(bare, "--checkpoint", 12, "--batches", 1, "--no-page")
+    assert code == 0, output
+    shutil.rmtree(tmp_path / "corpus")
+    assert "was trained on are not there" in refusal(bare, "--fresh", "--checkpoint", 12)
+
+
+def test_a_page_without_its_packages_is_refused_before_anything_is_measured(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert "jinja2 is needed for theory.html (or give --no-page)" in refusal(run)
