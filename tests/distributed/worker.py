@@ -1,35 +1,41 @@
-"""Run by torchrun, once per rank: every scenario for this number of ranks, one after the other.
+"""The ranks of every scenario: this script forks them after the imports, one scenario after the other.
 
-Each scenario runs in a child that is forked after the imports: it starts clean, and when one rank of it fails or hangs,
-the next scenario is not disturbed. A rank's outcome is a file, `<scenario>.rank<r>`: "ok" or the traceback.
+A fork starts clean and at once, and when one rank of a scenario fails or hangs, the next scenario is not disturbed. A
+rank's outcome is a file, `<ranks>/<scenario>.rank<r>`: "ok" or the traceback.
 
-Usage: torchrun --nproc-per-node N worker.py FOLDER [SCENARIO ...]
+Usage: python worker.py FOLDER [SCENARIO ...]
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+# What checkpoints and the first DTensor ask for; better here once than in every fork.
+import fsspec  # noqa: F401
+import torch._dynamo  # noqa: F401
 import torch.distributed as dist
-from scenarios import scenarios_on
+from scenarios import LAUNCHES, scenarios_on
 
 SECONDS_PER_SCENARIO = 40  # they take about one
 
 
-def run_scenario(name: str, scenario: Callable[[], None], folder: Path) -> None:
-    rank = int(os.environ["RANK"])
+def run_rank(name: str, scenario: Callable[[], None], folder: Path, rank: int, ranks: int) -> None:
+    # As torchrun would have it.
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     outcome = "ok"
     try:
         dist.init_process_group(
             "gloo",
             init_method=f"file://{folder}/{name}.store",
             rank=rank,
-            world_size=int(os.environ["WORLD_SIZE"]),
+            world_size=ranks,
             timeout=timedelta(seconds=SECONDS_PER_SCENARIO / 2),
         )
         scenario()
@@ -44,14 +50,21 @@ def run_scenario(name: str, scenario: Callable[[], None], folder: Path) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    for name, scenario in scenarios_on(int(os.environ["WORLD_SIZE"])).items():
-        if sys.argv[2:] and name not in sys.argv[2:]:
-            continue
-        child = multiprocessing.get_context("fork").Process(target=run_scenario, args=(name, scenario, folder))
-        child.start()
-        child.join(SECONDS_PER_SCENARIO)
-        child.kill()
+    fork = multiprocessing.get_context("fork")
+    gc.freeze()  # else every fork soon owns a copy of all that was imported
+    for ranks in LAUNCHES:
+        folder = Path(sys.argv[1]) / str(ranks)
+        folder.mkdir()
+        for name, scenario in scenarios_on(ranks).items():
+            if sys.argv[2:] and name not in sys.argv[2:]:
+                continue
+            children = [fork.Process(target=run_rank, args=(name, scenario, folder, r, ranks)) for r in range(ranks)]
+            for child in children:
+                child.start()
+            deadline = time.monotonic() + SECONDS_PER_SCENARIO
+            for child in children:
+                child.join(max(0, deadline - time.monotonic()))
+                child.kill()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ A comment line before a block, invisible when rendered, says how the block is ru
 A block without a comment is run in the test process. A `text` block that follows at once is what the example prints.
 """
 
+import ast
 import contextlib
 import io
 import re
@@ -70,6 +71,13 @@ def read_examples(page: Path) -> list[Example]:
         )
         for match in BLOCK.finditer(text)
     ]
+
+
+def imported_modules(example: Example) -> set[str]:
+    """The modules that an example names in its imports."""
+    nodes = list(ast.walk(ast.parse(example.source)))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return names | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
 def save_files(page: Path, folder: Path) -> None:

@@ -1,19 +1,64 @@
-"""Run one example of the page and its check, in this process: what `process` and `torchrun` examples are started with.
+"""Run examples of the page and their checks, each in a process of its own that is forked after the imports.
 
-Usage: python run_example.py TITLE
+It is started once for all `process` examples, and by torchrun, once per rank, for all `torchrun` examples. FOLDER has a
+folder for each example, of the name of its line, to run in; its outcome there is a file `outcome.rank<r>`: "ok" or what
+it printed and the traceback.
+
+Usage: python run_example.py FOLDER TITLE ...
 """
 
+import contextlib
+import importlib
+import multiprocessing
+import os
 import sys
+import traceback
 from pathlib import Path
 
+import torch._dynamo  # noqa: F401  the first DTensor asks for it; better here once than in every fork
 from page_checks import CHECKS
-from page_examples import USING_PAGE, read_examples, run_here
+from page_examples import USING_PAGE, Example, imported_modules, read_examples, run_here
+
+SECONDS_PER_EXAMPLE = 60
+
+
+def run_forked(example: Example, folder: Path) -> None:
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))  # where tiny.py is; python has put the folder of this file there
+    rank = os.environ.get("RANK", "0")
+    with open(f"printed.rank{rank}", "w") as printed:
+        os.dup2(printed.fileno(), sys.stdout.fileno())
+        os.dup2(printed.fileno(), sys.stderr.fileno())
+    outcome = "ok"
+    try:
+        CHECKS[example.title](run_here(example))
+    except BaseException:
+        sys.stdout.flush()
+        outcome = Path(printed.name).read_text()[-6000:] + traceback.format_exc()
+    Path(f"outcome.rank{rank}").write_text(outcome)
+    os._exit(0)  # a rank that failed must not wait for the others, as the destructors of its process groups would
+
+
+def meet_at_another_port() -> None:
+    """torchrun's store remembers the addresses of the example before."""
+    if "MASTER_PORT" in os.environ:
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path.cwd()))  # where tiny.py is; python has put the folder of this file there
-    (example,) = [example for example in read_examples(USING_PAGE) if example.title == sys.argv[1]]
-    CHECKS[example.title](run_here(example))
+    folder, titles = Path(sys.argv[1]), sys.argv[2:]
+    examples = [example for example in read_examples(USING_PAGE) if example.title in titles]
+    for module in sorted(set().union(*map(imported_modules, examples)) - {"tiny"}):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    for example in examples:
+        meet_at_another_port()
+        arguments = (example, folder / str(example.first_line))
+        child = multiprocessing.get_context("fork").Process(target=run_forked, args=arguments)
+        child.start()
+        child.join(SECONDS_PER_EXAMPLE)
+        child.kill()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """docs/using-coupledadamw.md: every example runs as written and leaves behind what the page says."""
 
-import ast
 import importlib.util
 import os
 import subprocess
@@ -11,13 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from page_checks import CHECKS
-from page_examples import USING_PAGE, Example, read_examples, run_here, save_files
+from page_examples import USING_PAGE, Example, imported_modules, read_examples, run_here, save_files
 from torch import nn
 
 from coupled_adam import CoupledAdamW
 
 EXAMPLES = [example for example in read_examples(USING_PAGE) if not example.file]
 OPTIONAL_LIBRARIES = {"transformers", "accelerate", "lightning"}
+SECONDS = 300  # for all examples that are run elsewhere in the same way
+
+pytestmark = pytest.mark.timeout(3 * SECONDS)
 
 
 def marked(example: Example) -> object:
@@ -35,16 +37,32 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("tiny", None)
 
 
-@pytest.mark.parametrize("example", [marked(example) for example in EXAMPLES])
-def test_example_runs_as_written(example: Example, folder: Path) -> None:
-    for library in imported_libraries(example) & OPTIONAL_LIBRARIES:
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the examples that need processes of their own: one start for each way of starting them."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    run_elsewhere("process", folder)
+    run_elsewhere("torchrun 2", folder)
+    return folder
+
+
+@pytest.mark.parametrize("example", [marked(example) for example in EXAMPLES if example.run in ("here", "gpu")])
+@pytest.mark.usefixtures("folder")
+def test_example_runs_as_written(example: Example) -> None:
+    CHECKS[example.title](run_here(example))
+
+
+@pytest.mark.parametrize("example", [marked(example) for example in EXAMPLES if example.run not in ("here", "gpu")])
+def test_example_runs_as_written_elsewhere(example: Example, elsewhere: Path) -> None:
+    for library in {module.partition(".")[0] for module in imported_modules(example)} & OPTIONAL_LIBRARIES:
         # importorskip would import it, which takes seconds and is not needed in this process.
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
-    if example.run in ("here", "gpu"):
-        CHECKS[example.title](run_here(example))
-    else:
-        run_elsewhere(example, folder)
+    for rank in range({"process": 1, "torchrun 2": 2}[example.run]):
+        outcome = elsewhere / str(example.first_line) / f"outcome.rank{rank}"
+        log = elsewhere / f"{example.run}.log"
+        assert outcome.exists(), f"{example}, rank {rank}: killed, or never started\n{log.read_text()[-6000:]}"
+        assert outcome.read_text() == "ok", f"{example}, rank {rank}\n{outcome.read_text()}"
 
 
 def test_every_example_has_a_check_and_a_heading_of_its_own() -> None:
@@ -86,22 +104,17 @@ def test_load_state_dict_takes_and_keeps_what_the_page_says() -> None:
     assert from_adamw.param_groups[1]["weight_decay"] == 0.5
 
 
-def imported_libraries(example: Example) -> set[str]:
-    nodes = list(ast.walk(ast.parse(example.source)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in names}
-
-
-def run_elsewhere(example: Example, folder: Path) -> None:
-    """In a process of its own, or in several under torchrun."""
+def run_elsewhere(way: str, folder: Path) -> None:
+    """All examples that are run in a process of their own, or all on some ranks under torchrun."""
+    examples = [example for example in EXAMPLES if example.run == way]
+    for example in examples:
+        (folder / str(example.first_line)).mkdir()
+        save_files(USING_PAGE, folder / str(example.first_line))
     command = [sys.executable]
-    if example.run != "process":
-        torchrun, ranks = example.run.split()
-        assert torchrun == "torchrun", example.run
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-    command += [str(Path(__file__).with_name("run_example.py")), example.title]
+    if way != "process":
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", way.removeprefix("torchrun ")]
+    command += [str(Path(__file__).with_name("run_example.py")), str(folder), *(example.title for example in examples)]
     # The examples for several ranks are written for CPUs; one core for each is what there may be.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, f"{example}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    with (folder / f"{way}.log").open("w") as log:
+        subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=SECONDS, check=False)

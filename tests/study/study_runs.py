@@ -25,6 +25,27 @@ from coupled_adam.study.runner import Outcome, run_study
 from coupled_adam.training.config import to_toml
 
 COMMAND = [sys.executable, "-c", "from coupled_adam.commands.study import app; app()"]
+# Real runs that take their time, so that there is time to disturb them, and none of the processor's.
+SLOW_WORKER = """
+import time
+from coupled_adam.study import worker
+from coupled_adam.training.train_step import TrainStep
+
+call = TrainStep.__call__
+
+def slow(self, *arguments):
+    time.sleep(0.02)
+    return call(self, *arguments)
+
+TrainStep.__call__ = slow
+worker.main()
+"""
+SLOW_COMMAND = [
+    sys.executable,
+    "-c",
+    f"from coupled_adam.study import launchers; launchers.WORKER = ({sys.executable!r}, '-c', {SLOW_WORKER!r}); "
+    "from coupled_adam.commands.study import app; app()",
+]
 CHANGES_WITH_TIME = ("seconds", "tokens_per_second", "energy_joules", "study", "folder")
 
 ADAMW = '[[optimizers]]\nembeddings = "adamw"\n'
@@ -87,9 +108,9 @@ def comparable(results: list[Result]) -> list[dict[str, Any]]:
     return [{key: value for key, value in vars(each).items() if key not in CHANGES_WITH_TIME} for each in results]
 
 
-def start_command(*arguments: str, cwd: Path) -> "subprocess.Popen[str]":
+def start_command(*arguments: str, cwd: Path, program: list[str] = COMMAND) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*COMMAND, *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*program, *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 

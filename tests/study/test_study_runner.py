@@ -22,6 +22,7 @@ from study_runs import (
     ADAMW,
     BROKEN,
     COUPLED,
+    SLOW_COMMAND,
     UNTIED,
     children_of,
     comparable,
@@ -480,7 +481,7 @@ def test_a_worker_whose_study_is_gone_saves_and_ends(tmp_path: Path) -> None:
 
 
 OPTIMIZERS = ADAMW + COUPLED + UNTIED + BROKEN
-STEPS = 300
+STEPS = 80
 
 
 @pytest.fixture(scope="module")
@@ -488,7 +489,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, s
     """A study with real runs, two at a time, one of which cannot succeed: its file, its folder and what was printed."""
     folder = tmp_path_factory.mktemp("study")
     study = write_study(
-        folder, OPTIMIZERS, steps=STEPS, training={"threads": 1}, checkpoints={"every": 20}, log={"every": 5}
+        folder, OPTIMIZERS, steps=STEPS, training={"threads": 1}, checkpoints={"every": 10}, log={"every": 5}
     )
     study.write_text(study.read_text().replace("seeds = [1, 2]", "seeds = 1"))
     process = start_command("run", str(study), "--out", "out", "--jobs", "2", cwd=folder)
@@ -499,7 +500,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, s
 
 def test_real_runs_are_trained_and_measured_and_the_broken_one_is_reported(undisturbed: tuple[Path, Path, str]) -> None:
     study, out, printed = undisturbed
-    assert re.search(r"Failed: small-38.4k-broken/seed-1: step \d+: the (loss|gradient norm) is (nan|inf)", printed)
+    assert re.search(r"Failed: small-10.24k-broken/seed-1: step \d+: the (loss|gradient norm) is (nan|inf)", printed)
     assert "the same command tries them again" in printed
     assert "Report: out/report.html" in printed
     assert [result.optimizer for result in read_results(out)] == ["standard", "coupled", "untied"]
@@ -583,11 +584,11 @@ def test_a_study_killed_again_and_again_ends_as_if_nothing_had_happened(undistur
         wait_until(lambda: {path: path.stat().st_mtime for path in again.glob("runs/*/*/metrics.jsonl")} != before)
         time.sleep(moments.uniform(0, 0.5))
 
-    process = start_command(*command, cwd=out.parent)
+    process = start_command(*command, cwd=out.parent, program=SLOW_COMMAND)
     wait_for_a_step()
     kill_all(process)
 
-    process = start_command(*command, cwd=out.parent)
+    process = start_command(*command, cwd=out.parent, program=SLOW_COMMAND)
     wait_for_a_step()
     process.send_signal(signal.SIGINT)
     printed = process.communicate(timeout=60)[0]
@@ -595,7 +596,7 @@ def test_a_study_killed_again_and_again_ends_as_if_nothing_had_happened(undistur
         assert process.returncode == 130, printed
         assert "not finished (saved; go on with the same command)" in printed
 
-    process = start_command(*command, cwd=out.parent)
+    process = start_command(*command, cwd=out.parent, program=SLOW_COMMAND)
     wait_until(lambda: children_of(process) or process.poll() is not None)
     time.sleep(moments.uniform(0, 3))
     process.kill()  # the runner alone: its worker saves and ends by itself, while the next one begins
@@ -619,10 +620,10 @@ def test_runs_are_started_by_submitit_where_there_is_no_cluster(undisturbed: tup
     study, out, _ = undisturbed
     outcome, shown = run_here(study, out.with_name("jobs"), only=("*-coupled", "*-broken"), launcher="slurm", jobs=None)
     assert outcome.finished == 1
-    assert list(outcome.failed) == ["small-38.4k-broken/seed-1"]
+    assert list(outcome.failed) == ["small-10.24k-broken/seed-1"]
     (expected,) = (result for result in read_results(out) if result.optimizer == "coupled")
     assert comparable(read_results(out.with_name("jobs"))) == comparable([expected])
-    assert "finished  small-38.4k-coupled/seed-1" in shown
+    assert "finished  small-10.24k-coupled/seed-1" in shown
 
 
 def test_torchrun_trains_on_two_ranks(undisturbed: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,13 @@
-"""Run by torchrun, once per rank: the monitor of sharded tables against the same table on one rank.
+"""Two ranks, forked after the imports: the monitor of sharded tables against the same table on one rank.
+
+Usage: python monitor_on_ranks.py STORE
 
 Legend: V vocabulary rows, H hidden size.
 """
 
 import math
+import multiprocessing
+import sys
 from datetime import timedelta
 
 import numpy as np
@@ -81,9 +85,21 @@ def columns_are_refused() -> None:
         light_measures({"output": table}, 12)
 
 
-if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+def run_rank(rank: int) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2, timeout=timedelta(seconds=20)
+    )
     rows_sharded_in_any_way()
     two_tables_of_fsdp2_in_one_message()
     columns_are_refused()
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=run_rank, args=(rank,), daemon=True) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode != 0 for process in ranks))

@@ -1,10 +1,15 @@
-"""Run by torchrun, once per rank: small runs of every parallelism, one after the other, each in its own folder.
+"""Small runs of every parallelism, one after the other, each in its own folder.
+
+Run by torchrun, once per rank, or with a number of ranks, which are then forked after the imports: they start at once.
 
 Usage: torchrun --nproc-per-node N parallel_worker.py CORPUS FOLDER
+       python parallel_worker.py CORPUS FOLDER RANKS
 """
 
+import multiprocessing
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -64,6 +69,26 @@ def main() -> None:
         train(small_config(corpus, training=fsdp2), folder / "moved", resume=True)
 
 
+def fork_ranks(ranks: int) -> None:
+    """As torchrun would start them, all on this machine."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    fork = multiprocessing.get_context("fork")
+    children = [fork.Process(target=run_rank, args=(rank,), daemon=True) for rank in range(ranks)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    sys.exit(max(abs(child.exitcode or 0) for child in children))
+
+
+def run_rank(rank: int) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    main()
+
+
 OPTIMIZERS = {
     "adamw": {"embeddings": "adamw"},
     "sgd": {"embeddings": "sgd", "sgd_factor": 20.0},
@@ -71,4 +96,7 @@ OPTIMIZERS = {
 }
 
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:
+        fork_ranks(int(sys.argv[3]))

@@ -142,10 +142,10 @@ def test_the_full_measures_are_the_plain_numbers_of_measure() -> None:
     json.dumps(numbers, allow_nan=False)
 
 
-def test_sharded_tables_are_measured_as_a_whole_on_two_ranks() -> None:
+def test_sharded_tables_are_measured_as_a_whole_on_two_ranks(tmp_path: Path) -> None:
     script = Path(__file__).with_name("monitor_on_ranks.py")
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
+        [sys.executable, str(script), str(tmp_path / "store")],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

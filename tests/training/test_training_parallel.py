@@ -1,4 +1,4 @@
-"""The same config on one process, with DDP and with FSDP2: real processes, started by torchrun, over gloo."""
+"""The same config on one process, with DDP and with FSDP2: real processes that talk through gloo."""
 
 import os
 import subprocess
@@ -25,13 +25,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs: on 2 ranks, then on 4, which go on with one of the former."""
+    """All runs: on 2 ranks of torchrun, then on 4 that are forked, which go on with one of the former."""
     folder = tmp_path_factory.mktemp("runs")
-    for ranks in (2, 4):
-        command = [*TORCHRUN, str(ranks), str(WORKER), str(corpus), str(folder)]
+    for start, ranks in (([*TORCHRUN, "2"], []), ([sys.executable], ["4"])):
+        command = [*start, str(WORKER), str(corpus), str(folder), *ranks]
         done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr[-4000:]
     return folder
+
+
+@pytest.fixture(scope="module")
+def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return one_process(corpus, tmp_path_factory.mktemp("reference") / "one")
 
 
 def one_process(corpus: Path, folder: Path, **sections: Any) -> Path:
@@ -53,10 +58,7 @@ def assert_same_curve(run: Path, reference: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ddp-2", "ddp-4", "fsdp2-2", "fsdp2-4", "ddp-accumulated-2", "fsdp2-accumulated-2"])
-def test_any_parallelism_gives_the_loss_curve_of_one_process(
-    name: str, runs: Path, corpus: Path, tmp_path: Path
-) -> None:
-    reference = one_process(corpus, tmp_path / "one")
+def test_any_parallelism_gives_the_loss_curve_of_one_process(name: str, runs: Path, reference: Path) -> None:
     assert_same_curve(runs / name, reference)
     expected = saved_tensors(reference)
     for tensor_name, tensor in saved_tensors(runs / name).items():

@@ -16,6 +16,7 @@ from scenarios import (
     tensor_parallel,
 )
 
+LAUNCHES = (2, 4, 1)  # numbers of ranks, in this order: later ones load what earlier ones have saved
 MODULES = (
     data_parallel,
     placements,

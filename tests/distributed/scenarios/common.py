@@ -60,7 +60,7 @@ class GPT(nn.Module):
             self.lm_head.weight = self.wte.weight
         for table in (self.wte, self.wpe, self.lm_head):
             nn.init.normal_(table.weight, std=0.1)
-        # Not zeros: relative to what ten steps make of them, the rounding of small gradients would look large.
+        # Not zeros: relative to what a few steps make of them, the rounding of small gradients would look large.
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.normal_(parameter, std=0.5)
