@@ -12,6 +12,7 @@ from pathlib import Path
 from coupled_adam.atomic import require_writable, write_whole
 from coupled_adam.study.ablation_groups import scale_groups, sgd_groups
 from coupled_adam.study.comparison_table import comparison_table, summary_cell
+from coupled_adam.study.crossing_table import crossing_table
 from coupled_adam.study.grid import (
     CellRuns,
     Planned,
@@ -51,7 +52,7 @@ from coupled_adam.training.amounts import short
 FOLDER = "tables"
 NAMES = (
     *("main", "downstream", "further", "scale", "scale_downstream"),
-    *("sgd_search", "sgd_best", "sgd_best_downstream", "theory", "comparisons", "runs"),
+    *("sgd_search", "sgd_best", "sgd_best_downstream", "crossing", "theory", "comparisons", "runs"),
 )
 DOWNSTREAM = (*TASKS, METRICS["acc"])
 FURTHER = (*OTHERS, *(metric for key, metric in METRICS.items() if key.startswith(INPUT_PREFIX)))
@@ -70,7 +71,7 @@ def build_tables(results: Sequence[Result], planned: Sequence[Planned] = ()) -> 
 
     Returns:
         The tables by their names: main, downstream (with task results), further, scale (over n), sgd_search and
-        sgd_best (over f), theory, comparisons, runs. Empty without runs and plan.
+        sgd_best (over f), crossing, theory, comparisons, runs. Empty without runs and plan.
     """
     cells = gather_cells(results, planned)
     if not cells:
@@ -89,6 +90,7 @@ def build_tables(results: Sequence[Result], planned: Sequence[Planned] = ()) -> 
         metric_table("sgd_search", "SGD: the search for f", searched, MAIN, SGD_SEARCH_TABLES),
         metric_table("sgd_best", "SGD with the best f, and Coupled Adam", best, MAIN, SGD_BEST_TABLES, notes=choices),
         downstream_table("sgd_best_downstream", "SGD with the best f: downstream tasks", best, SGD_BEST_TABLES),
+        crossing_table(cells),
         theory_table(cells),
         comparison_table(cells),
         runs_table(cells),
@@ -272,8 +274,13 @@ def notes_on(
     missing = sum(len(cell.seeds) - len(cell.runs) for cell in cells)
     if missing:
         notes.append(f"Missing runs: {missing} of {sum(len(cell.seeds) for cell in cells)}, see the column of seeds.")
+    # The columns that are missing in the same places, together: seven tasks are evaluated or not.
+    lacking: dict[str, list[str]] = {}
     for place, column in enumerate(table.columns):
         short_of = [f"{row[2].text} at {row[0].text}, {row[1].text}" for row in table.rows if row[place].note]
         if short_of:
-            notes.append(f"{column.label} is missing in finished runs of: {'; '.join(short_of)}.")
+            lacking.setdefault("; ".join(short_of), []).append(column.label)
+    for places, labels in lacking.items():
+        verb = "is" if len(labels) == 1 else "are"
+        notes.append(f"{', '.join(labels)} {verb} missing in finished runs of: {places}.")
     return notes

@@ -1,4 +1,4 @@
-"""What the figures read from run folders: curves from metrics.jsonl and arrays from embeddings.npz.
+"""What the figures read from run folders: mean curves over seeds, and arrays from embeddings.npz.
 
 A file that is missing or damaged costs its figure, never the report. Letters: P points of a curve, S seeds.
 """
@@ -6,14 +6,12 @@ A file that is missing or damaged costs its figure, never the report. Letters: P
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coupled_adam.study.curves import curve_of, curves_of
 from coupled_adam.study.results import Result
-from coupled_adam.training.logbook import FILE_NAME, read_metrics
 
 EMBEDDINGS = "embeddings.npz"
 MOST_POINTS = 400  # of a curve; more could not be seen, and would make the page large
@@ -43,7 +41,7 @@ def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POI
     Returns:
         None when no run has at least two values, or when the runs have no two steps in common.
     """
-    curves = [curve for run in runs if len(curve := _curve(run.run_folder, kind, key)) > 1]
+    curves = [curve for run in runs if len(curve := curve_of(run.run_folder, kind, key)) > 1]
     if not curves:
         return None
     steps = np.array(sorted(set.intersection(*(set(curve) for curve in curves))), np.float64)
@@ -56,7 +54,7 @@ def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POI
 
 def is_thinned(results: Sequence[Result], kind: str, most: int = MOST_POINTS) -> bool:
     """Whether a run has more rows of a kind than a curve shows points, so that neighbours are averaged."""
-    return any(len(curve) > most for run in results for curve in _curves_of(run.run_folder, kind))
+    return any(len(curve) > most for run in results for curve in curves_of(run.run_folder, kind))
 
 
 def embedding_arrays(run: Result) -> Mapping[str, NDArray[np.float32]]:
@@ -67,35 +65,6 @@ def embedding_arrays(run: Result) -> Mapping[str, NDArray[np.float32]]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return {}
     return {name: array for name, array in arrays.items() if array.dtype.kind in "fiu" and np.isfinite(array).all()}
-
-
-def _curve(folder: Path, kind: str, key: str) -> dict[int, float]:
-    """The values of a run by step."""
-    return _read_curves(folder).get((kind, key), {})
-
-
-def _curves_of(folder: Path, kind: str) -> list[dict[int, float]]:
-    """All that a run logged in rows of one kind."""
-    return [curve for (other, _), curve in _read_curves(folder).items() if other == kind]
-
-
-def _read_curves(folder: Path) -> dict[tuple[str, str], dict[int, float]]:
-    path = folder / FILE_NAME
-    try:
-        return _curves(path, path.stat().st_mtime_ns)
-    except (OSError, ValueError):
-        return {}
-
-
-@lru_cache(maxsize=512)
-def _curves(path: Path, changed: int) -> dict[tuple[str, str], dict[int, float]]:
-    """All curves of a run: every figure asks for another one, and the file of a long run is slow to read."""
-    curves: dict[tuple[str, str], dict[int, float]] = {}
-    for row in read_metrics(path):
-        for key, value in row.items():
-            if key != "step" and isinstance(value, int | float) and np.isfinite(value):
-                curves.setdefault((row["kind"], key), {})[row["step"]] = value
-    return curves
 
 
 def _thinned(values: Floats, most: int) -> Floats:

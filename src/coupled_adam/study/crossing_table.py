@@ -1,0 +1,114 @@
+"""From which step on an optimizer is ahead of the standard one: where their curves of the validation loss cross.
+
+Coupled Adam often begins behind and ends in front, so whether it pays depends on how long the training is. Runs with
+the same seed see the same batches and are compared with each other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coupled_adam.study.comparison_table import pairs_of
+from coupled_adam.study.curves import Curve, curve_of
+from coupled_adam.study.grid import CellRuns, model_labels, optimizer_labels
+from coupled_adam.study.notation import MISSING, shorthand
+from coupled_adam.study.statistics import Summary, summarise
+from coupled_adam.study.table_model import Cell, Column, Table, text_column
+from coupled_adam.training.amounts import short
+
+COLUMNS = (
+    text_column("D", "D", "$D$"),
+    text_column("N", "N", "$N$"),
+    text_column("baseline", "baseline"),
+    text_column("optimizer", "optimizer"),
+    text_column("steps", "steps"),
+    text_column("seeds", "seeds that cross"),
+    Column("step", "ahead from step", "ahead from step", ("mean", "std", "seeds")),
+    Column("tokens", "tokens until then", "tokens until then", ("mean", "std", "seeds")),
+    Column("share", "share of the run", "share of the run", ("mean", "std", "seeds")),
+    Column("difference", "difference at the end", "difference at the end", ("mean", "std", "seeds")),
+)
+NOTES = (
+    "Ahead from step: the first validation from which on the validation loss of the optimizer stays below that of the "
+    "baseline with the same seed. Mean over the seeds that get there, with the standard deviation in parentheses.",
+    "A learning rate that decays brings crossings forward or back: a shorter run is not the beginning of a longer one.",
+)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Two curves of the validation loss, set against each other."""
+
+    step: int | None
+    """From this validation on the second is below the first; None: at the end it is not."""
+    last_step: int
+    difference: float
+    """Second less first, at the end."""
+
+
+def crossing(first: Curve, second: Curve) -> Crossing | None:
+    """Where the second curve falls below the first for good; None for curves without a common step.
+
+    Example:
+        >>> crossing({1: 5.0, 2: 4.0, 3: 3.5}, {1: 6.0, 2: 3.9, 3: 3.0})
+        Crossing(step=2, last_step=3, difference=-0.5)
+    """
+    steps = sorted(first.keys() & second.keys())
+    if not steps:
+        return None
+    ahead = None
+    for step in reversed(steps):
+        if second[step] >= first[step]:
+            break
+        ahead = step
+    return Crossing(ahead, steps[-1], second[steps[-1]] - first[steps[-1]])
+
+
+def crossing_table(cells: Sequence[CellRuns]) -> Table | None:
+    """Standard Adam against each other optimizer of its size; None where no two runs have logged a validation loss."""
+    models = model_labels(cells)
+    rows = []
+    for tokens, model in dict.fromkeys((cell.size.tokens, cell.size.model) for cell in cells):
+        own = [cell for cell in cells if (cell.size.tokens, cell.size.model) == (tokens, model)]
+        names = optimizer_labels(own)
+        for first, second in pairs_of(own):
+            found = _crossings(own[first], own[second])
+            if own[first].role == "standard" != own[second].role and found:
+                rows.append(_row((short(tokens), models[own[second].size], names[first], names[second]), found, tokens))
+    if not rows:
+        return None
+    return Table("crossing", "From when on it is ahead", COLUMNS, tuple(rows), NOTES, groups=2)
+
+
+def _crossings(first: CellRuns, second: CellRuns) -> list[Crossing]:
+    """Of the seeds that both have."""
+    found = [
+        crossing(*(curve_of(cell.runs[seed].run_folder, "val", "loss") for cell in (first, second)))
+        for seed in sorted(first.runs.keys() & second.runs.keys())
+    ]
+    return [each for each in found if each is not None]
+
+
+def _row(head: Sequence[str], found: Sequence[Crossing], tokens: int) -> tuple[Cell, ...]:
+    there = [(each.step, each.last_step) for each in found if each.step is not None]
+    steps = summarise([float(step) for step, _ in there])
+    shares = summarise([step / last for step, last in there])
+    seen = summarise([tokens * step / last for step, last in there])
+    tokens_text = MISSING if seen.mean is None else short(round(seen.mean))
+    return (
+        *(Cell(text) for text in head),
+        Cell(f"{max(each.last_step for each in found):,}"),
+        Cell(f"{len(there)} of {len(found)}"),
+        _cell(steps, 0),
+        Cell(tokens_text, _numbers(seen)),
+        _cell(shares, 2),
+        _cell(summarise([each.difference for each in found]), 3),
+    )
+
+
+def _cell(summary: Summary, decimals: int) -> Cell:
+    text = MISSING if summary.mean is None else shorthand(summary.mean, summary.std, decimals)
+    return Cell(text, _numbers(summary))
+
+
+def _numbers(summary: Summary) -> dict[str, float | int | None]:
+    return {"mean": summary.mean, "std": summary.std, "seeds": summary.count}
