@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from page_examples import ROOT, read_examples, run_here
+from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -28,7 +29,10 @@ COMMANDS = [shlex.split(line) for line in LINES if line.startswith("coupled-adam
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_command_of_the_theory_page_names_options_and_settings_that_exist(command: list[str]) -> None:
-    found = get_command(app).commands[command[1]]  # type: ignore[attr-defined]
+    found = get_command(app)
+    for word in command[1:]:
+        if isinstance(found, TyperGroup):
+            found = found.commands[word]
     known = {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in command if word.startswith("--")} <= known
     if command[1] == "train":

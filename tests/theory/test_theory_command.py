@@ -97,6 +97,7 @@ def test_bad_input_is_one_clear_message(run: Path, tmp_path: Path) -> None:
     assert "not a run" in refusal(tmp_path)
     assert "has no checkpoint of step 7; it has 6, 12" in refusal(run, "--checkpoint", 7)
     assert "given twice" in refusal(run, run)
+    assert "given twice" in refusal(run, run / ".." / run.name)
     bare = milestone_run(tmp_path, checkpoints={"every": None, "milestones": 0, "keep": 1})
     message = refusal(bare)
     assert "has no milestones to measure" in message

@@ -281,6 +281,8 @@ def test_a_run_with_next_to_nothing_measured_still_has_its_page(tmp_path: Path) 
     folder.write_checkpoint(only, empty, {"step": 1})
     page = write_page(tmp_path, {"a": replace(theory, checkpoints=[only], summary={})}, "a", {})
     assert page.read_text().count("<figure") == len(CAPTIONS)
+    assert "tiny · 365k parameters, trained with adamw" in page.read_text()
+    assert "1 checkpoint, 20 batches" in page.read_text()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
@@ -291,3 +293,5 @@ def test_a_browser_shows_the_page_without_a_problem_at_any_width(page: Path, tmp
             assert browser.problems == []
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
             assert browser.evaluate("document.title") == f"Why embeddings shift: {ATTACK}"
+        browser.open(page, 800, 800, media="print")
+        assert browser.evaluate("getComputedStyle(document.querySelector('.values tbody tr')).display") == "table-row"

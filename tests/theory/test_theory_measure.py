@@ -279,8 +279,37 @@ def test_a_diverged_checkpoint_is_refused(made, monkeypatch):
         theory_of_run(made, checkpoints=[12], batches=1)
 
 
-def test_damaged_arrays_are_named(run):
+@pytest.mark.parametrize("seed", range(30))
+def test_arrays_are_named_however_they_are_damaged(measured, made, tmp_path, seed):
+    """Bytes that are wrong anywhere: the archive's own checks, zlib's and numpy's fail in ways of their own."""
+    random, folder = np.random.default_rng(seed), TheoryFolder(tmp_path)
+    folder.path.mkdir()
+    damaged = bytearray((made / "theory" / "step-000000006.npz").read_bytes())
+    for place in random.integers(len(damaged), size=20):
+        damaged[place] = random.integers(256)
+    (folder.path / "step-000000006.npz").write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"step-000000006.npz: cannot be read \(it is damaged\); .* --fresh"):
+        folder.read_arrays(6)
+
+
+def test_files_that_are_no_arrays_are_named(run, made):
     path = run / "theory" / "step-000000006.npz"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"step-000000006.npz: cannot be read .* --fresh"):
+    for content in (b"", b"junk", (made.parent / "corpus" / "unigram.npy").read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"step-000000006.npz: cannot be read \(it is damaged\); .* --fresh"):
+            TheoryFolder(run).read_arrays(6)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"cannot be read \(No such file or directory\)"):
         TheoryFolder(run).read_arrays(6)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"of": null, "numbers": {}}', '{"of": [], "numbers": {}}', '{"of": {"st'])
+def test_damaged_numbers_count_as_not_measured(run, content):
+    (run / "theory" / "step-000000006.json").write_text(content)
+    assert steps_measured(run)[0] == [6]
+
+
+def test_z_loss_is_noted_because_sums_do_not_vanish_with_it(tmp_path):
+    theory = theory_of_run(milestone_run(tmp_path, optimizer={"z_loss": 0.01}), batches=1, checkpoints=[12])
+    assert "sums of gradients and updates and E[v] are of that loss" in theory.notes[0]
+    assert min(theory.checkpoints[0].gradient_sums["output"]) > 1e-3

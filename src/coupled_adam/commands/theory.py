@@ -63,7 +63,7 @@ def theory(
     if page:
         _require_page()
     names = short_names([printable(str(run)) for run in runs])
-    if len(set(names)) < len(names):
+    if len({run.resolve() for run in runs}) < len(runs):
         refuse("the same run is given twice; give each once")
     measured: dict[str, RunTheory] = {}
     try:

@@ -247,13 +247,11 @@ def _powers(axes: Axes) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             axis.set_major_locator(LogLocator(numticks=5))
-            axis.set_major_formatter(
-                FuncFormatter(lambda value, _: "10" + str(round(np.log10(value))).translate(RAISED))
-            )
+            axis.set_major_formatter(FuncFormatter(_power))
             axis.set_minor_formatter(NullFormatter())
 
 
-def _power(value: float, _place: int | None = None) -> str:
+def _power(value: float, _place: int | None) -> str:
     return "10" + str(round(np.log10(value))).translate(RAISED)
 
 

@@ -10,6 +10,7 @@ Letters: V rows of the output table, padding included, H width.
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -29,6 +30,8 @@ from coupled_adam.theory.record import (
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
+DAMAGED = (ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What numpy and zipfile stumble over in a file of arrays that is not whole."""
 Origin = Mapping[str, str | int | None]
 """What a measurement is of: equal in all keys means that it need not be repeated. None: cannot be known any more."""
 
@@ -101,7 +104,7 @@ class TheoryFolder:
         path = self._stem(step).with_suffix(".json")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            stored: dict[str, Any] = content["of"]
+            stored = dict(content["of"])
             if any(value is not None and stored.get(key) != value for key, value in origin.items()):
                 return None
             return checkpoint_from_json(json.dumps(content["numbers"]), str(path))
@@ -142,7 +145,8 @@ def _read_arrays(path: Path, names: list[str]) -> dict[str, npt.NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, *DAMAGED) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged"
         raise ValueError(
-            f"{path}: cannot be read ({error}); measure it again with `coupled-adam theory RUN --fresh`"
+            f"{path}: cannot be read ({reason}); measure it again with `coupled-adam theory RUN --fresh`"
         ) from None

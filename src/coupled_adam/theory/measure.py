@@ -112,7 +112,7 @@ class Measurement:
 
     def take(self, device: str, on_batch: Callable[[], None]) -> None:
         """Measure it and write what was found into the run's folder."""
-        config, first = self.config, self.step
+        config = self.config
         path = find_checkpoint(self.run, self.step, on_skip=lambda sentence: None)
         corpus = _corpus_of(config, read_record(path))
         unigram = corpus.unigram()[: config.model.vocabulary_size]
@@ -121,7 +121,7 @@ class Measurement:
         order = Batches(corpus.tokens("train"), config.model.context, size, config.seed, config.data.order)
         numbers, arrays = measure_checkpoint(
             model_with(config.model.to_model_config(), weights),
-            (order.samples(step, 0, size) for step in range(first, first + self.batches)),
+            (order.samples(self.step + number, 0, size) for number in range(self.batches)),
             config.optimizer,
             unigram,
             step=self.step,
@@ -199,6 +199,6 @@ def _notes(config: Config, precision: str, measured: Sequence[CheckpointTheory])
         yield "measured in bf16: sums that vanish do so up to its rounding, about 1e-3; float32 gives about 1e-7"
     if config.optimizer.z_loss:
         yield (
-            f"the run's loss has z_loss = {config.optimizer.z_loss:g}, whose gradients do not add up to zero; the "
-            "update sums and E[v] are of that loss, everything else of the cross-entropy alone"
+            f"the run's loss has z_loss = {config.optimizer.z_loss:g}, whose gradients do not add up to zero; the sums "
+            "of gradients and updates and E[v] are of that loss, X and the Theorem of the cross-entropy alone"
         )

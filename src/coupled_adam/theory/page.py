@@ -59,10 +59,13 @@ def render_page(name: str, theory: RunTheory, plates: Mapping[str, Plate], facts
 def _described(theory: RunTheory) -> list[str]:
     """What was measured, in a line."""
     table = "one tied table" if theory.tied else "the output table"
+    count = len(theory.checkpoints)
+    checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
     return [
+        theory.run,
         f"{short(theory.parameters)} parameters, trained with {theory.optimizer}",
         f"{table} of {theory.rows:,} x {theory.width}",
-        f"{len(theory.checkpoints)} checkpoints, {theory.batches} batches of {theory.tokens_per_batch:,} tokens each",
+        f"{checkpoints}, {theory.batches} batches of {theory.tokens_per_batch:,} tokens each",
         theory.precision,
         theory.corpus,
     ]
