@@ -5,6 +5,9 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,21 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app
+from coupled_adam.commands import eval as eval_command
 from coupled_adam.evaluation.downstream import harness
+from coupled_adam.evaluation.downstream.requests_file import (
+    RequestFile,
+    TokenRequest,
+    read_scores,
+    write_requests,
+    write_scores,
+)
 from coupled_adam.evaluation.downstream.results import read_downstream
 from coupled_adam.evaluation.held_out_loss import loss_over
 from coupled_adam.evaluation.run_export import export_run
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.study.metrics import TASK_LIMIT
+from coupled_adam.study.notation import shorthand
 from coupled_adam.study.results import EVALUATION, FILE_NAME, read_results, to_json
 from coupled_adam.study.results import Result as StudyResult
 
@@ -89,6 +101,54 @@ def test_json_is_all_that_is_printed(folder: Path, tmp_path: Path) -> None:
     assert not list((folder / "run").glob("downstream*"))
 
 
+def test_narrow_table_keeps_every_digit(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    arguments = ["eval", str(tmp_path / "run"), "--task-data", str(folder / "tasks"), "--tasks", TASKS]
+    result = CliRunner(env={"COLUMNS": "44"}).invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    found = read_downstream(tmp_path / "run")
+    assert found is not None
+    assert found.loss is not None
+    assert shorthand(found.loss.loss, found.loss.standard_error, 3) in result.stdout
+    for task in found.tasks.values():
+        assert shorthand(task.metrics["acc"], task.metrics["acc_stderr"], 3) in result.stdout
+    assert "…" not in result.stdout
+
+
+def test_answers_are_printed_when_the_bar_is_gone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is printed beside a bar would stand on its line."""
+    printed = []
+
+    @contextmanager
+    def bar() -> Iterator[Any]:
+        yield lambda *_: None
+        sys.stdout.flush()
+        printed.append(sys.stdout.buffer.tell())
+
+    monkeypatch.setattr(eval_command, "progress_bar", bar)
+    requests = tmp_path / "requests.safetensors"
+    here = ("--task-data", folder / "tasks", "--tasks", TASKS)
+    for arguments in (
+        ("--requests", requests, *here),
+        ("--answer", requests, "--out", tmp_path / "scores.safetensors", "--no-loss"),
+        ("--out", tmp_path / "results.json", *here),
+    ):
+        result = run(folder / "run", *arguments)
+        assert result.exit_code == 0, result.output
+        assert result.stdout
+    assert printed == [0, 0, 0]
+
+
+def test_names_in_a_table_are_no_markup(folder: Path, tmp_path: Path) -> None:
+    requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
+    write_requests(requests, RequestFile({"[/red]odd": [TokenRequest((1,), (2,))]}, {}))
+    result = run(folder / "run", "--answer", requests, "--out", scores, "--no-loss")
+    assert result.exit_code == 0, result.output
+    assert "[/red]odd" in result.stdout
+
+
 def test_single_document_has_no_error(folder: Path, tmp_path: Path) -> None:
     result = run(folder / "run", "--task-data", folder / "tasks", "--limit", 1, "--out", tmp_path / "results.json")
     assert result.exit_code == 0, result.output
@@ -147,8 +207,32 @@ def test_two_halves_need_lm_eval_here_and_only_torch_there(
     )
     words = refused(there, "--scores", scores, "--task-data", tmp_path / "tasks", "--fresh")
     assert "task arc_easy: the scores lack 4 of its 12 requests" in words
+    lines = (folder / "tasks" / "arc_easy_test.jsonl").read_text().splitlines()
+    (tmp_path / "tasks" / "arc_easy_test.jsonl").write_text(lines[0])
+    words = refused(there, "--scores", scores, "--task-data", tmp_path / "tasks", "--fresh")
+    assert "task arc_easy: its documents here ask for 8 requests less than were scored" in words
     assert "--out" in refused("--scores", scores, *here)
     assert "no scores of race; it has arc_easy, winogrande" in refused(there, "--scores", scores, "--tasks", "race")
+
+
+def test_scores_of_a_stopped_answer_or_of_another_optimizer_are_told(folder: Path, tmp_path: Path) -> None:
+    requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
+    here = ("--task-data", folder / "tasks")
+    assert run(folder / "run", "--requests", requests, "--tasks", TASKS, *here).exit_code == 0
+    assert run(folder / "run", "--answer", requests, "--out", scores, "--no-loss").exit_code == 0
+    whole = read_scores(scores)
+    write_scores(scores, replace(whole, scores={"arc_easy": whole.scores["arc_easy"]}))
+    result = run(folder / "run", "--scores", scores, *here, "--out", tmp_path / "results.json")
+    assert result.exit_code == 0, result.output
+    assert "lacks winogrande: --answer was stopped" in " ".join(result.stderr.split())
+
+    other = tmp_path / "other"
+    other.mkdir()
+    config = (folder / "run" / "config.toml").read_text()
+    changed = re.sub(r"(?m)^lr = .*$", "lr = 0.123", config)
+    assert changed != config
+    (other / "config.toml").write_text(changed)
+    assert "these are scores of the run" in refused(other, "--scores", scores, *here)
 
 
 def test_run_of_a_study_adds_its_tasks_to_the_results(folder: Path, tmp_path: Path) -> None:
@@ -210,6 +294,14 @@ def test_missing_dataset_points_to_local_files(folder: Path, monkeypatch: pytest
     assert "--task-data DIR" in words
 
 
+def test_results_that_cannot_be_written_are_told_before_the_work(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = refused(folder / "run", "--tasks", "none", "--out", tmp_path / "file" / "results.json")
+    assert f"{tmp_path / 'file' / 'results.json'}: cannot be written (" in words
+    assert "give another file with --out" in words
+    assert "loss ..." not in words
+
+
 def test_missing_lm_eval_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_extras(monkeypatch)
     assert "pip install 'coupled-adam[eval]'" in refused(folder / "run")
@@ -225,6 +317,9 @@ def test_models_that_cannot_be_evaluated_are_refused(folder: Path, tmp_path: Pat
     assert "has a corpus of its own" in refused(folder / "run", "--data", folder, *here)
     assert "give one at a time" in refused(folder / "run", "--answer", "a", "--scores", "b")
     assert "--limit has no meaning with --scores" in refused(folder / "run", "--limit", 5, "--scores", "b")
+    assert "--checkpoint has no meaning with --requests" in refused("gpt2", "--checkpoint", 0, "--requests", "b")
+    assert "give one with --data DIR" in refused(folder / "model", "--tasks", "none")
+    assert "leaves nothing to evaluate" in refused(folder / "run", "--tasks", "none", "--no-loss")
     assert "--out FILE" in refused(folder / "run", "--answer", folder / "run" / "config.toml")
 
     shutil.copytree(folder / "model", tmp_path / "model")
@@ -262,6 +357,15 @@ def test_vocabulary_that_does_not_match_the_tokenizer_is_refused(folder: Path, t
     words = refused(folder / "run", "--tokenizer", large, *here)
     assert "has 401 tokens, but the table of" in words
     assert "320 rows: the vocabulary does not match" in words
+
+    content["added_tokens"] = []
+    content["model"]["vocab"] = dict(list(content["model"]["vocab"].items())[:256])
+    content["model"]["merges"] = []
+    small = tmp_path / "small.json"
+    small.write_text(json.dumps(content))
+    words = refused(folder / "run", "--tokenizer", small, *here)
+    assert "has 256 tokens, but the corpus of" in words
+    assert "the vocabulary does not match; leave --tokenizer out" in words
 
     requests = tmp_path / "requests.safetensors"
     assert run(large, "--requests", requests, *here).exit_code == 0

@@ -1,6 +1,7 @@
 """The paper's seven tasks through lm-eval: three ways that must agree, and what must not be mixed or repeated."""
 
 import json
+import logging
 import math
 import os
 import socket
@@ -17,7 +18,9 @@ from tiny_tasks import DOCUMENTS, write_evaluated_run, write_tasks
 from coupled_adam.evaluation.downstream import evaluate, harness, hub_folder
 from coupled_adam.evaluation.downstream.evaluate import evaluate_run
 from coupled_adam.evaluation.downstream.halves import answer_requests, evaluate_scores, write_task_requests
+from coupled_adam.evaluation.downstream.harness_model import answering_model
 from coupled_adam.evaluation.downstream.hub_folder import evaluate_folder
+from coupled_adam.evaluation.downstream.requests_file import Score
 from coupled_adam.evaluation.downstream.results import Downstream, file_name, read_downstream
 from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, read_documents
 from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, PAPER_TASKS
@@ -125,6 +128,22 @@ def test_requests_are_those_of_lm_evals_own_task(
         theirs.doc_to_target(doc) for doc in theirs.eval_docs
     ]
     assert ours.aggregation() == theirs.aggregation()
+
+
+def test_perplexity_beyond_all_numbers_is_refused(evaluated: Evaluated) -> None:
+    tokens = open_text_tokens(evaluated.run.parent / "corpus" / "tokenizer.json")
+    hopeless = answering_model(tokens, lambda requests: [Score(-1000.0, False)] * len(requests))
+    task = harness.load_task("lambada_openai", evaluated.tasks)
+    with pytest.raises(ValueError, match=r"task lambada_openai: .* may have diverged"):
+        harness.evaluate_task(hopeless, "lambada_openai", task, None)
+
+
+def test_notes_of_other_libraries_stay_out_of_the_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    with harness.quiet():
+        for name in ("lm_eval", "datasets", "huggingface_hub.utils", "transformers"):
+            assert not logging.getLogger(name).isEnabledFor(logging.WARNING), name
+        print("a note")
+    assert capsys.readouterr().out == ""
 
 
 def log_likelihood(model: LanguageModel, context: str, continuation: str, tokenizer: Any) -> tuple[float, bool]:
@@ -280,6 +299,13 @@ def test_document_of_another_layout_is_named_by_line_and_field(
         read_documents(tmp_path, task)
     assert words in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_a_wrong_document_of_the_last_task_is_found_before_the_first_is_evaluated(tmp_path: Path) -> None:
+    folder = write_tasks(tmp_path / "tasks")
+    (folder / "winogrande_xl_validation.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match=r"winogrande_xl_validation\.jsonl, line 1"):
+        harness.check_tasks(["arc_easy", "winogrande"], folder)
 
 
 def test_damaged_results_are_refused(tmp_path: Path) -> None:

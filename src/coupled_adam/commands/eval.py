@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from coupled_adam.commands.refusal import refuse
 
 if TYPE_CHECKING:
     from coupled_adam.evaluation.downstream.results import Downstream, TaskResult
-    from coupled_adam.evaluation.downstream.text_tokens import TextTokens
 
 # The steps of an evaluation in two halves, each with the options that it has no use for.
 HALVES = {
@@ -115,25 +115,24 @@ def evaluate(
         refuse("MODEL is missing: the folder of a run or of a Hugging Face model")
     try:
         names = parse_tasks(tasks)
+        if requests is not None:
+            assert model is not None
+            _write_requests(tokenizer or model, requests, names, task_data, limit)
+            return
+        if answer is not None:
+            assert model is not None
+            _answer(
+                Path(model),
+                answer,
+                out,
+                checkpoint=checkpoint,
+                device=device,
+                precision=precision,
+                with_loss=not no_loss,
+                fresh=fresh,
+            )
+            return
         with progress_bar() as on_progress:
-            if requests is not None:
-                assert model is not None
-                _write_requests(model, requests, names, task_data, limit, tokenizer, on_progress)
-                return
-            if answer is not None:
-                assert model is not None
-                _answer(
-                    Path(model),
-                    answer,
-                    out,
-                    checkpoint=checkpoint,
-                    device=device,
-                    precision=precision,
-                    with_loss=not no_loss,
-                    fresh=fresh,
-                    on_progress=on_progress,
-                )
-                return
             if scores is not None:
                 from coupled_adam.evaluation.downstream.halves import evaluate_scores
 
@@ -173,7 +172,7 @@ def evaluate(
 
 def _check_halves(options: Mapping[str, Any]) -> None:
     """Refuse options that a step of an evaluation in two halves would pass over in silence."""
-    given = [name for name, value in options.items() if value not in (None, False)]
+    given = [name for name, value in options.items() if value is not None and value is not False]
     steps = [name for name in HALVES if name in given]
     if len(steps) > 1:
         refuse(f"{' and '.join(steps)} are steps of their own; give one at a time")
@@ -196,6 +195,8 @@ def _evaluate_model(
     from coupled_adam.evaluation.downstream.hub_folder import evaluate_folder, is_hugging_face_folder
     from coupled_adam.evaluation.downstream.results import file_name
 
+    if not options["tasks"] and not with_loss:
+        raise ValueError("--tasks none with --no-loss leaves nothing to evaluate; leave one of them out")
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give that of a run, or of a model that `export` or others wrote")
     if is_hugging_face_folder(folder):
@@ -203,6 +204,8 @@ def _evaluate_model(
         for name, value in unfit.items():
             if value is not None:
                 raise ValueError(f"{name} is for runs, and {folder} is a Hugging Face folder; leave it out")
+        if not options["tasks"] and data is None:
+            raise ValueError(f"--tasks none: the loss of {folder} needs a prepared corpus; give one with --data DIR")
         found = evaluate_folder(folder, data=data if with_loss else None, on_note=_note, **options)
     else:
         if data is not None:
@@ -213,25 +216,14 @@ def _evaluate_model(
     return found, options["out"] or folder / file_name(checkpoint, options["limit"])
 
 
-def _write_requests(
-    model: str,
-    file: Path,
-    tasks: list[str],
-    task_data: Path | None,
-    limit: int | None,
-    tokenizer: str | None,
-    on_progress: Callable[[str, int, int], None],
-) -> None:
+def _write_requests(spec: str, file: Path, tasks: list[str], task_data: Path | None, limit: int | None) -> None:
     from coupled_adam.evaluation.downstream.halves import write_task_requests
+    from coupled_adam.evaluation.downstream.text_tokens import tokens_of
 
-    found = write_task_requests(
-        file,
-        _tokenizer_of(tokenizer or model),
-        tasks=tasks,
-        task_data=task_data,
-        limit=limit,
-        on_progress=on_progress,
-    )
+    with progress_bar() as on_progress:
+        found = write_task_requests(
+            file, tokens_of(spec), tasks=tasks, task_data=task_data, limit=limit, on_progress=on_progress
+        )
     count = sum(map(len, found.tasks.values()))
     typer.echo(
         f"{count:,} requests of {len(found.tasks)} tasks: {_printable(str(file))}. Score them where the model is: "
@@ -239,29 +231,16 @@ def _write_requests(
     )
 
 
-def _tokenizer_of(spec: str) -> "TextTokens":
-    """The tokenizer of a run, a Hugging Face folder, a file or a name."""
-    from coupled_adam.data.corpus import open_corpus
-    from coupled_adam.evaluation.downstream.text_tokens import open_text_tokens, run_text_tokens
-    from coupled_adam.evaluation.weights import run_config
-    from coupled_adam.training.run_folder import RunFolder
-
-    if not RunFolder(Path(spec)).config.is_file():
-        return open_text_tokens(spec)
-    config = run_config(Path(spec))
-    folder = Path(config.data.folder).expanduser()
-    return run_text_tokens(config, open_corpus(folder) if folder.is_dir() else None)
-
-
 def _answer(run: Path, requests: Path, out: Path | None, **options: Any) -> None:
     from coupled_adam.evaluation.downstream.halves import answer_requests
 
     if out is None:
         raise ValueError("--answer: say where the scores go, with --out FILE")
-    found = answer_requests(run, requests, out, on_note=_note, **options)
+    with progress_bar() as on_progress:
+        found = answer_requests(run, requests, out, on_progress=on_progress, on_note=_note, **options)
     table = Table("task", Column("requests", justify="right"), Column("seconds", justify="right"))
     for name, scores in found.scores.items():
-        table.add_row(_printable(name), f"{len(scores):,}", f"{found.model['seconds'][name]:.1f}")
+        table.add_row(_cell(name), f"{len(scores):,}", f"{found.model['seconds'][name]:.1f}")
     Console(highlight=False).print(table)
     typer.echo(
         f"Scores: {_printable(str(out))}. For the metrics, where lm-eval is: coupled-adam eval RUN --scores "
@@ -275,7 +254,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     # Its own stream: lm-eval is kept from printing by taking sys.stderr away for a while.
     console = Console(file=sys.stderr, highlight=False)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("requests,"),
@@ -307,17 +286,27 @@ def _show(found: "Downstream", path: Path, *, as_json: bool) -> None:
         values = {"acc": found.accuracy, "acc_stderr": found.accuracy_error, **to_json(found), "file": str(path)}
         typer.echo(json.dumps(values, indent=1))
         return
-    right = {"justify": "right"}
-    table = Table("task", "metric", *(Column(name, **right) for name in ("value", "examples", "seconds")))  # type: ignore[arg-type]
+    # In a narrow terminal names and numbers are broken, none is cut off; the values stay whole.
+    table = Table(
+        Column("task", overflow="fold"),
+        Column("metric", overflow="fold"),
+        Column("value", justify="right", no_wrap=True),
+        Column("examples", justify="right", overflow="fold"),
+        Column("seconds", justify="right", overflow="fold"),
+    )
     if found.loss is not None:
         value = shorthand(found.loss.loss, found.loss.standard_error, 3)
         table.add_row(
-            f"{found.loss.split} split", "loss", value, f"{found.loss.targets:,} tokens", f"{found.loss.seconds:.1f}"
+            _cell(f"{found.loss.split} split"),
+            "loss",
+            value,
+            f"{found.loss.targets:,} tokens",
+            f"{found.loss.seconds:.1f}",
         )
     for name, task in sorted(found.tasks.items(), key=lambda item: _place(item[0], PAPER_NAMES)):
         metric, value = _shown_metric(task)
         examples = f"{task.examples:,}" + ("" if task.examples == task.documents else f" of {task.documents:,}")
-        table.add_row(_printable(label_of(name)), metric, value, examples, f"{task.seconds:.1f}")
+        table.add_row(_cell(label_of(name)), _cell(metric), value, examples, f"{task.seconds:.1f}")
     if found.accuracy is not None:
         table.add_section()
         table.add_row("mean of the seven", "Acc", shorthand(found.accuracy, found.accuracy_error, 3), "", "")
@@ -365,6 +354,11 @@ def _printable(text: str) -> str:
     from coupled_adam.inspection.overview import printable
 
     return "\n".join(map(printable, text.splitlines()))
+
+
+def _cell(text: str) -> Text:
+    """A name from a file, in which brackets are no markup."""
+    return Text(_printable(text))
 
 
 def _note(sentence: str) -> None:

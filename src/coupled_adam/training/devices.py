@@ -54,7 +54,9 @@ def pick_device(wanted: str) -> torch.device:
     if wanted not in ("auto", "cpu", "cuda"):
         raise ValueError(f"Invalid device: {wanted!r}; expected 'auto', 'cpu' or 'cuda'")
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError("training.device is 'cuda', but torch sees no CUDA device; set it to 'cpu' or 'auto'")
+        raise ValueError(
+            "the device is 'cuda', but torch sees none; take 'cpu' or 'auto' (training.device of a config, --device)"
+        )
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 

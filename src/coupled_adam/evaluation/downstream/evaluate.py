@@ -89,10 +89,7 @@ def evaluate_run(
     if tasks:
         harness.check_tasks(tasks, task_data)
     opened = OpenedRun.of(run, checkpoint, device, precision, on_note)
-    tokens = None
-    if tasks:
-        tokens = open_text_tokens(tokenizer) if tokenizer else run_text_tokens(opened.config, opened.corpus)
-        require_fit(tokens, opened.config.model.vocabulary_size, str(run))
+    tokens = opened.text_tokens(tokenizer) if tasks else None
     path, subject = out or run / file_name(checkpoint, limit), opened.subject(tokens, limit)
     results = ResultsFile.open(path, subject, fresh=fresh, tasks=tasks, on_note=on_note)
     results = results.with_environment(opened.environment)
@@ -144,6 +141,18 @@ class OpenedRun:
         """The model, on its device; read when first asked for."""
         shape = self.config.model.to_model_config()
         return model_with(shape, load_weights(shape, self.path)).to(self.device)
+
+    def text_tokens(self, tokenizer: str | None) -> TextTokens:
+        """The tokenizer of the run, or the given one if it can be that."""
+        tokens = open_text_tokens(tokenizer) if tokenizer else run_text_tokens(self.config, self.corpus)
+        require_fit(tokens, self.config.model.vocabulary_size, str(self.run))
+        if tokenizer and self.corpus is not None and tokens.size != self.corpus.vocabulary_size:
+            raise ValueError(
+                f"the tokenizer {tokens.name} has {tokens.size} tokens, but the corpus of {self.run} was made with "
+                f"{self.corpus.vocabulary_size}: the vocabulary does not match; leave --tokenizer out, or give the one "
+                "that this model was trained with"
+            )
+        return tokens
 
     def score(self, task: str, requests: Sequence[TokenRequest], on_progress: OnProgress) -> list[Score]:
         """The scores of the requests of a task, in their order."""
@@ -204,7 +213,10 @@ class ResultsFile:
             tasks: what is to be evaluated of it.
             on_note: told when results of another model are replaced.
         """
-        require_writable(path)
+        try:
+            require_writable(path)
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be written ({error.strerror}); give another file with --out") from error
         try:
             stored = read_file(path)
         except ValueError:

@@ -15,7 +15,6 @@ from typing import Any
 
 from coupled_adam import __version__
 from coupled_adam.atomic import require_writable
-from coupled_adam.data.corpus import open_corpus
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.evaluate import (
     OnNote,
@@ -37,7 +36,7 @@ from coupled_adam.evaluation.downstream.requests_file import (
 )
 from coupled_adam.evaluation.downstream.results import Downstream, LossResult, Subject, file_name
 from coupled_adam.evaluation.downstream.scoring import Precision
-from coupled_adam.evaluation.downstream.text_tokens import TextTokens, open_text_tokens, run_text_tokens
+from coupled_adam.evaluation.downstream.text_tokens import TextTokens, tokens_of
 from coupled_adam.evaluation.weights import run_config
 
 
@@ -192,6 +191,9 @@ def evaluate_scores(
         raise ValueError(f"{scores_file}: these are scores of the run {subject.name!r}, not of {run}; give that folder")
     if run is None and out is None:
         raise ValueError("--scores: give the folder of the run that answered, or a file for the results with --out")
+    left = [name for name in scores.settings.get("tasks", ()) if name not in scores.scores]
+    if tasks is None and left:
+        on_note(f"{scores_file} lacks {', '.join(left)}: --answer was stopped, and goes on when called again")
     tasks = list(scores.scores) if tasks is None else tasks
     missing = [name for name in tasks if name not in scores.scores]
     if missing:
@@ -236,7 +238,7 @@ def _run_identity(run: Path) -> dict[str, Any]:
     return {
         "name": config.name,
         "seed": config.seed,
-        "embeddings": config.optimizer.embeddings,
+        "optimizer": config.optimizer.model_dump(),
         "model": config.model.model_dump(),
         "tokens": config.training.tokens,
     }
@@ -244,14 +246,7 @@ def _run_identity(run: Path) -> dict[str, Any]:
 
 def _tokenizer_of_requests(scores: ScoreFile, run: Path | None, tokenizer: str | None) -> TextTokens:
     """The tokenizer that the requests were written with."""
-    if tokenizer is not None:
-        tokens = open_text_tokens(tokenizer)
-    elif run is not None:
-        config = run_config(run)
-        folder = Path(config.data.folder).expanduser()
-        tokens = run_text_tokens(config, open_corpus(folder) if folder.is_dir() else None)
-    else:
-        tokens = open_text_tokens(str(scores.settings.get("tokenizer")))
+    tokens = tokens_of(tokenizer or run or str(scores.settings.get("tokenizer")))
     if tokens.sha256 != scores.settings.get("tokenizer_sha256"):
         raise ValueError(
             f"the requests were written with the tokenizer {scores.settings.get('tokenizer')}, and {tokens.name} is "

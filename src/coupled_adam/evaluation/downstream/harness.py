@@ -74,8 +74,8 @@ def load_task(name: str, task_data: Path | None) -> Any:
             task = manager.load([spec])["tasks"][name]
         except (ConnectionError, FileNotFoundError) as error:
             raise ValueError(
-                f"task {name}: lm-eval could not get its dataset ({error}); go online, or give local files with "
-                "--task-data DIR"
+                f"task {name}: lm-eval could not get its dataset ({error}); go online"
+                + (", or give local files with --task-data DIR" if name in PAPER_NAMES else "")
             ) from error
         if task.get_config("num_fewshot") is None:  # as lm-eval's command does
             task.set_config(key="num_fewshot", value=0)
@@ -112,10 +112,16 @@ def evaluate_task(model: Any, name: str, task: Any, limit: int | None) -> Scored
     """
     from lm_eval.evaluator import evaluate
 
-    with quiet(), templates_compiled_once():
-        found = evaluate(
-            lm=model, task_dict={"tasks": {name: task}}, limit=limit, bootstrap_iters=BOOTSTRAP_DRAWS, log_samples=False
-        )
+    settings = {"limit": limit, "bootstrap_iters": BOOTSTRAP_DRAWS, "log_samples": False}
+    try:
+        with quiet(), templates_compiled_once():
+            found = evaluate(lm=model, task_dict={"tasks": {name: task}}, **settings)
+    except OverflowError as error:
+        raise ValueError(
+            f"task {name}: the model finds the right answers so unlikely that a metric of lm-eval exceeds all numbers "
+            "(a perplexity, for one); its weights may have diverged: evaluate an earlier checkpoint, or leave the task "
+            "out"
+        ) from error
     count = found["n-samples"][name]
     metrics = {
         key.removesuffix(",none"): float(value)
@@ -133,7 +139,7 @@ def quiet() -> Iterator[None]:
     """
     import datasets
 
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "transformers")]
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub", "transformers")]
     levels = [logger.level for logger in loggers]
     had_bars = datasets.are_progress_bars_disabled() is False
     before = os.environ.get("DISABLE_MULTIPROC")

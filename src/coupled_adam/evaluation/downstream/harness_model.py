@@ -95,6 +95,12 @@ def looked_up(scores: ScoreFile, task: str) -> Answer:
                 "written for other documents, another --limit, another tokenizer or another lm-eval. Write the "
                 "requests again with this machine's, and score them anew"
             )
+        unasked = len(scores.scores[task]) - len(set(requests))
+        if unasked:
+            raise ValueError(
+                f"task {task}: its documents here ask for {unasked} requests less than were scored; give the documents "
+                "that the requests were written from, or write them again"
+            )
         return known
 
     return answer

@@ -136,7 +136,7 @@ class LocalDocuments:
 
 
 def check_files(folder: Path, tasks: Sequence[str]) -> None:
-    """Say now, and not after the first task, which files are missing; nothing is read."""
+    """Say now, and not after the first task, which files are missing or wrong; reading them all takes a moment."""
     if not folder.is_dir():
         raise ValueError(f"--task-data: {folder} is not a folder; expected one with {_names(list(LOCAL_TASKS))}")
     unknown = [name for name in tasks if name not in LOCAL_TASKS]
@@ -151,6 +151,8 @@ def check_files(folder: Path, tasks: Sequence[str]) -> None:
             f"--task-data: {folder} has no {_names(missing)}; add the files, or leave out {', '.join(missing)} with "
             "--tasks"
         )
+    for name in tasks:
+        read_documents(folder, name)
 
 
 def files_hash(folder: Path, task: str) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coupled_adam.data.corpus import Corpus
+from coupled_adam.data.corpus import Corpus, open_corpus
 from coupled_adam.embeddings.optional import require
 from coupled_adam.evaluation.tokenizer_files import GPT2_ENCODINGS, TokenizerFile, corpus_tokenizer, open_for_export
+from coupled_adam.evaluation.weights import run_config
 from coupled_adam.training.config import Config
+from coupled_adam.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,15 @@ def open_text_tokens(spec: str | Path) -> TextTokens:
         path = path / "tokenizer.json"
     known = path if path.is_file() else str(spec)
     return _opened(str(known), open_for_export(known))
+
+
+def tokens_of(spec: str | Path) -> TextTokens:
+    """The tokenizer of a run, whose checkpoints are not needed; or whatever else `open_text_tokens` opens."""
+    if not RunFolder(Path(spec)).config.is_file():
+        return open_text_tokens(spec)
+    config = run_config(Path(spec))
+    folder = Path(config.data.folder).expanduser()
+    return run_text_tokens(config, open_corpus(folder) if folder.is_dir() else None)
 
 
 def run_text_tokens(config: Config, corpus: Corpus | None) -> TextTokens:
