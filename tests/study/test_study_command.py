@@ -1,15 +1,17 @@
 """`coupled-adam study ...` and `coupled-adam demo` in this process, with a quick stand-in for the worker process."""
 
+import csv
 import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from study_runs import ADAMW, COUPLED, write_study
+from study_runs import ADAMW, COUPLED, study_corpus, write_study
 from typer.testing import CliRunner, Result
 
 from coupled_adam.commands import demo as demo_command
@@ -42,7 +44,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_list_shows_every_study_with_its_size() -> None:
     shown = study("list").output
-    for name, runs in zip(STUDIES, (6, 12, 18, 54, 99, 72, 8), strict=True):
+    for name, runs in zip(STUDIES, (6, 12, 18, 18, 18, 54, 99, 72, 8), strict=True):
         assert re.search(rf"│ {name} +│.*│ +{runs} │", shown)
 
 
@@ -88,6 +90,18 @@ def test_a_run_prints_the_comparison_and_where_the_report_is(tmp_path: Path) -> 
     assert study("status", "out").output.endswith("4 finished\n")
 
 
+def test_the_column_of_a_single_optimizer_is_headed_by_it_and_its_tokens(tmp_path: Path) -> None:
+    write_study(tmp_path, COUPLED)
+    alone = study("run", "study.toml", "--out", "alone").output
+    assert re.search(r"┃ +┃ +1.54k ┃\n┃ +┃ +coupled ┃", alone), alone
+    write_study(tmp_path, COUPLED, more='tokens = ["1.536k", "2.56k"]\n')
+    two_sizes = study("run", "study.toml", "--out", "sizes").output
+    assert re.search(r"┃ +┃ +1.54k ┃ +2.56k ┃\n┃ +┃ +coupled ┃ +coupled ┃", two_sizes), two_sizes
+    write_study(tmp_path, PAIR)
+    pair = study("run", "study.toml", "--out", "pair").output
+    assert re.search(r"┓\n┃ +┃ standard ┃ coupled ┃\n┡", pair), pair
+
+
 def test_a_failed_run_gives_exit_code_1_and_is_shown_by_status(tmp_path: Path) -> None:
     file = write_study(tmp_path, FAILING)
     result = study("run", str(file), "--out", "out")
@@ -128,6 +142,52 @@ def test_a_report_finds_what_was_finished_without_the_runner(tmp_path: Path) -> 
     (tmp_path / "out" / "results.jsonl").write_text("")
     assert study("report", "out").exit_code == 0
     assert len(read_results(tmp_path / "out")) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "added"),
+    [
+        ("centring", ["standard, centred"] * 2),
+        ("single-gpu-scaled", ["coupled n=-2", "coupled n=-4", "coupled n=2", "coupled n=4"]),
+    ],
+)
+def test_runs_that_two_shipped_studies_share_are_merged(name: str, added: list[str], tmp_path: Path) -> None:
+    settings = (f"data.folder={study_corpus(tmp_path / 'corpus')}", "data.source=none", "evaluation.wordsim=none")
+    options = [part for setting in settings for part in ("--set", setting)]
+    for each in ("single-gpu", name):
+        ran = study("run", each, "--out", each, *options)
+        assert ran.exit_code == 0, ran.output
+    merged = study("report", "single-gpu", name, "--out", "both")
+    assert merged.exit_code == 0, merged.output
+    with (tmp_path / "both" / "tables" / "runs.csv").open(newline="") as file:
+        optimizers = [row["optimizer"] for row in csv.DictReader(file)]
+    assert Counter(optimizers) == Counter(3 * (["standard", "coupled"] * 2 + added))  # three seeds
+
+
+def test_a_study_is_planned_run_and_watched_without_torch(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.mkdir()
+    (words / "SimLex-999.txt").write_text("word1\tword2\tPOS\tSimLex999\nold\tnew\tA\t1.58\n")
+    file = write_study(tmp_path, PAIR, more='evaluation = { wordsim = "words" }\n')
+    manifest = tmp_path / "corpus" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "tokenizer": "tokenizer.json"}))
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"old": 0, "new": 1}, "old")).save(
+        str(tmp_path / "corpus" / "tokenizer.json")
+    )
+    program = f"""
+import sys
+from coupled_adam.commands import study
+from coupled_adam.study import launchers, runner
+launchers.WORKER, runner.visible_gpus = {FAKE!r}, list
+study._report = lambda *_: None  # its figures do load torch, when all runs are done
+for command in (["list"], ["run", "demo", "--dry-run"], ["run", {str(file)!r}, "--out", "out"], ["status", "out"]):
+    study.app(command, standalone_mode=False)
+    assert "torch" not in sys.modules, command
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("finished  small-") == 4
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
@@ -178,13 +238,14 @@ def test_the_evaluation_can_be_set(tmp_path: Path) -> None:
 def test_a_tokenizer_that_cannot_be_opened_is_found_before_any_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coupled_adam.study import measurement
+    from coupled_adam.study import words
+    from coupled_adam.training import run_tokens
 
     def offline(spec: Any) -> None:
         raise OSError("no network")
 
-    monkeypatch.setattr(measurement, "open_tokenizer", offline)
-    monkeypatch.setattr(measurement, "word_pairs", lambda wordsim: [])
+    monkeypatch.setattr(run_tokens, "open_tokenizer", offline)
+    monkeypatch.setattr(words, "word_pairs", lambda wordsim: [])
     file = write_study(tmp_path, PAIR, more='evaluation = { wordsim = "words" }\n')
     manifest = tmp_path / "corpus" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "tokenizer": "gpt2"}))

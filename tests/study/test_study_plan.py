@@ -8,7 +8,7 @@ import pytest
 
 from coupled_adam.study.expansion import Cell, cells_of, chosen, config_hash
 from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study, study_toml
-from coupled_adam.training.config import load_config
+from coupled_adam.training.config import differences, load_config
 
 # Tab. model_sizes and Sec. experiments of the paper: lr, heads, layers, width.
 SIZES = {
@@ -122,6 +122,35 @@ def test_untied_heads_couple_each_table_and_both() -> None:
         (False, "coupled", "input"),
         (False, "coupled", "all"),
     }
+
+
+def test_single_gpu_scaled_has_five_exponents_beside_the_standard() -> None:
+    found = shipped("single-gpu-scaled")
+    assert grid(found) == {("30M", 262_000_000)}
+    assert {cell.seed for cell in found} == {1, 2, 3}
+    kinds = {(cell.optimizer, cell.config.optimizer.embeddings, cell.config.optimizer.scale_exponent) for cell in found}
+    scaled = {("coupled" if n == 0 else f"coupled n={n}", "coupled", n) for n in (-4, -2, 0, 2, 4)}
+    assert kinds == scaled | {("standard", "adamw", 0)}
+
+
+def test_centring_differs_from_the_standard_in_the_mean_alone() -> None:
+    found = shipped("centring")
+    assert grid(found) == {("30M", 82_000_000), ("30M", 262_000_000)}
+    assert {cell.seed for cell in found} == {1, 2, 3}
+    by_label = {cell.label: cell.config for cell in found}
+    centred = {label: config for label, config in by_label.items() if "-centred/" in label}
+    assert len(centred) == 6
+    for label, config in centred.items():
+        assert differences(by_label[label.replace("-centred", "")], config) == ["name", "optimizer.centre"]
+
+
+@pytest.mark.parametrize(("name", "count"), [("centring", 12), ("single-gpu-scaled", 6)])
+def test_what_another_study_shares_with_single_gpu_is_the_same_run(name: str, count: int) -> None:
+    there = {cell.label: cell.config_hash for cell in shipped("single-gpu")}
+    shared = [cell for cell in shipped(name) if cell.label in there]
+    assert len(shared) == count
+    assert all(cell.config_hash == there[cell.label] for cell in shared)
+    assert not {cell.config_hash for cell in shipped(name) if cell not in shared} & set(there.values())
 
 
 @pytest.mark.parametrize("name", STUDIES)

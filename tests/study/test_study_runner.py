@@ -624,6 +624,9 @@ def test_runs_are_started_by_submitit_where_there_is_no_cluster(undisturbed: tup
     (expected,) = (result for result in read_results(out) if result.optimizer == "coupled")
     assert comparable(read_results(out.with_name("jobs"))) == comparable([expected])
     assert "finished  small-10.24k-coupled/seed-1" in shown
+    files = list(out.with_name("jobs").glob("jobs/**/*"))
+    assert len([path for path in files if path.name.endswith("_submitted.pkl")]) == 2
+    assert not [path for path in files if "%" in path.name]
 
 
 def test_torchrun_trains_on_two_ranks(undisturbed: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,6 +299,11 @@ def test_an_unknown_preset_is_refused_with_the_near_one_and_all(spec: str, hint:
             'optimizer.embeddings = "coupled"',
         ),
         (
+            ["model.tied=false", "optimizer.embeddings=adamw", "optimizer.couple=all"],
+            'optimizer.couple = "all" has no effect with optimizer.embeddings = "adamw"; leave it out, or set '
+            'optimizer.embeddings = "coupled" or "sgd", or optimizer.centre = true',
+        ),
+        (
             ["schedule.decay=10%"],
             'schedule.decay = "10%" has no effect with schedule.kind = "cosine"; leave it out, or set schedule.kind = '
             '"wsd"',
@@ -322,6 +327,8 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
     "overrides",
     [
         ["model.tied=false", "optimizer.couple=all"],
+        ["model.tied=false", "optimizer.couple=all", "optimizer.embeddings=sgd", "optimizer.sgd_factor=300"],
+        ["model.tied=false", "optimizer.couple=output", "optimizer.embeddings=adamw"],
         ["model.tied=false", "optimizer.couple=input", "optimizer.embeddings=adamw", "optimizer.centre=true"],
         ["optimizer.embeddings=sgd", "optimizer.sgd_factor=300", "optimizer.sgd_momentum=0.5"],
         ["optimizer.embeddings=coupled", "optimizer.scale_exponent=-2", "optimizer.centre=true"],

@@ -257,7 +257,7 @@ def _check_installed(study: "Study") -> list[str]:
 def _check_tokenizers(study: "Study", cells: "Sequence[Cell]") -> None:
     """Of the corpora, which are there now."""
     if study.evaluation.measures and study.evaluation.wordsim is not None:
-        from coupled_adam.study.measurement import check_words  # loads torch
+        from coupled_adam.study.words import check_words
 
         check_words(study.evaluation, [cell.config.data.folder for cell in cells])
     if study.evaluation.tasks:

@@ -91,7 +91,8 @@ def train(
     folder = out or own_folder or Path("runs") / f"{resolved.name}-{resolved.optimizer.embeddings}-seed{resolved.seed}"
 
     from coupled_adam.training.devices import pick_device
-    from coupled_adam.training.run import prepare_tokens, run_training
+    from coupled_adam.training.run import run_training
+    from coupled_adam.training.run_tokens import prepare_tokens
     from coupled_adam.training.trainer import TrainingStopped
 
     is_first = os.environ.get("RANK", "0") == "0"

@@ -1,12 +1,7 @@
 """Measures of one embedding matrix. Knows nothing of training; needs torch and numpy only, the rest when it is used."""
 
-from coupled_adam.embeddings.download import fetch_word_pairs
-from coupled_adam.embeddings.measure import measure
-from coupled_adam.embeddings.metrics import EmbeddingMetrics
-from coupled_adam.embeddings.single_tokens import SingleTokens, open_tokenizer
-from coupled_adam.embeddings.unigram import count_unigram, count_unigram_text, load_unigram
-from coupled_adam.embeddings.word_pairs import WordPairs, load_word_pairs
-from coupled_adam.embeddings.word_similarity import WordSimilarity
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __all__ = [
     "EmbeddingMetrics",
@@ -21,3 +16,34 @@ __all__ = [
     "measure",
     "open_tokenizer",
 ]
+
+# The public names are imported when they are first asked for (PEP 562): whoever reads word pairs or opens a tokenizer
+# need not wait for torch. No module here may have one of these names, it would stand in the function's place.
+if TYPE_CHECKING:
+    from coupled_adam.embeddings.download import fetch_word_pairs
+    from coupled_adam.embeddings.measuring import measure
+    from coupled_adam.embeddings.metrics import EmbeddingMetrics
+    from coupled_adam.embeddings.single_tokens import SingleTokens, open_tokenizer
+    from coupled_adam.embeddings.unigram import count_unigram, count_unigram_text, load_unigram
+    from coupled_adam.embeddings.word_pairs import WordPairs, load_word_pairs
+    from coupled_adam.embeddings.word_similarity import WordSimilarity
+else:
+    _MODULES = {
+        "download": ("fetch_word_pairs",),
+        "measuring": ("measure",),
+        "metrics": ("EmbeddingMetrics",),
+        "single_tokens": ("SingleTokens", "open_tokenizer"),
+        "unigram": ("count_unigram", "count_unigram_text", "load_unigram"),
+        "word_pairs": ("WordPairs", "load_word_pairs"),
+        "word_similarity": ("WordSimilarity",),
+    }
+
+    def __getattr__(name: str) -> object:
+        module = next((module for module, names in _MODULES.items() if name in names), None)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from coupled_adam.embeddings.optional import require
 from coupled_adam.study.cell import Status, Task, run_cell, write_error
 from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.folder import OUTPUT, tail
@@ -237,11 +238,10 @@ class ClusterLauncher:
     leaves_on_stop = True
 
     def __init__(self, folder: Path, settings: SlurmSection, jobs: int | None) -> None:
-        # Here, for it comes with torch, which the runner does without.
-        from coupled_adam.embeddings.optional import require
-
+        # No "%j" in the folder's name: without Slurm, submitit makes a folder that is called just that. Its files have
+        # the number of their job in front.
         submitit = require("submitit", "cluster", "to start the runs of a study with --launcher slurm")
-        executor = submitit.AutoExecutor(folder=str(folder / "%j"), slurm_max_num_timeout=MOST_TIME_LIMITS)
+        executor = submitit.AutoExecutor(folder=str(folder), slurm_max_num_timeout=MOST_TIME_LIMITS)
         self.is_slurm = executor.cluster == "slurm"
         self.slots = jobs or (sys.maxsize if self.is_slurm else 1)
         executor.update_parameters(**_parameters(settings))

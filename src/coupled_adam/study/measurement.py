@@ -1,7 +1,6 @@
 """What is measured of a trained run: its loss on the test split, its embeddings, what its curves ended with, and where
 they are asked for downstream tasks and the theory."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 
 from coupled_adam.data.corpus import Corpus, open_corpus
-from coupled_adam.embeddings import EmbeddingMetrics, fetch_word_pairs, load_word_pairs, measure, open_tokenizer
+from coupled_adam.embeddings import EmbeddingMetrics, measure
 from coupled_adam.evaluation.held_out_loss import loss_over, pick_split
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.language_model import LanguageModel
@@ -19,11 +18,11 @@ from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import Result
 from coupled_adam.study.task_evaluation import measure_tasks
 from coupled_adam.study.theory_evaluation import measure_theory
+from coupled_adam.study.words import words_of
 from coupled_adam.training.config import Config
 from coupled_adam.training.devices import pick_device
 from coupled_adam.training.logbook import read_metrics
 
-DOWNLOAD = "download"
 # Of a run's steps: the training loss is the mean of what was logged in this last part.
 LAST_PART = 0.05
 MEASURES = {
@@ -125,7 +124,7 @@ def measure_tables(
     """All measures of the output table, and with `input_` before them those of an untied input table."""
     V = min(corpus.vocabulary_size, config.model.vocabulary_size)
     counts = corpus.unigram()
-    words = _word_similarity(corpus, wordsim)
+    words = words_of(corpus, wordsim)
     start = initial_tables(config.model.to_model_config(), config.seed)
     roles = {"": model.output_table_name}
     if model.input_table_name != model.output_table_name:
@@ -148,48 +147,6 @@ def numbers(record: EmbeddingMetrics) -> Metrics:
     if not record.word_similarity:
         del found["r_cos"], found["r_cos_5"]
     return found
-
-
-def _word_similarity(corpus: Corpus, wordsim: str | None) -> dict[str, Any]:
-    if wordsim is None:
-        return {}
-    pairs = word_pairs(wordsim)
-    spec = corpus.tokenizer_file() or corpus.tokenizer
-    if spec is None:
-        raise ValueError(
-            f"evaluation.wordsim needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
-            '`coupled-adam data prepare tokens:...`, or set evaluation.wordsim = "none"'
-        )
-    try:
-        tokenizer = open_tokenizer(spec)
-    except (ValueError, OSError, ImportError) as error:
-        raise ValueError(
-            f"evaluation.wordsim needs the tokenizer {str(spec)!r} of {corpus.folder}: {error}. To go without word "
-            "similarity: --set evaluation.wordsim=none"
-        ) from error
-    return {"tokenizer": tokenizer, "word_pairs": pairs}
-
-
-def check_words(evaluation: EvaluationSection, corpus_folders: Iterable[str]) -> None:
-    """Open what word similarity needs, now and not after the first training.
-
-    Args:
-        evaluation: of the study.
-        corpus_folders: `data.folder` of all runs.
-
-    Raises:
-        ValueError, OSError, ImportError: for tokenizers and word pairs that cannot be had.
-    """
-    if evaluation.measures and evaluation.wordsim is not None:
-        for folder in dict.fromkeys(corpus_folders):
-            _word_similarity(open_corpus(Path(folder).expanduser()), evaluation.wordsim)
-
-
-def word_pairs(wordsim: str) -> Any:
-    """The benchmarks of a folder, or those that are downloaded once."""
-    # A folder of that name comes first.
-    is_download = wordsim == DOWNLOAD and not Path(wordsim).is_dir()
-    return fetch_word_pairs() if is_download else load_word_pairs(wordsim)
 
 
 def release_memory() -> None:

@@ -117,8 +117,10 @@ def comparison_of(table: "StudyTable") -> Table:
         return shown
     shown = Table("", title=table.title)
     names = [index for index, column in enumerate(table.columns) if not column.numbers]
-    # What all rows have in common is no heading.
-    heads = [index for index in names if len({row[index].text for row in table.rows}) > 1] or names[:1]
+    # What all rows have in common is no heading; but where that is the optimizer, it is said, with its D.
+    heads = [index for index in names if len({row[index].text for row in table.rows}) > 1]
+    if not any(table.columns[index].key == "optimizer" for index in heads):
+        heads = [index for index in names if index in heads or table.columns[index].key in ("D", "optimizer")]
     for row in table.rows:
         shown.add_column("\n".join(row[index].text for index in heads), justify="right", no_wrap=True)
     for index, column in enumerate(table.columns):

@@ -36,6 +36,8 @@ STUDIES = (
     "demo",
     "single-gpu",
     "untied-heads",
+    "centring",
+    "single-gpu-scaled",
     "paper-small-scale",
     "paper-scaled",
     "paper-sgd",

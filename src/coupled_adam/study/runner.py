@@ -210,7 +210,8 @@ def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> list[str]
     Raises:
         ValueError, OSError, ImportError: for what is wrong with a corpus, before any run has started.
     """
-    from coupled_adam.training.run import open_tokens, prepare_tokens  # loads torch, as the workers do at this moment
+    # Here, for it comes with numpy, which a dry run does without.
+    from coupled_adam.training.run_tokens import open_tokens, prepare_tokens
 
     notes: list[str] = []
     different = {(cell.config.data, cell.config.model.vocabulary_size): cell.config for cell in cells}

@@ -87,6 +87,11 @@ def _wrong_in_length(config: "Config") -> Iterator[str]:
 def _without_effect(config: "Config") -> Iterator[str]:
     """A setting that would silently do nothing is a mistake more often than not."""
     embeddings, kind = config.optimizer.embeddings, config.schedule.kind
+    if config.optimizer.couple != "output" and embeddings == "adamw" and not config.optimizer.centre:
+        yield (
+            f"optimizer.couple = {toml_value(config.optimizer.couple)} has no effect with optimizer.embeddings = "
+            '"adamw"; leave it out, or set optimizer.embeddings = "coupled" or "sgd", or optimizer.centre = true'
+        )
     for section, key, choice, chosen, needed in (
         ("optimizer", "scale_exponent", "embeddings", embeddings, ("coupled",)),
         ("optimizer", "sgd_factor", "embeddings", embeddings, ("sgd",)),

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
-from coupled_adam.embeddings import load_word_pairs, open_tokenizer
+from coupled_adam.embeddings import load_word_pairs
 from coupled_adam.training.config import Config
 from coupled_adam.training.feed import Feed
 from coupled_adam.training.monitor import full_measures, light_measures
 from coupled_adam.training.parallel import Ranks
+from coupled_adam.training.run_tokens import word_tokenizer
 
 VALIDATION_SEED = 0  # the same windows for every run, so that runs can be compared
 
@@ -112,11 +113,6 @@ def _validation_feed(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[Feed
 def _word_similarity(config: Config, corpus: Corpus) -> dict[str, Any]:
     known: dict[str, Any] = {"unigram": corpus.unigram()}
     if config.log.wordsim is not None:
-        spec = corpus.tokenizer_file() or corpus.tokenizer
-        if spec is None:
-            raise ValueError(
-                f"log.wordsim needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
-                "`coupled-adam data prepare tokens:...`, or set log.wordsim=none"
-            )
-        known |= {"tokenizer": open_tokenizer(spec), "word_pairs": load_word_pairs(config.log.wordsim)}
+        tokenizer = word_tokenizer(corpus, "log.wordsim")
+        known |= {"tokenizer": tokenizer, "word_pairs": load_word_pairs(config.log.wordsim)}
     return known

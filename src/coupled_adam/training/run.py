@@ -6,15 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
 from torch import nn
 
 from coupled_adam.data.batches import Batches
-from coupled_adam.data.corpus import Corpus, open_corpus
-from coupled_adam.data.manifest import FILE_NAME as MANIFEST
+from coupled_adam.data.corpus import Corpus
 from coupled_adam.models.config import flops_per_token
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.training import checkpoints, devices
@@ -27,15 +26,10 @@ from coupled_adam.training.measuring import build_measures
 from coupled_adam.training.optimizers import EmbeddingOptimizers, build_optimizers
 from coupled_adam.training.parallel import Ranks, build, ranks_of_run
 from coupled_adam.training.run_folder import RunFolder, environment
+from coupled_adam.training.run_tokens import Say, is_prepared, open_tokens, prepare_tokens
 from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import Saving, Trainer
-
-if TYPE_CHECKING:
-    from coupled_adam.data import prepare as preparation
-
-Say = Callable[[str], None]
-Report = Callable[["preparation.Progress"], None]
 
 
 @dataclass(frozen=True)
@@ -163,35 +157,6 @@ def _open_corpus(config: Config, ranks: Ranks, say: Say) -> Corpus:
             f"{config.data.source} --tokenizer {config.data.tokenizer} --out {folder}"
         )
     return open_tokens(config)
-
-
-def open_tokens(config: Config) -> Corpus:
-    """The tokens to train on, which are there; refused where the model has no row for some of them."""
-    folder = Path(config.data.folder).expanduser()
-    corpus = open_corpus(folder)
-    if corpus.vocabulary_size > config.model.vocabulary_size:
-        raise ValueError(
-            f"model.vocabulary_size is {config.model.vocabulary_size}, but the tokenizer of {folder} has "
-            f"{corpus.vocabulary_size} tokens; set model.vocabulary_size to at least that"
-        )
-    return corpus
-
-
-def is_prepared(config: Config) -> bool:
-    """Whether the tokens are there, or nobody has said what to make them from."""
-    return config.data.source is None or (Path(config.data.folder).expanduser() / MANIFEST).is_file()
-
-
-def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) -> None:
-    """Make the tokens to train on where they are missing and the config says from what."""
-    if is_prepared(config):
-        return
-    from coupled_adam.data.prepare import prepare
-
-    source, tokenizer, folder = config.data.source, config.data.tokenizer, Path(config.data.folder).expanduser()
-    assert source is not None
-    say(f"Preparing {source} with the tokenizer {tokenizer} in {folder}, once.")
-    prepare(source, tokenizer, folder, on_progress=on_progress)
 
 
 def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:

@@ -1,0 +1,70 @@
+"""The tokens of a run: made where they are missing, opened, and the tokenizer that made them. Loads no torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coupled_adam.data.corpus import Corpus, open_corpus
+from coupled_adam.data.manifest import FILE_NAME as MANIFEST
+from coupled_adam.embeddings.single_tokens import SingleTokens, open_tokenizer
+from coupled_adam.training.config import Config
+
+if TYPE_CHECKING:
+    from coupled_adam.data import prepare as preparation
+
+Say = Callable[[str], None]
+Report = Callable[["preparation.Progress"], None]
+
+
+def is_prepared(config: Config) -> bool:
+    """Whether the tokens are there, or nobody has said what to make them from."""
+    return config.data.source is None or (Path(config.data.folder).expanduser() / MANIFEST).is_file()
+
+
+def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) -> None:
+    """Make the tokens to train on where they are missing and the config says from what."""
+    if is_prepared(config):
+        return
+    from coupled_adam.data.prepare import prepare
+
+    source, tokenizer, folder = config.data.source, config.data.tokenizer, Path(config.data.folder).expanduser()
+    assert source is not None
+    say(f"Preparing {source} with the tokenizer {tokenizer} in {folder}, once.")
+    prepare(source, tokenizer, folder, on_progress=on_progress)
+
+
+def open_tokens(config: Config) -> Corpus:
+    """The tokens to train on, which are there; refused where the model has no row for some of them."""
+    folder = Path(config.data.folder).expanduser()
+    corpus = open_corpus(folder)
+    if corpus.vocabulary_size > config.model.vocabulary_size:
+        raise ValueError(
+            f"model.vocabulary_size is {config.model.vocabulary_size}, but the tokenizer of {folder} has "
+            f"{corpus.vocabulary_size} tokens; set model.vocabulary_size to at least that"
+        )
+    return corpus
+
+
+def word_tokenizer(corpus: Corpus, setting: str) -> SingleTokens:
+    """The tokenizer of a corpus, which says which row of the table a word is.
+
+    Args:
+        corpus: that the model was trained on.
+        setting: that asks for word similarity, such as "log.wordsim"; messages name it.
+
+    Raises:
+        ValueError: where nobody knows the tokenizer, or it cannot be opened.
+    """
+    spec = corpus.tokenizer_file() or corpus.tokenizer
+    without = f"To go without word similarity: --set {setting}=none"
+    if spec is None:
+        raise ValueError(
+            f"{setting} needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
+            f"`coupled-adam data prepare tokens:...`. {without}"
+        )
+    try:
+        return open_tokenizer(spec)
+    except (ValueError, OSError, ImportError) as error:
+        raise ValueError(
+            f"{setting} needs the tokenizer {str(spec)!r} of {corpus.folder}: {error}. {without}"
+        ) from error
