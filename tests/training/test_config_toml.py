@@ -49,7 +49,8 @@ def configs(draw: st.DrawFn) -> Config:
         {"embeddings": "sgd", "sgd_factor": draw(positive), **some(sgd_momentum=rates)},
     ]
     optimizer = draw(st.sampled_from(kinds)) | some(beta1=rates, eps=positive, z_loss=positive, centre=st.booleans())
-    optimizer |= {} if tied else some(couple=st.sampled_from(["output", "input", "all"]))
+    has_choice = not tied and (optimizer["embeddings"] != "adamw" or optimizer.get("centre", False))
+    optimizer |= some(couple=st.sampled_from(["output", "input", "all"])) if has_choice else {}
     return Config.model_validate(
         {
             "name": draw(st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,20}\Z")),
