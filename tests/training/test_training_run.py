@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coupled_adam.embeddings import measure
 from coupled_adam.tables_file import FILE_NAME as TABLES
-from coupled_adam.training import checkpoints
+from coupled_adam.training import checkpoints, trainer
 from coupled_adam.training.config import load_config
 from coupled_adam.training.feed import Feed, MicroBatch
 from coupled_adam.training.trainer import TrainingStopped
@@ -54,6 +54,27 @@ def test_a_run_leaves_its_config_its_metrics_and_checkpoints(whole_run: Path, co
     assert [step for kind, step in kinds if kind == "train"] == list(range(1, 13))
     assert [step for kind, step in kinds if kind == "embeddings"] == [3, 6, 9, 12]
     assert [step for kind, step in kinds if kind == "val"] == [12]
+
+
+@pytest.fixture
+def reads_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is read a step later, as a GPU is."""
+    monkeypatch.setattr(trainer, "READ_LATER", frozenset({"cpu"}))
+
+
+@pytest.mark.usefixtures("reads_later")
+def test_what_is_read_a_step_later_is_logged_in_the_same_order(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
+    train(small_config(corpus), tmp_path / "run")
+    assert rows(tmp_path / "run") == rows(whole_run)
+
+
+@pytest.mark.usefixtures("reads_later")
+def test_a_run_that_stops_logs_what_was_not_read_yet(
+    whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at(6, monkeypatch)
+    train(small_config(corpus), tmp_path / "run")
+    assert rows(tmp_path / "run") == [row for row in rows(whole_run) if row["step"] <= 7]
 
 
 def test_the_model_learns(whole_run: Path) -> None:
@@ -190,9 +211,11 @@ def test_resuming_without_a_checkpoint_starts_and_says_so(corpus: Path, tmp_path
     assert "starting from the beginning" in shown
 
 
+@pytest.mark.parametrize("read_later", [{"cuda"}, {"cpu"}])
 def test_a_loss_that_is_not_finite_stops_the_run_with_step_checkpoint_and_advice(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    read_later: set[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(trainer, "READ_LATER", read_later)
     from coupled_adam.training.train_step import TrainStep
 
     call = TrainStep.__call__

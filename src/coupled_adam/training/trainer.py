@@ -2,7 +2,8 @@
 
 Everything that has a rule of its own lives elsewhere: the step (train_step), the learning rate (schedule), ranks
 (parallel), batches (feed), files (checkpoints, logbook, run_folder), the bar (display), the measures (monitor).
-The loop never waits for the device, except where it logs, saves or validates.
+The loop never waits for the device, except where it saves or validates. What is logged on a GPU is read one step later,
+when the device has the next step to work on.
 """
 
 import math
@@ -29,6 +30,8 @@ from coupled_adam.training.train_step import TrainStep
 
 # Losses wait on the device until they are logged; more than this many are not kept waiting.
 MOST_UNREAD_STEPS = 100
+# Devices that work on a step while the host already asks for the next.
+READ_LATER = frozenset({"cuda"})
 # A whole training should not be lost to a disk that somebody could make room on: ten minutes.
 LAST_ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS = 21, 30.0
 
@@ -45,6 +48,22 @@ class Unread:
     lr: float
     loss: Tensor
     grad_norm: Tensor
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Numbers of steps on their way from the device."""
+
+    steps: list[Unread]
+    values: Tensor  # (2, steps) float32 on the host: losses, gradient norms
+    arrived: torch.cuda.Event | None
+    """On a GPU: when they are there."""
+
+    def wait(self) -> list[tuple[Unread, float, float]]:
+        """Each step with its loss and its gradient norm."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return list(zip(self.steps, *self.values.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -88,6 +107,8 @@ class Trainer:
         self.latest: dict[str, float | None] = {}
         """The last value of everything that was logged."""
         self._unread: list[Unread] = []
+        self._logging: Reading | None = None
+        """What is to be logged next, read but not yet there."""
         self._saved_step: int | None = start_step or None
         self._last_save = time.monotonic()
         milestones = config.checkpoints.milestones
@@ -144,8 +165,11 @@ class Trainer:
         def is_due(every: int | None) -> bool:
             return is_last or (every is not None and self.step % every == 0)
 
+        self._finish_log()  # of the step before: by now the device has this one to work on
         if is_due(log.every):
-            self._log()
+            self._logging = self._start_reading()
+            if self.ranks.device.type not in READ_LATER:
+                self._finish_log()
         elif len(self._unread) >= MOST_UNREAD_STEPS:
             self._read_losses()
         if is_due(log.measure_every):
@@ -168,16 +192,19 @@ class Trainer:
         with self.throughput.paused():
             yield
 
-    def _log(self) -> None:
+    def _finish_log(self) -> None:
+        """Log what was asked for, if anything was; waits until the device has come so far."""
+        reading, self._logging = self._logging, None
+        if reading is None:
+            return
         try:
             self.saving.writer.poll()
         except OSError as error:
             self.display.message(f"{error.strerror or error}. Training goes on")
-        last = self._unread[-1]
-        loss, grad_norm = self._read_losses()
-        self.throughput.mark(self.step)
+        last, loss, grad_norm = self._checked(reading)
+        self.throughput.mark(last.step)
         values = {
-            "tokens": self.step * self.config.tokens_per_step,
+            "tokens": last.step * self.config.tokens_per_step,
             "loss": loss,
             "lr": last.lr,
             "grad_norm": grad_norm,
@@ -185,7 +212,7 @@ class Trainer:
             "mfu": self.throughput.mfu,
             "memory_bytes": devices.peak_memory(self.ranks.device),
         }
-        self.logbook.write("train", self.step, values)
+        self.logbook.write("train", last.step, values)
         self.latest |= values
         self.display.update(self.step, values | {"seconds_left": self.throughput.seconds_left(self.config.total_steps)})
 
@@ -195,17 +222,31 @@ class Trainer:
         if ratio := values.get("output_mu_norm_ratio"):
             self.display.update(self.step, {"mu_norm_ratio": ratio})
 
-    def _read_losses(self) -> tuple[float, float]:
-        """Loss and gradient norm of the last step; waits for the device, and ends the run where one is not finite."""
-        if not self._unread:
-            return math.nan, math.nan
-        losses = self.ranks.mean(torch.stack([unread.loss.detach().float() for unread in self._unread]))
-        norms = torch.stack([unread.grad_norm for unread in self._unread])
-        for unread, loss, norm in zip(self._unread, losses.tolist(), norms.tolist(), strict=True):
+    def _read_losses(self) -> None:
+        """Wait for all steps that were taken, and end the run where one is not finite."""
+        self._finish_log()
+        if self._unread:
+            self._checked(self._start_reading())
+
+    def _start_reading(self) -> Reading:
+        """Ask the device for the numbers of all unread steps, without waiting for them."""
+        steps, self._unread = self._unread, []
+        losses = self.ranks.mean(torch.stack([unread.loss.detach().float() for unread in steps]))
+        norms = torch.stack([unread.grad_norm for unread in steps])
+        values = torch.stack([losses, norms]).to("cpu", non_blocking=True)
+        arrived = None
+        if self.ranks.device.type == "cuda":
+            arrived = torch.cuda.Event()
+            arrived.record()
+        return Reading(steps, values, arrived)
+
+    def _checked(self, reading: Reading) -> tuple[Unread, float, float]:
+        """The last step that was read, with loss and gradient norm; ends the run where one of them is not finite."""
+        read = reading.wait()
+        for unread, loss, norm in read:
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise TrainingStopped(self._why_not_finite(unread.step, loss, norm))
-        self._unread.clear()
-        return loss, norm
+        return read[-1]
 
     def _why_not_finite(self, step: int, loss: float, grad_norm: float) -> str:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {grad_norm}"
