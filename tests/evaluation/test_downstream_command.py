@@ -232,7 +232,8 @@ def test_scores_of_a_stopped_answer_or_of_another_optimizer_are_told(folder: Pat
     changed = re.sub(r"(?m)^lr = .*$", "lr = 0.123", config)
     assert changed != config
     (other / "config.toml").write_text(changed)
-    assert "these are scores of the run" in refused(other, "--scores", scores, *here)
+    message = refused(other, "--scores", scores, *here)
+    assert re.search(r"these are scores of the run '\w+' \(coupled, seed \d+\), and the settings of .*other", message)
 
 
 def test_run_of_a_study_adds_its_tasks_to_the_results(folder: Path, tmp_path: Path) -> None:

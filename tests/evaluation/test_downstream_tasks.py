@@ -343,3 +343,18 @@ def test_real_documents_have_the_same_scores_with_the_exported_model(tmp_path: P
     ours = evaluate_run(tmp_path / "run", **options)
     assert_same_scores(evaluate_folder(tmp_path / "model", **options), ours)
     assert all(task.examples == 3 for task in ours.tasks.values())
+
+
+def test_without_the_corpus_the_loss_is_what_was_found_before_or_refused(tmp_path: Path) -> None:
+    write_evaluated_run(tmp_path)
+    corpus, gone, notes = tmp_path / "corpus", tmp_path / "gone", list[str]()
+    corpus.rename(gone)
+    with pytest.raises(ValueError, match="its loss cannot be evaluated, and no task was asked for"):
+        evaluate_run(tmp_path / "run", tasks=[], on_note=notes.append)
+    assert [note for note in notes if "no test loss: the corpus of the run" in note] == notes != []
+    assert read_downstream(tmp_path / "run") is None
+
+    gone.rename(corpus)
+    found = evaluate_run(tmp_path / "run", tasks=[], on_note=pytest.fail)
+    corpus.rename(gone)
+    assert evaluate_run(tmp_path / "run", tasks=[], on_note=pytest.fail).loss == found.loss is not None

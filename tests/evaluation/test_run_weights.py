@@ -89,6 +89,12 @@ def test_folder_that_is_no_run_is_refused(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(ValueError, match=r"not a run, it has no config.toml"):
         load_run(tmp_path / "nothing")
     write_run(tmp_path / "run", corpus, steps=[1])
+    for inside in ("checkpoints", "checkpoints/step-000000001"):
+        with pytest.raises(ValueError, match=rf"give that of a run, such as {tmp_path}/run$"):
+            load_run(tmp_path / "run" / inside)
+    write_run(tmp_path / "study" / "runs" / "cell" / "seed-1", corpus, steps=[1])
+    with pytest.raises(ValueError, match=rf"give that of a run, such as {tmp_path}/study/runs/cell/seed-1$"):
+        load_run(tmp_path / "study")
     (tmp_path / "run" / "checkpoints" / "step-000000001").rename(tmp_path / "gone")
     with pytest.raises(ValueError, match="has no whole checkpoint"):
         load_run(tmp_path / "run")

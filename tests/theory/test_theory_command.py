@@ -49,6 +49,14 @@ def test_it_prints_a_row_for_each_milestone_the_means_and_the_paper_however_narr
     assert "…" not in printed
     assert "0.85(7)" in printed
     assert "1.18(9)" in printed
+    assert "I: mutual information in nats" in printed
+
+
+def test_it_says_in_words_what_the_tables_show(run: Path) -> None:
+    printed = " ".join((run / "printed.txt").read_text().split())
+    assert "for Coupled Adam: as claimed." in printed
+    assert "comes through the input layer, as the hypothesis says" in printed
+    assert "; the paper has 0.85(7)." in printed
 
 
 def test_what_is_printed_is_what_the_paper_says_of_the_sums(run: Path) -> None:
@@ -102,7 +110,7 @@ def test_bad_input_is_one_clear_message(run: Path, tmp_path: Path) -> None:
     message = refusal(bare)
     assert "has no milestones to measure" in message
     assert "--set checkpoints.milestones=10" in message
-    assert "--checkpoint STEP: 12" in message
+    assert "--checkpoint STEP (12)" in message
     code, output = theory(bare, "--checkpoint", 12, "--batches", 1, "--no-page")
     assert code == 0, output
     shutil.rmtree(tmp_path / "corpus")

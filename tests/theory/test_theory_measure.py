@@ -248,13 +248,15 @@ def test_an_untied_model_has_updates_of_both_tables(tmp_path):
 
 def test_refusals_name_the_thing_and_the_remedy(run, tmp_path):
     plain = milestone_run(tmp_path / "plain", checkpoints={"every": 4, "keep": 2})
-    with pytest.raises(ValueError, match=r"no milestones .*checkpoints.milestones=10.* --checkpoint STEP: 8, 12"):
+    with pytest.raises(
+        ValueError, match=r"no milestones .*--checkpoint STEP \(8, 12\).*checkpoints.milestones=10 --out"
+    ):
         theory_of_run(plain)
     assert [each.step for each in theory_of_run(plain, checkpoints=[8], batches=1).checkpoints] == [8]
     with pytest.raises(ValueError, match="no checkpoint of step 7; it has 8, 12"):
         theory_of_run(plain, checkpoints=[7])
     shutil.rmtree(plain / "checkpoints")
-    with pytest.raises(ValueError, match=r"no milestones to measure; train it with --set checkpoints.milestones=10$"):
+    with pytest.raises(ValueError, match=r"no milestones to measure; train it again .*milestones=10 --out FOLDER$"):
         theory_of_run(plain)
     with pytest.raises(ValueError, match="not a run"):
         theory_of_run(tmp_path)

@@ -38,7 +38,9 @@ def evaluate(
     ] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Names of lm-eval, or `none` for the loss alone.  [default: the paper's]"),
+        typer.Option(
+            metavar="A,B", help="Tasks of lm-eval; `paper`: its seven; `none`: the loss alone.  [default: paper]"
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Only the first N documents of each task, for a try.")
@@ -50,10 +52,11 @@ def evaluate(
         int | None, typer.Option(metavar="STEP", min=0, help="Of a run; the newest whole one by default.")
     ] = None,
     device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Where to; by default as the run was trained.")
+        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Where to compute; by default as the run was trained.")
     ] = None,
     precision: Annotated[
-        Literal["float32", "bf16"] | None, typer.Option(help="By default as the run was trained; else bf16 on CUDA.")
+        Literal["float32", "bf16"] | None,
+        typer.Option(help="By default as the run was trained; of other models bf16 on CUDA."),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -64,13 +67,14 @@ def evaluate(
     ] = None,
     no_loss: Annotated[bool, typer.Option("--no-loss", help="Leave out the test loss.")] = False,
     requests: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the requests of the tasks, and nothing else.")
+        Path | None, typer.Option(metavar="FILE", help="In two halves, 1: write what the tasks ask.")
     ] = None,
     answer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Score such requests with a run; the scores go to --out.")
+        Path | None,
+        typer.Option(metavar="FILE", help="2, where the GPU is: score such requests with a run, into --out."),
     ] = None,
     scores: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Compute the metrics of such scores; MODEL is the run.")
+        Path | None, typer.Option(metavar="FILE", help="3: compute the metrics of such scores; MODEL is the run.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File of the results.  [default: downstream.json in MODEL]")
@@ -244,7 +248,7 @@ def _answer(run: Path, requests: Path, out: Path | None, **options: Any) -> None
     Console(highlight=False).print(table)
     typer.echo(
         f"Scores: {_printable(str(out))}. For the metrics, where lm-eval is: coupled-adam eval RUN --scores "
-        f"{_printable(out.name)}"
+        f"{_printable(out.name)} (and --task-data, if the requests were written with it)"
     )
 
 

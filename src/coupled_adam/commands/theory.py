@@ -28,7 +28,9 @@ WIDEST = 120
 def theory(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Folders of runs, as `train` writes them.", show_default=False),
+        typer.Argument(
+            metavar="RUN", help="Folder of a run with milestones; several are compared.", show_default=False
+        ),
     ],
     batches: Annotated[int, typer.Option(min=1, metavar="K", help="Batches at each checkpoint.")] = 20,
     checkpoint: Annotated[
@@ -37,9 +39,11 @@ def theory(
             metavar="STEP", min=0, help="Measure this checkpoint; may be repeated.  [default: all milestones]"
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where to compute: `cpu` or `cuda`.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="`cpu` or `cuda`.  [default: a GPU if there is one]")
+    ] = None,
     precision: Annotated[
-        Literal["float32", "bf16"], typer.Option(help="Of the forward pass; sums that vanish do so to its rounding.")
+        Literal["float32", "bf16"], typer.Option(help="Of the forward pass; sums vanish up to its rounding.")
     ] = "float32",
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write theory.html and the figures.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -53,7 +57,8 @@ def theory(
 
     Writes RUN/theory: theory.html, figures, all numbers. What was measured before is not measured again.
 
-    Try: `coupled-adam train tiny --set checkpoints.milestones=10`, then `coupled-adam theory runs/tiny-coupled-seed1`
+    A run has milestones when it was trained with `--set checkpoints.milestones=10`. Try: `coupled-adam train tiny --set
+    checkpoints.milestones=10 --out runs/milestones`, then `coupled-adam theory runs/milestones`
     """
     started = time.perf_counter()
 
@@ -118,7 +123,8 @@ def _bar(name: str) -> Iterator[Callable[[int, int, int], None]]:
 
 def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
     from coupled_adam.inspection.overview import printable
-    from coupled_adam.theory.overview import fits_table, sums_table
+    from coupled_adam.theory.overview import LEGEND, fits_table, sums_table
+    from coupled_adam.theory.story import findings
 
     for name, run in measured.items():
         count = len(run.checkpoints)
@@ -126,6 +132,9 @@ def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
         console.print(Text(f"{name}: {run.batches} batches at each of {checkpoints}"))
         for numbers in (sums_table(run), fits_table(run)):
             console.print(_rich_table(numbers))
+        console.print(Text(LEGEND, style="dim"), soft_wrap=True)
+        for sentence in findings(run):
+            console.print(Text(sentence), soft_wrap=True)
         for note in run.notes:
             console.print(Text(f"Note: {printable(note)}", style="dim"), soft_wrap=True)
 

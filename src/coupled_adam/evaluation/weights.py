@@ -41,7 +41,11 @@ def run_config(run: Path) -> Config:
     """The config of a run."""
     file = RunFolder(run).config
     if not file.is_file():
-        raise ValueError(f"{run}: not a run, it has no {file.name}; give a folder that `coupled-adam train` wrote")
+        # The folder of a study, and a checkpoint, are what one gives by mistake.
+        around = [path.parent for path in (run, run.parent) if path.name == RunFolder(run).checkpoints.name]
+        near = [path for path in (*around, *sorted(run.glob("runs/*/seed-*"))) if RunFolder(path).config.is_file()]
+        remedy = f"that of a run, such as {near[0]}" if near else "a folder that `coupled-adam train` wrote"
+        raise ValueError(f"{run}: not a run, it has no {file.name}; give {remedy}")
     return load_config(str(file))
 
 

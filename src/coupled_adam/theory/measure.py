@@ -141,9 +141,9 @@ def milestones(run: Path, folder: TheoryFolder) -> list[int]:
     steps |= {step for step, origin in folder.origins().items() if origin.get("milestone")}
     if not steps:
         others = ", ".join(str(record.step) for record in records)
-        remedy = "train it with --set checkpoints.milestones=10"
+        remedy = "train it again into another folder, with --set checkpoints.milestones=10 --out FOLDER"
         if others:
-            remedy += f", or name one of its checkpoints with --checkpoint STEP: {others}"
+            remedy = f"name one of its checkpoints with --checkpoint STEP ({others}), or {remedy}"
         raise ValueError(f"{run}: has no milestones to measure; {remedy}")
     return sorted(steps)
 

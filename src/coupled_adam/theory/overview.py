@@ -13,6 +13,11 @@ from coupled_adam.training.units import learning_rate
 
 DASH = "—"
 MOST_DECIMALS = 4
+LEGEND = (
+    "A: the slope. I: mutual information in nats. X: the mean of (1 - p)² where a token is the true one (i = t), of p² "
+    "where it is not (i ≠ t), p being what the model predicts."
+)
+"""Of the letters of the second table."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,13 @@ so.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from coupled_adam.inspection.plates import Plate
 from coupled_adam.theory.overview import number, spread
 from coupled_adam.theory.record import OPTIMIZERS, PUBLISHED, RunTheory
+
+if TYPE_CHECKING:  # it needs matplotlib, and the sentences are for the terminal as well
+    from coupled_adam.inspection.plates import Plate
 
 VANISHES = 2e-3
 """Relative sums below count as zero: float32 leaves about 1e-8, bf16 about 1e-3."""
@@ -31,10 +34,15 @@ class Chapter:
 
     finding: str
     facts: Sequence[Fact]
-    plates: Sequence[Plate]
+    plates: "Sequence[Plate]"
 
 
-def chapters(run: RunTheory, plates: Mapping[str, Plate]) -> dict[str, Chapter]:
+def findings(run: RunTheory) -> list[str]:
+    """In a sentence each: whether the sums vanish that should, where the rest comes from, and how well a line fits."""
+    return [sentence for sentence, _ in (_updates(run), _tying(run), _second_moment(run))]
+
+
+def chapters(run: RunTheory, plates: "Mapping[str, Plate]") -> dict[str, Chapter]:
     """The chapters of the page by name.
 
     Args:
@@ -116,7 +124,10 @@ def _tying(run: RunTheory) -> tuple[str, list[Fact]]:
 
 def _second_moment(run: RunTheory) -> tuple[str, list[Fact]]:
     r2 = _fact(run, "second_moment_r2", "R² of the fit")
-    finding = f"A line through the origin fits with R² = {r2.value}; the paper has {r2.paper}."
+    finding = (
+        "A line through the origin fits the second moment against the unigram probability with R² = "
+        f"{r2.value}; the paper has {r2.paper}."
+    )
     return finding, [
         r2,
         _fact(run, "second_moment_mutual_information", "mutual information in nats"),

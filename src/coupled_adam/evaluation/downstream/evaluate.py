@@ -95,7 +95,10 @@ def evaluate_run(
     results = results.with_environment(opened.environment)
     if with_loss:
         stored = None if fresh else results.found.loss
-        results = results.with_loss(run_loss(opened, on_progress, on_note, stored))
+        loss = run_loss(opened, on_progress, on_note, stored)
+        if loss is None and not tasks:
+            raise ValueError(f"{run}: its loss cannot be evaluated, and no task was asked for; name some with --tasks")
+        results = results.with_loss(loss)
 
     def model_for(task: str) -> Any:
         assert tokens is not None
@@ -262,7 +265,11 @@ def run_loss(
         stored: what was found before; of the same tokens, it is not evaluated again.
     """
     if opened.corpus is None:
-        on_note(f"no test loss: the corpus of the run, {opened.config.data.folder}, is not here as it was")
+        if stored is None:
+            on_note(
+                f"no test loss: the corpus of the run, {opened.config.data.folder}, is not here as it was; a relative "
+                "folder is looked for from the current one"
+            )
         return stored
     if not {"test", "val"} & set(opened.corpus.splits):
         on_note(f"no test loss: {opened.corpus.folder} has no test split and no validation split")

@@ -188,7 +188,10 @@ def evaluate_scores(
     except (KeyError, TypeError) as error:
         raise ValueError(f"{scores_file}: does not say which model answered ({error}); score it again") from None
     if run is not None and _run_identity(run) != identity:
-        raise ValueError(f"{scores_file}: these are scores of the run {subject.name!r}, not of {run}; give that folder")
+        raise ValueError(
+            f"{scores_file}: these are scores of the run {_described(identity)}, and the settings of {run}, "
+            f"{_described(_run_identity(run))}, are not its; give the folder of the run that answered"
+        )
     if run is None and out is None:
         raise ValueError("--scores: give the folder of the run that answered, or a file for the results with --out")
     left = [name for name in scores.settings.get("tasks", ()) if name not in scores.scores]
@@ -242,6 +245,11 @@ def _run_identity(run: Path) -> dict[str, Any]:
         "model": config.model.model_dump(),
         "tokens": config.training.tokens,
     }
+
+
+def _described(identity: dict[str, Any]) -> str:
+    """A run in a few words: most have the name of their preset, and the folder may have another name elsewhere."""
+    return f"{identity['name']!r} ({identity['optimizer']['embeddings']}, seed {identity['seed']})"
 
 
 def _tokenizer_of_requests(scores: ScoreFile, run: Path | None, tokenizer: str | None) -> TextTokens:

@@ -147,10 +147,8 @@ def check_files(folder: Path, tasks: Sequence[str]) -> None:
         )
     missing = [name for name in tasks if not (folder / LOCAL_TASKS[name].file).is_file()]
     if missing:
-        raise ValueError(
-            f"--task-data: {folder} has no {_names(missing)}; add the files, or leave out {', '.join(missing)} with "
-            "--tasks"
-        )
+        others = f", or leave out {', '.join(missing)} with --tasks" if len(missing) < len(tasks) else ""
+        raise ValueError(f"--task-data: {folder} has no {_names(missing)}; add the files{others}")
     for name in tasks:
         read_documents(folder, name)
 

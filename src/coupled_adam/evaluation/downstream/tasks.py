@@ -9,6 +9,7 @@ from dataclasses import dataclass
 # What every one of the seven is judged by. TruthfulQA's is the share of probability on true answers.
 METRIC = "acc"
 NO_TASKS = "none"
+ALL_OF_PAPER = "paper"
 MEAN = "acc"
 
 
@@ -43,15 +44,15 @@ def parse_tasks(text: str | None) -> list[str]:
     """The tasks that `--tasks` names, each once, in the order given.
 
     Args:
-        text: names with commas between; "none" for no task; None for the paper's seven.
+        text: names with commas between, "paper" among them for its seven; "none" for no task; None for the seven.
 
     Example:
         >>> parse_tasks("race, arc_easy,race")
         ['race', 'arc_easy']
         >>> parse_tasks("none")
         []
-        >>> len(parse_tasks(None))
-        7
+        >>> len(parse_tasks(None)), len(parse_tasks("paper,piqa"))
+        (7, 8)
     """
     if text is None:
         return list(PAPER_NAMES)
@@ -62,7 +63,8 @@ def parse_tasks(text: str | None) -> list[str]:
         if len(names) > 1:
             raise ValueError(f"--tasks is {text!r}: {NO_TASKS!r} stands alone; leave it out, or the other names")
         return []
-    return list(dict.fromkeys(names))
+    named = [each for name in names for each in (PAPER_NAMES if name == ALL_OF_PAPER else (name,))]
+    return list(dict.fromkeys(named))
 
 
 def label_of(name: str) -> str:

@@ -83,7 +83,7 @@ def run_text_tokens(config: Config, corpus: Corpus | None) -> TextTokens:
         return open_text_tokens(spec)
     raise ValueError(
         f"the tokenizer of the run ({spec}) lies with its corpus, and {config.data.folder} is not here; give its "
-        "tokenizer.json with --tokenizer"
+        "tokenizer.json with --tokenizer, or call this where that folder is"
     )
 
 
