@@ -21,7 +21,7 @@ from coupled_adam.evaluation.downstream.halves import answer_requests, evaluate_
 from coupled_adam.evaluation.downstream.harness_model import answering_model
 from coupled_adam.evaluation.downstream.hub_folder import evaluate_folder
 from coupled_adam.evaluation.downstream.requests_file import Score
-from coupled_adam.evaluation.downstream.results import Downstream, file_name, read_downstream
+from coupled_adam.evaluation.downstream.results import Downstream, file_name, read_downstream, read_file
 from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, read_documents
 from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, PAPER_TASKS
 from coupled_adam.evaluation.downstream.text_tokens import open_text_tokens
@@ -217,6 +217,20 @@ class Counted:
 
 
 THREE = ("arc_easy", "arc_challenge", "winogrande")
+
+
+def test_a_task_that_the_model_cannot_take_does_not_keep_the_others_from_it(
+    tmp_path: Path, evaluated: Evaluated
+) -> None:
+    tasks, out = write_tasks(tmp_path / "tasks"), tmp_path / "results.json"
+    long = {**DOCUMENTS["arc_challenge_test.jsonl"][0], "question": "Which?"}
+    long["choices"] = {**long["choices"], "text": ["a text " * 200, "56 m", "0 m"]}
+    (tasks / "arc_challenge_test.jsonl").write_text(json.dumps(long) + "\n")
+    with pytest.raises(ValueError, match=r"(?s)^arc_challenge: .*the model's context is.*other tasks are done"):
+        evaluate_run(evaluated.run, tasks=THREE, task_data=tasks, out=out, with_loss=False)
+    stored = read_file(out)
+    assert stored is not None
+    assert {*stored.tasks} == {"arc_easy", "winogrande"}
 
 
 def test_stopped_evaluation_goes_on_with_the_task_it_was_at(

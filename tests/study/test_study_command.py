@@ -200,6 +200,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a wrong setting": (["run", "demo", "--set", "optimizer.lrr=1"], "--set optimizer.lrr=1: unknown key"),
     "a setting without value": (["run", "demo", "--set", "lr"], "--set lr"),
     "an axis": (["run", "single-gpu", "--set", "training.tokens=5M"], "two runs are called 30M-5M-standard/seed-1"),
+    "seeds": (["run", "demo", "--set", "seeds=1"], "the seeds are those of the study; run a part of it with --only"),
     "no study there": (["status", "nothing"], "nothing/study.toml: cannot be read"),
     "nothing to report": (["report", "nothing"], "no results.jsonl; expected the folder of a study"),
     "no name": (["run", ""], "'' is no study and no file; studies are: demo"),

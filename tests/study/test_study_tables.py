@@ -270,12 +270,15 @@ def test_unmeasured_metrics_are_named() -> None:
     assert any("Not measured in any run: accuracy," in note for note in main.notes)
     assert any(note.startswith("ISO (↑) is missing in finished runs of: standard at 5B") for note in main.notes)
     assert main.rows[0][5].numbers["seeds"] == 1
-    assert main.rows[0][5].note == "1 of 3 runs have a value"
-    results[0].metrics["loss"] = None  # in the same place as the other
+    assert main.rows[0][5].note == "1 of 3 have it"
+    results[0].metrics["loss"] = results[1].metrics["loss"] = None  # in the same places as the other
     notes = by_name(results)["main"].notes
     assert [note for note in notes if "missing in finished" in note] == [
-        "loss (↓), ISO (↑) are missing in finished runs of: standard at 5B, 125M."
+        "loss (↓), ISO (↑) are missing in finished runs of: standard at 5B, 125M (1 of 3 have it)."
     ]
+    results[2].metrics["loss"] = None
+    notes = by_name(results)["main"].notes
+    assert "loss (↓) is missing in finished runs of: standard at 5B, 125M." in notes
     assert not main.rows[1][5].bold
 
 

@@ -254,6 +254,6 @@ def _require_different_names(study: Study, cells: Sequence[Cell]) -> None:
         if cell.label in seen:
             raise ValueError(
                 f"study {study.name}: two runs are called {cell.label}; give the optimizers different names, and set "
-                "no seed and no training.tokens that the axes set"
+                "no seed and no training.tokens that the axes set; to run a part of a study, --only '*/seed-1'"
             )
         seen.add(cell.label)

@@ -76,6 +76,8 @@ class Study(Section):
         return model.base if model is not None and model.base is not None else self.base
 
 
+# Axes of the grid, which `--set` cannot change.
+AXES = ("seeds", "tokens", "models", "optimizers")
 # Each part is checked by itself: pydantic would report what is wrong in a list under numbers, and what is wrong in a
 # section beside the keys of all others.
 _LISTS: dict[str, type[Section]] = {"models": ModelAxis, "optimizers": OptimizerAxis}
@@ -210,6 +212,11 @@ def with_settings(study: Study, settings: Sequence[str]) -> tuple[Study, list[st
     for setting in settings:
         key, equals, text = (part.strip() for part in setting.partition("="))
         section, _, name = key.partition(".")
+        if key in AXES:
+            raise ValueError(
+                f"--set {setting}: the {key} are those of the study; run a part of it with --only, such as --only "
+                f"'*/seed-1', or change a copy of it: coupled-adam study show {study.name} > mine.toml"
+            )
         if section in _SECTIONS and equals:
             own.setdefault(section, {})[name] = value_of(text)
         else:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from coupled_adam.study.metrics import METRICS
+from coupled_adam.study.metrics import METRICS, TASK_LIMIT
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison, compare
 from coupled_adam.training.amounts import short
@@ -96,6 +96,15 @@ def loss_note(results: Iterable[Result]) -> str:
         "The loss is that of the test text in some runs and of the validation text in others, "
         "whose corpus has no test split."
     )
+
+
+def limit_note(results: Iterable[Result]) -> str:
+    """What to say of tasks that were tried on their first documents alone; empty where there are none."""
+    limits = sorted({limit for result in results if (limit := result.metrics.get(TASK_LIMIT)) is not None})
+    if not limits:
+        return ""
+    documents = " or ".join(f"{limit:g}" for limit in limits)
+    return f"Of each task only the first {documents} documents were evaluated, for a try."
 
 
 def sizes(results: Sequence[Result]) -> list[Size]:

@@ -23,7 +23,7 @@ from coupled_adam.study.figures import Plate
 from coupled_adam.study.figures.album import MAIN_PICTURE
 from coupled_adam.study.metrics import TASKS, measured, other_tasks
 from coupled_adam.study.report_curves import curves_data, curves_note
-from coupled_adam.study.report_data import has_scale_exponents, loss_note, sizes, variants
+from coupled_adam.study.report_data import has_scale_exponents, limit_note, loss_note, sizes, variants
 from coupled_adam.study.report_plan import StudyPlan, Unfinished
 from coupled_adam.study.report_tables import PageTable, headline, page_table, run_links
 from coupled_adam.study.results import Result
@@ -74,6 +74,7 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         verdict=verdict(results),
         headline=headline(results),
         loss_note=loss_note(results),
+        limit_note=limit_note(results),
         main_table=_main_table(tables, results),
         tables=[table for table in tables if table.name not in FOLDED],
         folded=[table for table in tables if table.name in FOLDED],

@@ -26,7 +26,6 @@ from coupled_adam.study.metrics import (
     MAIN,
     METRICS,
     OTHERS,
-    TASK_LIMIT,
     TASKS,
     Metric,
     measured,
@@ -40,7 +39,7 @@ from coupled_adam.study.published import (
     SGD_SEARCH_TABLES,
     find_published,
 )
-from coupled_adam.study.report_data import loss_note, loss_splits
+from coupled_adam.study.report_data import limit_note, loss_note, loss_splits
 from coupled_adam.study.results import Result
 from coupled_adam.study.runs_table import runs_table
 from coupled_adam.study.statistics import better_than_all, summarise
@@ -58,6 +57,7 @@ DOWNSTREAM = (*TASKS, METRICS["acc"])
 FURTHER = (*OTHERS, *(metric for key, metric in METRICS.items() if key.startswith(INPUT_PREFIX)))
 
 D, N, SEEDS = text_column("D", "D", "$D$"), text_column("N", "N", "$N$"), text_column("seeds", "seeds")
+NONE = "no run has a value"
 OPTIMIZER = text_column("optimizer", "optimizer")
 EXPONENT = text_column("n", "n", "$n$")
 
@@ -221,8 +221,12 @@ def value_cell(cell: CellRuns, metric: Metric, published: Sequence[str], *, bold
         numbers={**shown.numbers, "bold": int(bold)},
         bold=bold,
         published=find_published(metric.key, cell.size.tokens, cell.size.parameters, cell.settings, published),
-        note=f"{summary.count} of {len(cell.runs)} runs have a value" if summary.left_out else "",
+        note=_note_on(summary.count, len(cell.runs)) if summary.left_out else "",
     )
+
+
+def _note_on(count: int, runs: int) -> str:
+    return f"{count} of {runs} have it" if count else NONE
 
 
 def seeds_text(cell: CellRuns) -> str:
@@ -264,10 +268,9 @@ def notes_on(
     note = loss_note(run for cell in cells for run in cell.runs.values())
     if note and "loss" in {metric.key for metric in shown}:
         notes.append(note)
-    limits = {run.metrics.get(TASK_LIMIT) for cell in cells for run in cell.runs.values()} - {None}
-    if limits and {metric.key for metric in shown} & {metric.key for metric in DOWNSTREAM}:
-        documents = " or ".join(f"{limit:g}" for limit in sorted(filter(None, limits)))
-        notes.append(f"Of each task only the first {documents} documents were evaluated, for a try.")
+    note = limit_note(run for cell in cells for run in cell.runs.values())
+    if note and {metric.key for metric in shown} & {metric.key for metric in DOWNSTREAM}:
+        notes.append(note)
     unmeasured = [metric.label for metric in wanted if metric not in shown]
     if unmeasured:
         notes.append(f"Not measured in any run: {', '.join(unmeasured)}.")
@@ -277,7 +280,12 @@ def notes_on(
     # The columns that are missing in the same places, together: seven tasks are evaluated or not.
     lacking: dict[str, list[str]] = {}
     for place, column in enumerate(table.columns):
-        short_of = [f"{row[2].text} at {row[0].text}, {row[1].text}" for row in table.rows if row[place].note]
+        short_of = [
+            f"{row[2].text} at {row[0].text}, {row[1].text}"
+            + (f" ({row[place].note})" if row[place].note != NONE else "")
+            for row in table.rows
+            if row[place].note
+        ]
         if short_of:
             lacking.setdefault("; ".join(short_of), []).append(column.label)
     for places, labels in lacking.items():

@@ -309,14 +309,22 @@ def add_tasks(
         model_for: the model of harness_model.py that answers the requests of a task.
         on_progress: told when a task begins.
         seconds: what each task took elsewhere; None: what it takes here.
+
+    Raises:
+        ValueError: for tasks that this model cannot take, when all others are done.
     """
+    refused = []
     for name in tasks:
         if is_done(results.found, name, task_data):
             continue
         on_progress(name, 0, 1)
         started = time.monotonic()
         task = harness.load_task(name, task_data)
-        scored = harness.evaluate_task(model_for(name), name, task, results.found.subject.limit)
+        try:
+            scored = harness.evaluate_task(model_for(name), name, task, results.found.subject.limit)
+        except ValueError as error:
+            refused.append(f"{name}: {error}")
+            continue
         taken = (seconds or {}).get(name, time.monotonic() - started)
         result = TaskResult(
             metrics=scored.metrics,
@@ -327,4 +335,7 @@ def add_tasks(
             seconds=round(taken, 3),
         )
         results = results.keep(results.found.with_task(name, result))
+    if refused:
+        rest = f"\nThe other tasks are done: {results.path}" if results.found.tasks else ""
+        raise ValueError("\n".join(refused) + rest)
     return results
