@@ -321,7 +321,9 @@ def test_models_that_cannot_be_evaluated_are_refused(folder: Path, tmp_path: Pat
     assert "--checkpoint has no meaning with --requests" in refused("gpt2", "--checkpoint", 0, "--requests", "b")
     assert "give one with --data DIR" in refused(folder / "model", "--tasks", "none")
     assert "leaves nothing to evaluate" in refused(folder / "run", "--tasks", "none", "--no-loss")
-    assert "--out FILE" in refused(folder / "run", "--answer", folder / "run" / "config.toml")
+    config = folder / "run" / "config.toml"
+    assert "--out FILE" in refused(folder / "run", "--answer", config)
+    assert "holds the requests" in refused(folder / "run", "--answer", config, "--out", config)
 
     shutil.copytree(folder / "model", tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):

@@ -240,6 +240,8 @@ def _answer(run: Path, requests: Path, out: Path | None, **options: Any) -> None
 
     if out is None:
         raise ValueError("--answer: say where the scores go, with --out FILE")
+    if out.resolve() == requests.resolve():
+        raise ValueError(f"--out: {out} holds the requests; give the scores a file of their own")
     with progress_bar() as on_progress:
         found = answer_requests(run, requests, out, on_progress=on_progress, on_note=_note, **options)
     table = Table("task", Column("requests", justify="right"), Column("seconds", justify="right"))
