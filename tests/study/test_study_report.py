@@ -402,3 +402,17 @@ def test_the_browser_of_these_tests_sees_a_script_error(browser: Browser, demo: 
     browser.open(forbidden, 800, 800)
     assert any("Content Security Policy" in problem for problem in browser.problems)
     assert browser.evaluate("document.title") != "run"
+
+
+@pytest.mark.parametrize(("metrics", "is_said"), [(("loss", "acc"), True), (("loss",), False)])
+def test_the_first_screen_says_where_accuracy_is_of_a_few_documents(
+    metrics: tuple[str, ...], is_said: bool, tmp_path: Path
+) -> None:
+    study = fabricate(tmp_path / "study", metrics=metrics, with_runs=False)
+    rows = [json.loads(line) for line in (study / "results.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["metrics"]["task_limit"] = 10
+    (study / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report([study], study).read_text()
+    first_screen = page.partition('id="main-table"')[2].partition("</section>")[0]
+    assert ("only the first 10 documents were evaluated" in first_screen) is is_said

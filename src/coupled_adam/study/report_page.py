@@ -74,7 +74,7 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         verdict=verdict(results),
         headline=headline(results),
         loss_note=loss_note(results),
-        limit_note=limit_note(results),
+        limit_note=limit_note(run for run in results if run.metrics.get("acc") is not None),
         main_table=_main_table(tables, results),
         tables=[table for table in tables if table.name not in FOLDED],
         folded=[table for table in tables if table.name in FOLDED],
