@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from theory_models import V, milestone_run, small_model, windows
 
 from coupled_adam.data.batches import Batches
+from coupled_adam.data.corpus import Corpus
 from coupled_adam.evaluation.weights import load_run, load_weights
-from coupled_adam.theory import fits, identity, token_statistics
+from coupled_adam.theory import fits, identity, measure, token_statistics
 from coupled_adam.theory.folder import TheoryFolder
 from coupled_adam.theory.identity import identity_error
 from coupled_adam.theory.measure import theory_of_run
@@ -213,6 +214,15 @@ def test_progress_counts_all_batches(run):
     seen = []
     theory_of_run(run, batches=2, on_progress=lambda *values: seen.append(values))
     assert seen == [(0, 4, 6), (1, 4, 6), (2, 4, 6), (2, 4, 12), (3, 4, 12), (4, 4, 12)]
+
+
+def test_the_corpus_is_counted_once_for_all_checkpoints(run, monkeypatch):
+    counted = []
+    count = Corpus.unigram
+    monkeypatch.setattr(Corpus, "unigram", lambda corpus: counted.append(corpus.folder) or count(corpus))
+    measure._unigram.cache_clear()
+    steps, _ = steps_measured(run, fresh=True)
+    assert (len(steps), len(counted)) == (2, 1)
 
 
 def test_mutual_information_is_filled_in_where_scikit_learn_is_found_later(run, measured, monkeypatch):

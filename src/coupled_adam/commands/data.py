@@ -173,7 +173,7 @@ def count(
         if len(paths) == 1 and is_corpus(paths[0]):
             corpus = open_corpus(paths[0])
             counts = count_unigram(corpus.tokens(split).paths, corpus.vocabulary_size, dtype=corpus.manifest.dtype)
-            tokenizer = corpus.tokenizer_file() or corpus.tokenizer
+            tokenizer = corpus.tokenizer_spec
         else:
             counts = count_unigram(paths, vocabulary_size)
         frequent = most_frequent(counts, tokenizer)

@@ -357,9 +357,9 @@ def _tell_study(run: Path, path: Path, found: "Downstream", *, aside: bool) -> N
 
 
 def _printable(text: str) -> str:
-    from coupled_adam.inspection.overview import printable
+    from coupled_adam.inspection.overview import printable_lines
 
-    return "\n".join(map(printable, text.splitlines()))
+    return printable_lines(text)
 
 
 def _cell(text: str) -> Text:

@@ -38,7 +38,7 @@ def export(
     Try: `coupled-adam export runs/tiny-coupled-seed1 models/tiny`
     """
     from coupled_adam.evaluation.run_export import export_run
-    from coupled_adam.inspection.overview import printable
+    from coupled_adam.inspection.overview import printable_lines
 
     try:
         exported = export_run(
@@ -51,7 +51,7 @@ def export(
             on_skip=_note,
         )
     except (ValueError, OSError, ImportError) as error:
-        refuse("\n".join(map(printable, str(error).splitlines())))  # a config may have several mistakes
+        refuse(printable_lines(str(error)))  # a config may have several mistakes
     _print_summary(exported, folder, dtype)
 
 

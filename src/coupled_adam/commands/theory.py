@@ -62,7 +62,7 @@ def theory(
     """
     started = time.perf_counter()
 
-    from coupled_adam.inspection.overview import printable, short_names
+    from coupled_adam.inspection.overview import printable, printable_lines, short_names
     from coupled_adam.theory.measure import theory_of_run
 
     if page:
@@ -84,7 +84,7 @@ def theory(
                     fresh=fresh,
                 )
     except (ValueError, OSError, ImportError) as error:
-        refuse("\n".join(map(printable, str(error).splitlines())))
+        refuse(printable_lines(str(error)))
     if as_json:
         typer.echo(json.dumps({name: json.loads(found.to_json()) for name, found in measured.items()}))
     else:

@@ -54,6 +54,11 @@ class Corpus:
         return self.folder / TOKENIZER_FILE if self.tokenizer == TOKENIZER_FILE else None
 
     @property
+    def tokenizer_spec(self) -> str | Path | None:
+        """What opens its tokenizer: the file, or a tiktoken name; None where nobody knows."""
+        return self.tokenizer_file() or self.tokenizer
+
+    @property
     def fingerprint(self) -> str:
         """Twelve hex digits that change when the tokens do: by the hashes in the manifest, or where it has none, by a
         look at a few places of each shard."""

@@ -31,7 +31,6 @@ class FrequentToken:
 def describe(corpus: Corpus) -> dict[str, Any]:
     """Everything worth knowing about a corpus, as JSON."""
     manifest = corpus.manifest
-    tokenizer = corpus.tokenizer_file() or corpus.tokenizer
     return {
         "folder": str(corpus.folder),
         "source": manifest.source,
@@ -49,7 +48,7 @@ def describe(corpus: Corpus) -> dict[str, Any]:
             }
             for name, split in manifest.splits.items()
         },
-        "most_frequent": [vars(token) for token in most_frequent(corpus.unigram(), tokenizer)],
+        "most_frequent": [vars(token) for token in most_frequent(corpus.unigram(), corpus.tokenizer_spec)],
     }
 
 

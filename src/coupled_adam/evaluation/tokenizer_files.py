@@ -43,9 +43,9 @@ def corpus_tokenizer(corpus: Corpus) -> TokenizerFile:
     Raises:
         ValueError, OSError, ImportError: there is none, or it cannot be had here and now; the message says why.
     """
-    if corpus.tokenizer is None:
+    if corpus.tokenizer_spec is None:
         raise ValueError(f"{corpus.folder} does not say which tokenizer made its tokens")
-    return open_for_export(corpus.tokenizer_file() or corpus.tokenizer, corpus.manifest.separator)
+    return open_for_export(corpus.tokenizer_spec, corpus.manifest.separator)
 
 
 def open_for_export(spec: str | Path, separator: int | None = None) -> TokenizerFile:

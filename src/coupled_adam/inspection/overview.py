@@ -70,6 +70,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+def printable_lines(text: str) -> str:
+    """The same of a text that may have several lines, such as a message about several mistakes."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
 def short_names(paths: Sequence[str]) -> list[str]:
     """The ends of the paths, as short as they differ.
 

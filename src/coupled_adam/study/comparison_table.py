@@ -3,12 +3,21 @@
 import itertools
 from collections.abc import Sequence
 
-from coupled_adam.study.grid import CellRuns, optimizer_labels
+from coupled_adam.study.grid import CellRuns, by_model_name, optimizer_labels
 from coupled_adam.study.metrics import METRICS, Metric, measured, named
-from coupled_adam.study.notation import MISSING, shorthand
+from coupled_adam.study.notation import shorthand
 from coupled_adam.study.report_data import loss_splits
 from coupled_adam.study.statistics import Comparison, Summary, compare
-from coupled_adam.study.table_model import Cell, Column, Table, number_cell, number_column, text_column
+from coupled_adam.study.table_model import (
+    Cell,
+    Column,
+    Table,
+    mean_cell,
+    mean_column,
+    number_cell,
+    number_column,
+    text_column,
+)
 from coupled_adam.training.amounts import short
 
 COLUMNS = (
@@ -17,8 +26,8 @@ COLUMNS = (
     text_column("baseline", "baseline"),
     text_column("optimizer", "optimizer"),
     text_column("metric", "metric"),
-    Column("x0", "of the baseline", "of the baseline", ("mean", "std", "seeds")),
-    Column("x1", "of the optimizer", "of the optimizer", ("mean", "std", "seeds")),
+    mean_column("x0", "of the baseline"),
+    mean_column("x1", "of the optimizer"),
     Column("difference", "difference", "difference", ("value", "std", "t")),
     number_column("threshold", "significant from"),
     number_column("p_paper", "p, paper"),
@@ -44,9 +53,7 @@ def comparison_table(cells: Sequence[CellRuns]) -> Table:
         if metric.better
     ]
     rows = []
-    # By the model's name: tied and untied, which differ in their parameters, are compared too.
-    for tokens, model in dict.fromkeys((cell.size.tokens, cell.size.model) for cell in cells):
-        own = [cell for cell in cells if (cell.size.tokens, cell.size.model) == (tokens, model)]
+    for (tokens, model), own in by_model_name(cells).items():
         names = optimizer_labels(own)
         for first, second in pairs_of(own):
             head = (short(tokens), model, names[first], names[second])
@@ -91,10 +98,7 @@ def _row(head: Sequence[str], metric: Metric, comparison: Comparison) -> tuple[C
 
 def summary_cell(metric: Metric, summary: Summary) -> Cell:
     """Mean and standard deviation over the seeds of a cell."""
-    numbers = {"mean": summary.mean, "std": summary.std, "seeds": summary.count}
-    if summary.mean is None:
-        return Cell(MISSING, numbers)
-    return Cell(shorthand(summary.mean, summary.std, metric.decimals_of(summary.count)), numbers)
+    return mean_cell(summary, lambda mean, std: shorthand(mean, std, metric.decimals_of(summary.count)))
 
 
 def p_text(p: float) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from coupled_adam.study.comparison_table import pairs_of
 from coupled_adam.study.curves import Curve, curve_of
-from coupled_adam.study.grid import CellRuns, model_labels, optimizer_labels
-from coupled_adam.study.notation import MISSING, shorthand
+from coupled_adam.study.grid import CellRuns, by_model_name, model_labels, optimizer_labels
+from coupled_adam.study.notation import shorthand
 from coupled_adam.study.statistics import Summary, summarise
-from coupled_adam.study.table_model import Cell, Column, Table, text_column
+from coupled_adam.study.table_model import Cell, Table, mean_cell, mean_column, text_column
 from coupled_adam.training.amounts import short
 
 COLUMNS = (
@@ -22,10 +22,10 @@ COLUMNS = (
     text_column("optimizer", "optimizer"),
     text_column("steps", "steps"),
     text_column("seeds", "seeds that cross"),
-    Column("step", "ahead from step", "ahead from step", ("mean", "std", "seeds")),
-    Column("tokens", "tokens until then", "tokens until then", ("mean", "std", "seeds")),
-    Column("share", "share of the run", "share of the run", ("mean", "std", "seeds")),
-    Column("difference", "difference at the end", "difference at the end", ("mean", "std", "seeds")),
+    mean_column("step", "ahead from step"),
+    mean_column("tokens", "tokens until then"),
+    mean_column("share", "share of the run"),
+    mean_column("difference", "difference at the end"),
 )
 NOTES = (
     "Ahead from step: the first validation from which on the validation loss of the optimizer stays below that of the "
@@ -67,8 +67,7 @@ def crossing_table(cells: Sequence[CellRuns]) -> Table | None:
     """Standard Adam against each other optimizer of its size; None where no two runs have logged a validation loss."""
     models = model_labels(cells)
     rows = []
-    for tokens, model in dict.fromkeys((cell.size.tokens, cell.size.model) for cell in cells):
-        own = [cell for cell in cells if (cell.size.tokens, cell.size.model) == (tokens, model)]
+    for (tokens, _), own in by_model_name(cells).items():
         names = optimizer_labels(own)
         for first, second in pairs_of(own):
             found = _crossings(own[first], own[second])
@@ -93,22 +92,16 @@ def _row(head: Sequence[str], found: Sequence[Crossing], tokens: int) -> tuple[C
     steps = summarise([float(step) for step, _ in there])
     shares = summarise([step / last for step, last in there])
     seen = summarise([tokens * step / last for step, last in there])
-    tokens_text = MISSING if seen.mean is None else short(round(seen.mean))
     return (
         *(Cell(text) for text in head),
         Cell(f"{max(each.last_step for each in found):,}"),
         Cell(f"{len(there)} of {len(found)}"),
         _cell(steps, 0),
-        Cell(tokens_text, _numbers(seen)),
+        mean_cell(seen, lambda mean, _: short(round(mean))),
         _cell(shares, 2),
         _cell(summarise([each.difference for each in found]), 3),
     )
 
 
 def _cell(summary: Summary, decimals: int) -> Cell:
-    text = MISSING if summary.mean is None else shorthand(summary.mean, summary.std, decimals)
-    return Cell(text, _numbers(summary))
-
-
-def _numbers(summary: Summary) -> dict[str, float | int | None]:
-    return {"mean": summary.mean, "std": summary.std, "seeds": summary.count}
+    return mean_cell(summary, lambda mean, std: shorthand(mean, std, decimals))

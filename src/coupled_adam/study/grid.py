@@ -122,6 +122,14 @@ def sizes_of(cells: Sequence[CellRuns]) -> list[Size]:
     return list(dict.fromkeys(cell.size for cell in cells))
 
 
+def by_model_name(cells: Sequence[CellRuns]) -> dict[tuple[int, str], list[CellRuns]]:
+    """The cells of each D and name of a model: tied and untied, which differ in their parameters, are together."""
+    groups: dict[tuple[int, str], list[CellRuns]] = {}
+    for cell in cells:
+        groups.setdefault((cell.size.tokens, cell.size.model), []).append(cell)
+    return groups
+
+
 def optimizer_labels(cells: Sequence[CellRuns]) -> list[str]:
     """The optimizer of every cell, with the cell's id where two cells of one size would be called the same."""
     names = Counter((cell.size, cell.optimizer) for cell in cells)

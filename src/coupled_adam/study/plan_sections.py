@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from coupled_adam.evaluation.downstream.tasks import ALL_OF_PAPER, PAPER_NAMES
+from coupled_adam.evaluation.downstream.tasks import with_those_of_paper
 from coupled_adam.training.sections import Section
 from coupled_adam.training.values import Count, Expected, Name, Number, Positive, Text, Tokens
 
@@ -33,7 +33,7 @@ def _task_names(value: Any) -> Any:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return value
-    return list(dict.fromkeys(each for name in names for each in (PAPER_NAMES if name == ALL_OF_PAPER else (name,))))
+    return with_those_of_paper(names)
 
 
 Settings = Annotated[

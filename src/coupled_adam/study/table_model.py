@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from coupled_adam.study.notation import MISSING, escape_latex
 from coupled_adam.study.published import Published
-from coupled_adam.study.statistics import is_number
+from coupled_adam.study.statistics import Summary, is_number
 
 Number = float | int | None
 
@@ -83,6 +83,17 @@ def number_column(key: str, label: str, latex: str | None = None) -> Column:
     return Column(key, label, escape_latex(label) if latex is None else latex, numbers=("value",))
 
 
+def mean_column(key: str, label: str, latex: str | None = None) -> Column:
+    """A column of means over seeds."""
+    return Column(key, label, escape_latex(label) if latex is None else latex, numbers=("mean", "std", "seeds"))
+
+
 def number_cell(value: float | None, text: Callable[[float], str]) -> Cell:
     """A single number, or a dash where it is missing or not finite."""
     return Cell(text(value) if is_number(value) else MISSING, {"value": value})
+
+
+def mean_cell(summary: Summary, text: Callable[[float, float | None], str]) -> Cell:
+    """A mean over seeds, or a dash where no seed has a value; `text` writes it and its standard deviation."""
+    numbers = {"mean": summary.mean, "std": summary.std, "seeds": summary.count}
+    return Cell(MISSING if summary.mean is None else text(summary.mean, summary.std), numbers)

@@ -16,6 +16,7 @@ from coupled_adam.study.crossing_table import crossing_table
 from coupled_adam.study.grid import (
     CellRuns,
     Planned,
+    by_model_name,
     gather_cells,
     model_labels,
     optimizer_labels,
@@ -78,9 +79,7 @@ def build_tables(results: Sequence[Result], planned: Sequence[Planned] = ()) -> 
         return []
     scaled = scale_groups(cells)
     searched, best, choices = sgd_groups(cells)
-    # By the model's name, as in the comparisons: tied and untied, which differ in their parameters, are together.
-    named_sizes = dict.fromkeys((size.tokens, size.model) for size in sizes_of(cells))
-    groups = [[cell for cell in cells if (cell.size.tokens, cell.size.model) == each] for each in named_sizes]
+    groups = list(by_model_name(cells).values())
     tables = [
         metric_table("main", "Results", groups, MAIN, ALL_TABLES),
         downstream_table("downstream", "Results: downstream tasks", groups, ALL_TABLES),

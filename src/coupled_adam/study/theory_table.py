@@ -10,7 +10,7 @@ from coupled_adam.study.grid import CellRuns, model_labels, optimizer_labels
 from coupled_adam.study.metrics import THEORY_PREFIX
 from coupled_adam.study.notation import MISSING
 from coupled_adam.study.statistics import Summary, is_number, summarise
-from coupled_adam.study.table_model import Cell, Column, Table, text_column
+from coupled_adam.study.table_model import Cell, Table, mean_cell, mean_column, text_column
 from coupled_adam.theory.overview import spread
 from coupled_adam.theory.record import PUBLISHED, Spread
 from coupled_adam.training.amounts import short
@@ -81,7 +81,7 @@ def theory_table(cells: Sequence[CellRuns]) -> Table | None:
         for cell, name in named
     ]
     rows.append((*map(Cell, PAPER), *map(_published, shown)))
-    columns = [Column(each.key, each.label, each.latex, ("mean", "std", "seeds")) for each in shown]
+    columns = [mean_column(each.key, each.label, each.latex) for each in shown]
     return Table("theory", "The theory, measured", (*HEAD, *columns), tuple(rows), NOTES, groups=2)
 
 
@@ -106,10 +106,7 @@ def _checkpoints(cell: CellRuns) -> str:
 
 
 def _cell(summary: Summary, column: TheoryColumn) -> Cell:
-    numbers = {"mean": summary.mean, "std": summary.std, "seeds": summary.count}
-    if summary.mean is None:
-        return Cell(MISSING, numbers)
-    return Cell(spread(Spread(summary.mean, summary.std), column.exponent_below), numbers)
+    return mean_cell(summary, lambda mean, std: spread(Spread(mean, std), column.exponent_below))
 
 
 def _published(column: TheoryColumn) -> Cell:

@@ -4,16 +4,16 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from coupled_adam.data.batches import Batches
-from coupled_adam.data.corpus import Corpus
+from coupled_adam.data.corpus import Corpus, open_corpus
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
 from coupled_adam.models.config import parameter_count
 from coupled_adam.theory.checkpoint import fits_of, measure_checkpoint
 from coupled_adam.theory.fits import has_scikit_learn, summarise
-from coupled_adam.theory.folder import Origin, TheoryFolder
+from coupled_adam.theory.folder import Counts, Origin, TheoryFolder
 from coupled_adam.theory.record import CheckpointTheory, RunTheory
 from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record
 from coupled_adam.training.config import Config
@@ -65,7 +65,8 @@ def theory_of_run(
     steps = milestones(run, folder) if checkpoints is None else sorted(set(checkpoints))
     origins = {step: _origin(run, step, batches, precision) for step in steps}
     stored = {} if fresh else {step: folder.read_numbers(step, origins[step]) for step in steps}
-    missing = [step for step in steps if stored.get(step) is None]
+    known = {step: numbers for step, numbers in stored.items() if numbers is not None}
+    missing = [step for step in steps if step not in known]
     done = 0
 
     def report(step: int, finished: int) -> None:
@@ -77,8 +78,8 @@ def theory_of_run(
     for step in missing:
         report(step, 0)
         measurement = Measurement(run, config, step, batches, precision, origins[step])
-        measurement.take(device or "auto", on_batch=partial(report, step, 1))
-    measured = [_complete(folder, step, origins[step]) for step in steps]
+        known[step] = measurement.take(device or "auto", on_batch=partial(report, step, 1))
+    measured = [_complete(folder, known[step]) for step in steps]
     theory = RunTheory(
         run=config.name,
         optimizer=config.optimizer.embeddings,
@@ -110,12 +111,12 @@ class Measurement:
     precision: str
     origin: Origin
 
-    def take(self, device: str, on_batch: Callable[[], None]) -> None:
+    def take(self, device: str, on_batch: Callable[[], None]) -> CheckpointTheory:
         """Measure it and write what was found into the run's folder."""
         config = self.config
         path = find_checkpoint(self.run, self.step, on_skip=lambda sentence: None)
         corpus = _corpus_of(config, read_record(path))
-        unigram = corpus.unigram()[: config.model.vocabulary_size]
+        unigram = _unigram(corpus.folder, corpus.fingerprint)[: config.model.vocabulary_size]
         weights = load_weights(config.model.to_model_config(), path, pick_device(device))
         size = config.training.batch_size
         order = Batches(corpus.tokens("train"), config.model.context, size, config.seed, config.data.order)
@@ -132,6 +133,7 @@ class Measurement:
         folder = TheoryFolder(self.run)
         folder.write_unigram(unigram)
         folder.write_checkpoint(numbers, arrays, self.origin)
+        return numbers
 
 
 def milestones(run: Path, folder: TheoryFolder) -> list[int]:
@@ -177,13 +179,22 @@ def _corpus_of(config: Config, record: Record) -> Corpus:
     return corpus
 
 
-def _complete(folder: TheoryFolder, step: int, origin: Origin) -> CheckpointTheory:
+@lru_cache(maxsize=1)
+def _unigram(folder: Path, fingerprint: str) -> Counts:
+    """The token counts of a corpus, for all checkpoints of a run: where unigram.npy is missing, all tokens are read.
+
+    Args:
+        folder: of the corpus.
+        fingerprint: its own; tokens that have changed are counted anew.
+    """
+    return open_corpus(folder).unigram()
+
+
+def _complete(folder: TheoryFolder, numbers: CheckpointTheory) -> CheckpointTheory:
     """The numbers of a checkpoint; mutual information is added where it could not be estimated before."""
-    numbers = folder.read_numbers(step, origin)
-    assert numbers is not None, "it was measured or found there"
     if has_scikit_learn() and all(fit.mutual_information is None for fit in numbers.fits.values()):
-        numbers = replace(numbers, fits=fits_of(folder.read_arrays(step), folder.read_unigram()))
-        folder.write_numbers(numbers, folder.read_origin(step))
+        numbers = replace(numbers, fits=fits_of(folder.read_arrays(numbers.step), folder.read_unigram()))
+        folder.write_numbers(numbers, folder.read_origin(numbers.step))
     return numbers
 
 

@@ -55,7 +55,7 @@ def word_tokenizer(corpus: Corpus, setting: str) -> SingleTokens:
     Raises:
         ValueError: where nobody knows the tokenizer, or it cannot be opened.
     """
-    spec = corpus.tokenizer_file() or corpus.tokenizer
+    spec = corpus.tokenizer_spec
     without = f"To go without word similarity: --set {setting}=none"
     if spec is None:
         raise ValueError(

@@ -18,6 +18,7 @@ import torch
 from coupled_adam import __version__
 from coupled_adam.atomic import require_writable
 from coupled_adam.data.corpus import Corpus
+from coupled_adam.data.tokens import Tokens
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.harness_model import answering_model
 from coupled_adam.evaluation.downstream.requests_file import Score, TokenRequest
@@ -37,7 +38,7 @@ from coupled_adam.evaluation.downstream.text_tokens import (
     require_fit,
     run_text_tokens,
 )
-from coupled_adam.evaluation.held_out_loss import loss_over, pick_split
+from coupled_adam.evaluation.held_out_loss import SplitLoss, loss_over, pick_split
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.training.checkpoint_record import Record, read_record
@@ -90,9 +91,10 @@ def evaluate_run(
         harness.check_tasks(tasks, task_data)
     opened = OpenedRun.of(run, checkpoint, device, precision, on_note)
     tokens = opened.text_tokens(tokenizer) if tasks else None
-    path, subject = out or run / file_name(checkpoint, limit), opened.subject(tokens, limit)
-    results = ResultsFile.open(path, subject, fresh=fresh, tasks=tasks, on_note=on_note)
-    results = results.with_environment(opened.environment)
+    path = out or run / file_name(checkpoint, limit)
+    tokenizer_hash, version = (None, None) if tokens is None else (tokens.sha256, harness.lm_eval_version())
+    subject = opened.subject(tokenizer_hash, version, limit)
+    results = ResultsFile.open(path, subject, environment(opened.device), fresh=fresh, tasks=tasks, on_note=on_note)
     if with_loss:
         stored = None if fresh else results.found.loss
         loss = run_loss(opened, on_progress, on_note, stored)
@@ -175,20 +177,15 @@ class OpenedRun:
         files = sorted((name, file.sha256) for name, file in self.record.files.items())
         return hashlib.sha256(repr(files).encode()).hexdigest()
 
-    @property
-    def environment(self) -> dict[str, Any]:
-        """Where it is evaluated."""
-        return environment(self.device)
-
-    def subject(self, tokens: TextTokens | None, limit: int | None) -> Subject:
-        """What is evaluated."""
+    def subject(self, tokenizer: str | None, lm_eval: str | None, limit: int | None) -> Subject:
+        """What is evaluated, with what `Subject` says of the tasks."""
         return Subject(
             name=self.config.name,
             weights=self.weights_hash,
             step=self.record.step,
             precision=self.precision,
-            tokenizer=None if tokens is None else tokens.sha256,
-            lm_eval=None if tokens is None else harness.lm_eval_version(),
+            tokenizer=tokenizer,
+            lm_eval=lm_eval,
             limit=limit,
         )
 
@@ -206,12 +203,22 @@ class ResultsFile:
     found: Downstream
 
     @classmethod
-    def open(cls, path: Path, subject: Subject, *, fresh: bool, tasks: Sequence[str], on_note: OnNote) -> "ResultsFile":
+    def open(
+        cls,
+        path: Path,
+        subject: Subject,
+        environment: dict[str, Any],
+        *,
+        fresh: bool,
+        tasks: Sequence[str],
+        on_note: OnNote,
+    ) -> "ResultsFile":
         """What a file holds of this model; nothing where it holds results of another.
 
         Args:
             path: the file; need not exist.
             subject: what is to be evaluated.
+            environment: where.
             fresh: forget the results of `tasks`, and a file that is damaged.
             tasks: what is to be evaluated of it.
             on_note: told when results of another model are replaced.
@@ -226,22 +233,18 @@ class ResultsFile:
             if not fresh:
                 raise
             stored = None
-        if stored is None:
-            return cls(path, Downstream(subject))
-        if not stored.subject.fits(subject):
+        if stored is not None and not stored.subject.fits(subject):
             on_note(f"{path} held results of another checkpoint, precision, tokenizer or lm-eval; they are replaced")
-            return cls(path, Downstream(subject))
+            stored = None
+        if stored is None:
+            return cls(path, Downstream(subject, environment=environment))
         known = replace(
             subject,
             tokenizer=subject.tokenizer or stored.subject.tokenizer,
             lm_eval=subject.lm_eval or stored.subject.lm_eval,
         )
         kept = {name: task for name, task in stored.tasks.items() if not (fresh and name in tasks)}
-        return cls(path, replace(stored, subject=known, tasks=kept))
-
-    def with_environment(self, values: dict[str, Any]) -> "ResultsFile":
-        """The same, evaluated there; nothing is written."""
-        return ResultsFile(self.path, replace(self.found, environment=values))
+        return cls(path, replace(stored, subject=known, tasks=kept, environment=environment))
 
     def with_loss(self, loss: LossResult | None) -> "ResultsFile":
         """The same with this loss, written."""
@@ -274,15 +277,38 @@ def run_loss(
     if not {"test", "val"} & set(opened.corpus.splits):
         on_note(f"no test loss: {opened.corpus.folder} has no test split and no validation split")
         return stored
-    split, note = pick_split(opened.corpus)
+
+    def loss(tokens: Tokens) -> SplitLoss:
+        return loss_over(opened.model, tokens, bf16=opened.precision == "bf16")
+
+    return loss_of_split(opened.corpus, stored, loss, on_progress, on_note)
+
+
+def loss_of_split(
+    corpus: Corpus,
+    stored: LossResult | None,
+    loss: Callable[[Tokens], SplitLoss],
+    on_progress: OnProgress,
+    on_note: OnNote,
+) -> LossResult:
+    """The loss over the test split of a corpus, or over the validation split where it has none, unless it is there.
+
+    Args:
+        corpus: has one of the two.
+        stored: what was found before; of the same tokens, it is not evaluated again.
+        loss: evaluates a model on the tokens of a split.
+        on_progress: told when it begins and when it is done.
+        on_note: told which split it is, if not the test split.
+    """
+    split, note = pick_split(corpus)
     if note:
         on_note(note)
-    fingerprint = opened.corpus.fingerprint
+    fingerprint = corpus.fingerprint
     if stored is not None and (stored.split, stored.corpus) == (split, fingerprint):
         return stored
     on_progress(f"{split} loss", 0, 1)
     started = time.monotonic()
-    found = loss_over(opened.model, opened.corpus.tokens(split), bf16=opened.precision == "bf16")
+    found = loss(corpus.tokens(split))
     on_progress(f"{split} loss", 1, 1)
     return LossResult.of(found, split, fingerprint, round(time.monotonic() - started, 3))
 

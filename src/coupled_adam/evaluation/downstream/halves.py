@@ -9,7 +9,7 @@ The scores carry who answered, so that the results are the same as of an evaluat
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from coupled_adam.evaluation.downstream.evaluate import (
     OpenedRun,
     ResultsFile,
     add_tasks,
+    environment,
     run_loss,
 )
 from coupled_adam.evaluation.downstream.harness_model import answering_model, looked_up, written_down
@@ -118,26 +119,19 @@ def answer_requests(
             f"the table of {run} has {rows} rows: the vocabulary does not match; write it with the run's own tokenizer"
         )
     require_writable(scores_file)
-    subject = Subject(
-        name=opened.config.name,
-        weights=opened.weights_hash,
-        step=opened.record.step,
-        precision=opened.precision,
-        tokenizer=requests.settings.get("tokenizer_sha256"),
-        lm_eval=requests.settings.get("lm_eval"),
-        limit=requests.settings.get("limit"),
-    )
+    made = requests.settings
+    subject = opened.subject(made.get("tokenizer_sha256"), made.get("lm_eval"), made.get("limit"))
     scores = None if fresh else _scores_so_far(scores_file, requests, subject, on_note)
     if scores is None:
         about = {
             "subject": asdict(subject),
             "checkpoint": checkpoint,
             "run": _run_identity(run),
-            "environment": opened.environment,
+            "environment": environment(opened.device),
             "seconds": {},
             "loss": None,
         }
-        scores = ScoreFile({}, requests.settings, requests.digest, about)
+        scores = ScoreFile.of(requests, {}, about)
     model = scores.model
     if with_loss and model["loss"] is None:
         loss = run_loss(opened, on_progress, on_note)
@@ -147,11 +141,11 @@ def answer_requests(
         on_progress(name, 0, len(requests.tasks[name]))
         answers = opened.score(name, requests.tasks[name], on_progress)
         model = {**model, "seconds": {**model["seconds"], name: round(time.monotonic() - started, 3)}}
-        done = {**scores.scores, **ScoreFile.of(requests, {name: answers}, model).scores}
-        scores = ScoreFile(done, requests.settings, requests.digest, model)
+        added = ScoreFile.of(requests, {name: answers}, model)
+        scores = replace(added, scores={**scores.scores, **added.scores})
         write_scores(scores_file, scores)
     if scores.model != model or not scores_file.is_file():
-        scores = ScoreFile(scores.scores, requests.settings, requests.digest, model)
+        scores = replace(scores, model=model)
         write_scores(scores_file, scores)
     return scores
 
@@ -184,7 +178,7 @@ def evaluate_scores(
     try:
         subject = Subject(**scores.model["subject"])
         loss = None if scores.model["loss"] is None else LossResult(**scores.model["loss"])
-        identity, environment, seconds = (scores.model[key] for key in ("run", "environment", "seconds"))
+        identity, where, seconds = (scores.model[key] for key in ("run", "environment", "seconds"))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{scores_file}: does not say which model answered ({error}); score it again") from None
     if run is not None and _run_identity(run) != identity:
@@ -209,12 +203,9 @@ def evaluate_scores(
         )
     tokens = _tokenizer_of_requests(scores, run, tokenizer)
     path = out or Path(str(run)) / file_name(scores.model.get("checkpoint"), subject.limit)
-    results = ResultsFile.open(path, subject, fresh=fresh, tasks=tasks, on_note=on_note)
-    results = results.with_environment(environment)
-    if loss is not None:
-        results = results.with_loss(loss)
+    results = ResultsFile.open(path, subject, where, fresh=fresh, tasks=tasks, on_note=on_note)
     results = add_tasks(
-        results,
+        results.with_loss(loss),
         tasks,
         task_data,
         lambda task: answering_model(tokens, looked_up(scores, task)),

@@ -16,8 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.data.corpus import file_hash
 from coupled_adam.embeddings.optional import require
-from coupled_adam.evaluation.downstream.task_data import check_files, files_hash, read_documents
+from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, check_files, read_documents
 from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, PAPER_TASKS
 
 # Requests of these are log-likelihoods of given texts.
@@ -57,7 +58,7 @@ def check_tasks(names: Sequence[str], task_data: Path | None) -> None:
 
 def data_hash(name: str, task_data: Path | None) -> str | None:
     """The sha256 of the local file of a task; None where lm-eval reads its own dataset."""
-    return None if task_data is None else files_hash(task_data, name)
+    return None if task_data is None else file_hash(task_data / LOCAL_TASKS[name].file)
 
 
 def load_task(name: str, task_data: Path | None) -> Any:

@@ -126,8 +126,8 @@ def hugging_face_model(
         def _loglikelihood_tokens(
             self, requests: list[Any], disable_tqdm: bool = True, override_bs: int | None = None
         ) -> list[tuple[float, bool]]:
-            for request in requests:
-                _check_length(token_request(*request), self.max_length)
+            for request in requests:  # lm-eval would stop at it with an assertion
+                token_request(*request).require_room(self.max_length)
             # Longest first, those with the same context beside each other, as lm-eval has them: it computes those once.
             order = sorted(range(len(requests)), key=lambda place: _length_and_tokens(requests[place]))
             answers: list[Any] = [None] * len(requests)
@@ -149,16 +149,6 @@ def hugging_face_model(
     dtype = {"float32": "float32", "bf16": "bfloat16"}[precision]
     # "auto": so that each batch may have a size of its own.
     return FolderModel(pretrained=str(folder), device=device, dtype=dtype, batch_size="auto")
-
-
-def _check_length(request: TokenRequest, context: int) -> None:
-    """Refuse, as for our own models, what lm-eval would stop at with an assertion."""
-    length = len(request.continuation)
-    if length > context:
-        raise ValueError(
-            f"a request has a continuation of {length} tokens, but the model's context is {context}; leave this task "
-            "out, or evaluate a model with a longer context"
-        )
 
 
 def _length_and_tokens(request: Any) -> tuple[int, list[int]]:

@@ -5,24 +5,31 @@ Letters: B windows of a batch, T context, V vocabulary rows.
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coupled_adam.data.corpus import file_hash, open_corpus
+from coupled_adam.data.tokens import Tokens
 from coupled_adam.embeddings.optional import require
 from coupled_adam.evaluation.downstream import harness
-from coupled_adam.evaluation.downstream.evaluate import OnNote, OnProgress, ResultsFile, add_tasks, environment, is_done
+from coupled_adam.evaluation.downstream.evaluate import (
+    OnNote,
+    OnProgress,
+    ResultsFile,
+    add_tasks,
+    environment,
+    is_done,
+    loss_of_split,
+)
 from coupled_adam.evaluation.downstream.harness_model import LOGIT_BYTES, hugging_face_model
 from coupled_adam.evaluation.downstream.results import Downstream, LossResult, Subject, file_name
 from coupled_adam.evaluation.downstream.scoring import Precision, default_precision
-from coupled_adam.evaluation.held_out_loss import IGNORED, loss_over, pick_split
+from coupled_adam.evaluation.held_out_loss import IGNORED, SplitLoss, loss_over
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.training.devices import pick_device
 
@@ -68,8 +75,7 @@ def evaluate_folder(
     version = harness.lm_eval_version()
     subject = Subject(folder.resolve().name, weights_hash(folder), None, kind, tokenizer, version, limit)
     path = out or folder / file_name(None, limit)
-    results = ResultsFile.open(path, subject, fresh=fresh, tasks=tasks, on_note=on_note)
-    results = results.with_environment(environment(where))
+    results = ResultsFile.open(path, subject, environment(where), fresh=fresh, tasks=tasks, on_note=on_note)
     left = [name for name in tasks if not is_done(results.found, name, task_data)]
     if not left and data is None:
         return results.found  # without loading the model
@@ -127,22 +133,15 @@ def _loss(stored: LossResult | None, model: Any, data: Path, on_progress: OnProg
             f"--data: the tokens of {data} are of {corpus.vocabulary_size}, and the model's tokenizer has {size}: the "
             "vocabulary does not match; prepare the text with the tokenizer of this model"
         )
-    split, note = pick_split(corpus)
-    if note:
-        on_note(note)
-    if stored is not None and (stored.split, stored.corpus) == (split, corpus.fingerprint):
-        return stored
-    on_progress(f"{split} loss", 0, 1)
-    started = time.monotonic()
     T = model.max_length
     windows = max(1, LOGIT_BYTES[model.device.type] // (4 * rows * T))
-    # Its weights are in the precision already, so there is nothing to cast.
-    with torch.no_grad():
-        found = loss_over(
-            cast(LanguageModel, LossModel(model.model, T)), corpus.tokens(split), bf16=False, windows_at_once=windows
-        )
-    on_progress(f"{split} loss", 1, 1)
-    return LossResult.of(found, split, corpus.fingerprint, round(time.monotonic() - started, 3))
+    loss_model = cast(LanguageModel, LossModel(model.model, T))
+
+    def loss(tokens: Tokens) -> SplitLoss:
+        # Its weights are in the precision already, so there is nothing to cast.
+        return loss_over(loss_model, tokens, bf16=False, windows_at_once=windows)
+
+    return loss_of_split(corpus, stored, loss, on_progress, on_note)
 
 
 def _check_folder(folder: Path) -> None:

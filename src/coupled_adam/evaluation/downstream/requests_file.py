@@ -60,6 +60,14 @@ class TokenRequest:
         tokens = np.array([len(self.context), *self.context, *self.continuation], dtype="<i4")
         return hashlib.blake2b(tokens.tobytes(), digest_size=KEY_BYTES).digest()
 
+    def require_room(self, context: int) -> None:
+        """Refuse a continuation that is longer than a model's context."""
+        if len(self.continuation) > context:
+            raise ValueError(
+                f"a request has a continuation of {len(self.continuation)} tokens, but the model's context is "
+                f"{context}; leave this task out, or evaluate a model with a longer context"
+            )
+
 
 @dataclass(frozen=True)
 class RequestFile:

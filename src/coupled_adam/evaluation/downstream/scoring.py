@@ -109,11 +109,7 @@ def _check(requests: Sequence[TokenRequest], config: ModelConfig) -> None:
                 f"a request has token {highest}, but the model's vocabulary has {config.vocabulary_size} rows: it was "
                 "trained with another tokenizer; write the requests with the tokenizer of this model"
             )
-        if len(request.continuation) > config.context:
-            raise ValueError(
-                f"a request has a continuation of {len(request.continuation)} tokens, but the model's context is "
-                f"{config.context}; leave this task out, or evaluate a model with a longer context"
-            )
+        request.require_room(config.context)
 
 
 def _rows(requests: Sequence[TokenRequest], context: int) -> list[Row]:

@@ -6,7 +6,6 @@ replaced. So what is read here must be what lm-eval would have read there, and e
 """
 
 import ast
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,8 +130,6 @@ class LocalDocuments:
 
     split: str
     documents: list[dict[str, Any]]
-    sha256: str
-    """Of the file they were read from."""
 
 
 def check_files(folder: Path, tasks: Sequence[str]) -> None:
@@ -153,18 +150,12 @@ def check_files(folder: Path, tasks: Sequence[str]) -> None:
         read_documents(folder, name)
 
 
-def files_hash(folder: Path, task: str) -> str:
-    """The sha256 of the file of a task."""
-    return hashlib.sha256((folder / LOCAL_TASKS[task].file).read_bytes()).hexdigest()
-
-
 def read_documents(folder: Path, task: str) -> LocalDocuments:
     """Read and check all documents of a task."""
     local = LOCAL_TASKS[task]
     path = folder / local.file
-    content = path.read_bytes()
     documents = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -177,7 +168,7 @@ def read_documents(folder: Path, task: str) -> LocalDocuments:
             raise ValueError(f"{path}, line {number}: not JSON ({error}); expected one document per line") from None
     if not documents:
         raise ValueError(f"{path}: has no documents; expected one JSON document per line")
-    return LocalDocuments(local.split, documents, hashlib.sha256(content).hexdigest())
+    return LocalDocuments(local.split, documents)
 
 
 def _names(tasks: Sequence[str]) -> str:

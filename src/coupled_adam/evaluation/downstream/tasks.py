@@ -3,7 +3,7 @@
 Nothing here needs lm-eval.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 # What every one of the seven is judged by. TruthfulQA's is the share of probability on true answers.
@@ -63,8 +63,12 @@ def parse_tasks(text: str | None) -> list[str]:
         if len(names) > 1:
             raise ValueError(f"--tasks is {text!r}: {NO_TASKS!r} stands alone; leave it out, or the other names")
         return []
-    named = [each for name in names for each in (PAPER_NAMES if name == ALL_OF_PAPER else (name,))]
-    return list(dict.fromkeys(named))
+    return with_those_of_paper(names)
+
+
+def with_those_of_paper(names: Iterable[str]) -> list[str]:
+    """Names of tasks, with the seven in the place of "paper", each once."""
+    return list(dict.fromkeys(each for name in names for each in (PAPER_NAMES if name == ALL_OF_PAPER else (name,))))
 
 
 def label_of(name: str) -> str:

@@ -77,7 +77,7 @@ def run_text_tokens(config: Config, corpus: Corpus | None) -> TextTokens:
     if corpus is not None:
         if corpus.tokenizer is None:
             raise ValueError(f"{corpus.folder} does not say which tokenizer made its tokens; name it with --tokenizer")
-        return _opened(str(corpus.tokenizer_file() or corpus.tokenizer), corpus_tokenizer(corpus))
+        return _opened(str(corpus.tokenizer_spec), corpus_tokenizer(corpus))
     spec = config.data.tokenizer
     if spec in GPT2_ENCODINGS or Path(spec).expanduser().exists():
         return open_text_tokens(spec)
