@@ -24,8 +24,9 @@ $(VENV)/.installed-study $(VENV)/.installed-dev: $(VENV)/.installed-%: pyproject
 demo: $(VENV)/.installed-study
 	$(BIN)/coupled-adam demo
 
+# Two files at a time: most tests wait for processes they have started, or use one core.
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -14,7 +14,6 @@ from coupled_adam.study.statistics import Comparison, compare
 from coupled_adam.training.amounts import short
 
 Role = Literal["standard", "coupled", "scaled", "sgd"]
-ROLES: tuple[Role, ...] = ("standard", "coupled", "scaled", "sgd")
 NAMES = {"standard": "standard Adam", "coupled": "Coupled Adam"}
 
 
