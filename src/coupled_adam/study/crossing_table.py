@@ -70,8 +70,10 @@ def crossing_table(cells: Sequence[CellRuns]) -> Table | None:
     for (tokens, _), own in by_model_name(cells).items():
         names = optimizer_labels(own)
         for first, second in pairs_of(own):
+            if own[first].role != "standard" or own[second].role == "standard":
+                continue
             found = _crossings(own[first], own[second])
-            if own[first].role == "standard" != own[second].role and found:
+            if found:
                 rows.append(_row((short(tokens), models[own[second].size], names[first], names[second]), found, tokens))
     if not rows:
         return None
