@@ -66,6 +66,17 @@ def test_clouds_stand_side_by_side_at_the_same_scale_with_origin_and_mean(demo: 
         assert axes.get_xlim()[0] < 0 < axes.get_xlim()[1]
 
 
+def test_up_to_four_optimizers_stand_beside_each_other_and_of_more_the_pair(tmp_path: Path) -> None:
+    centred = {**STANDARD, "centre": True}
+    three = {"standard": STANDARD, "standard, centred": centred, "coupled": COUPLED}
+    results = fabricated(tmp_path / "three", optimizers=three, seeds=[1])
+    titles = [axes.get_title() for axes in drawn(draw_clouds(results)).axes]
+    assert titles == ["standard Adam", "standard, centred", "Coupled Adam"]
+    many = OPTIMIZERS | {f"coupled n={n}": scaled(n) for n in (-2, 2, 4)}
+    results = fabricated(tmp_path / "many", optimizers=many, seeds=[1])
+    assert [axes.get_title() for axes in drawn(draw_clouds(results)).axes] == ["standard Adam", "Coupled Adam"]
+
+
 def test_differences_have_the_papers_confidence_bars(tmp_path: Path) -> None:
     results = fabricated(tmp_path, metrics=("loss", "acc"), with_runs=False)
     figure = drawn(draw_differences(results))

@@ -337,6 +337,8 @@ def test_tied_and_untied_are_two_sizes_and_are_compared() -> None:
     assert any("all others of the same D and model, tied or not" in note for note in tables["main"].notes)
     pairs = {(row[2].text, row[3].text) for row in tables["comparisons"].rows}
     assert pairs == {("standard", "coupled"), ("standard", "untied"), ("coupled", "untied")}
+    about_input = [row for row in tables["comparisons"].rows if "input" in row[4].text]
+    assert {row[3].text for row in about_input} == {"untied"}, "two tied ones have no input table to compare"
     assert [column.key for column in tables["further"].columns][4:] == ["input_iso"]
 
 

@@ -59,7 +59,9 @@ def comparison_table(cells: Sequence[CellRuns]) -> Table:
             head = (short(tokens), model, names[first], names[second])
             for metric in metrics:
                 values = own[first].values(metric.key), own[second].values(metric.key)
-                rows.append(_row(head, metric, compare(*values, metric.better)))
+                # What neither has, such as an input table of its own, is nothing to compare.
+                if any(value is not None for side in values for value in side.values()):
+                    rows.append(_row(head, metric, compare(*values, metric.better)))
     return Table("comparisons", "Comparisons", COLUMNS, tuple(rows), NOTES, groups=4)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from coupled_adam.inspection.figures import INK
 from coupled_adam.inspection.plates import FAINT, MARKERS, SERIES_COLOURS, legend_above, panels
@@ -127,6 +128,7 @@ def _draw_over_n(
         for n, comparison in points.items():
             draw_difference(axes, n, comparison, number, labels[size] if len(all_sizes) > 1 else None, marker_size)
     axes.plot([0], [0], "o", color=INK, markersize=marker_size)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _points(

@@ -15,6 +15,7 @@ from coupled_adam.study.report_data import Variant, largest_size, main_pair, run
 from coupled_adam.study.results import Result
 
 Arrays = Mapping[str, NDArray[np.float32]]
+MOST_BESIDE = 4
 PARTS = ("cloud_initial", "cloud_final", "mean_final")
 
 
@@ -48,13 +49,16 @@ def draw_clouds(results: Sequence[Result], table: str = "") -> Figure | None:
 
 
 def shown_variants(results: Sequence[Result]) -> list[Variant]:
-    """Of the largest size, the two optimizers it is about; without such a pair the first, the middle and the last."""
+    """Of the largest size, all optimizers where they fit beside each other; else the two that the study is about, or
+    without such a pair the first, the middle and the last."""
     largest = largest_size(results)
     shown = [result for result in results if size_of(result) == largest]
+    all_variants = variants(shown)
+    if len(all_variants) <= MOST_BESIDE:
+        return all_variants
     pair = main_pair(shown)
     if pair is not None:
         return list(pair)
-    all_variants = variants(shown)
     places = {0, len(all_variants) // 2, len(all_variants) - 1}
     return [all_variants[place] for place in sorted(places)]
 
