@@ -130,10 +130,10 @@ def percent(ratio: float) -> str:
     """A ratio in percent, with the digits that matter.
 
     Example:
-        >>> percent(0.853), percent(0.0213), percent(0.0042)
-        ('85%', '2%', '0.4%')
+        >>> percent(0.853), percent(0.0213), percent(0.0042), percent(9e-9)
+        ('85%', '2%', '0.4%', '0%')
     """
-    return f"{100 * ratio:.0f}%" if ratio >= 0.0095 or ratio == 0 else f"{100 * ratio:.1g}%"
+    return f"{100 * ratio:.0f}%" if ratio >= 0.0095 or ratio < 5e-5 else f"{100 * ratio:.1g}%"
 
 
 def _is_about(results: Sequence[Result], pair: tuple[Variant, Variant]) -> bool:
