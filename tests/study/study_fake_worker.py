@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from coupled_adam.models.config import parameter_count
 from coupled_adam.study.cell import Task, write_error
 from coupled_adam.study.results import Result, write_evaluation
 
@@ -49,7 +50,7 @@ def result_of(task: Task) -> Result:
         optimizer=cell.optimizer,
         settings=config.optimizer.model_dump() | {"tied": config.model.tied},
         model=cell.model,
-        parameters=1,
+        parameters=parameter_count(config.model.to_model_config()),
         tokens=config.training.tokens,
         metrics={"loss": 1.0, "train_loss": 1.0, "iso": 0.5},
         seconds=1.0,

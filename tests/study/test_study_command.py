@@ -18,6 +18,7 @@ from coupled_adam.commands import demo as demo_command
 from coupled_adam.commands import study as study_command
 from coupled_adam.study import launchers, runner
 from coupled_adam.study.expansion import cells_of
+from coupled_adam.study.notation import MISSING
 from coupled_adam.study.plan import STUDIES, load_study
 from coupled_adam.study.results import read_results
 
@@ -135,6 +136,32 @@ def test_folders_that_contradict_each_other_are_not_merged(tmp_path: Path) -> No
     result = study("report", "a", "b", "--out", "both")
     assert result.exit_code == 2
     assert "cell small-1.536k-standard, seed 1: settings" in result.output
+
+
+def test_the_terminal_shows_what_is_missing_and_what_is_not_checked(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR)
+    shown = study("run", str(file), "--out", "a", "--only", "*-standard").output
+    assert re.search(r"┃ +┃ standard ┃ coupled ┃\n┃ +┃ +2 ┃ +0 of 2 ┃", shown), shown
+    assert re.search(rf"│ loss \(↓\) │ +1.00\(0\) │ +{MISSING} │", shown), shown
+    assert "Missing runs: 2 of 4" in shown
+    assert shown.endswith(study("report", "a").output)
+    (tmp_path / "a" / "study.toml").unlink()
+    study("run", str(file), "--out", "b", "--only", "*-coupled")
+    (tmp_path / "b" / "study.toml").unlink()
+    merged = study("report", "a", "b", "--out", "both").output
+    assert "study.toml is missing in a: missing runs are not known." in merged
+    assert "That the runs of b have the settings and the text of the others is not checked." in merged
+
+
+def test_parts_of_a_study_with_other_settings_are_not_merged(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR)
+    study("run", str(file), "--out", "a", "--only", "*-standard")
+    study("run", str(file), "--out", "b", "--only", "*-coupled", "--set", "optimizer.lr=3e-2")
+    result = study("report", "a", "b", "--out", "both")
+    assert result.exit_code == 2
+    assert "these runs have other settings than a/study.toml has for them" in result.output
+    assert "small-1.536k-coupled/seed-1 in b: settings" in result.output
+    assert not (tmp_path / "both").exists()
 
 
 def test_a_report_finds_what_was_finished_without_the_runner(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from fabricated_study import OPTIMIZERS, fabricate, scaled
+from fabricated_study import OPTIMIZERS, STANDARD, fabricate, scaled
 
-from coupled_adam.study.crossing_table import crossing
-from coupled_adam.study.results import read_results
+from coupled_adam.study.crossing_table import Crossing, crossing
+from coupled_adam.study.results import merge_results, read_results
 from coupled_adam.study.table_model import Table
 from coupled_adam.study.tables import build_tables
 
@@ -34,13 +34,21 @@ def test_a_crossing_is_where_it_stays_below(second: tuple[float, ...], step: int
     assert found.difference == pytest.approx(second[-1] - 3.5)
 
 
-def test_curves_without_a_common_step_have_no_crossing() -> None:
+def test_curves_that_do_not_end_together_have_no_crossing() -> None:
     assert crossing({1: 5.0}, {2: 4.0}) is None
     assert crossing({}, {}) is None
+    assert crossing({1: 5.0}, {}) is None
+    # Half way of the first is the end of the second: a step is not the same share of both.
+    assert crossing({1: 5.0, 2: 4.0}, {1: 4.0}) is None
+    assert crossing({1: 5.0}, {1: 4.0, 2: 3.0}) is None
+
+
+def test_steps_that_only_one_curve_has_do_not_matter_in_between() -> None:
+    assert crossing({1: 5.0, 2: 4.0, 4: 3.0}, {1: 5.0, 3: 3.0, 4: 2.0}) == Crossing(4, 4, -1.0)
 
 
 def write_validation(run_folder: Path, losses: list[float]) -> None:
-    rows = [{"kind": "val", "step": step, "loss": loss} for step, loss in zip(STEPS, losses, strict=True)]
+    rows = [{"kind": "val", "step": step, "loss": loss} for step, loss in zip(STEPS, losses, strict=False)]
     (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -78,6 +86,42 @@ def test_each_optimizer_is_set_against_the_standard_one_alone(tmp_path: Path) ->
         ("standard", "coupled", "400"),
         ("standard", "coupled n=2", "400"),
     ]
+
+
+def test_a_run_whose_curve_was_cut_is_left_out_and_named(tmp_path: Path) -> None:
+    study = fabricate(tmp_path / "study", sizes=(("S", 1000, 4000),), seeds=(1, 2))
+    for result in read_results(study):
+        losses = [5.0, 4.5, 4.0, 3.5] if result.optimizer == "standard" else [6.0, 4.4, 3.9, 3.0]
+        write_validation(result.run_folder, losses[:3] if result.run.endswith("coupled/seed-2") else losses)
+    table = table_of(study)
+    assert table is not None
+    ((*_, steps, seeds, _, tokens, share, difference),) = table.rows
+    assert [cell.text for cell in (steps, seeds, tokens, share, difference)] == [
+        "400",
+        "1 of 1",
+        "2k",
+        "0.50",
+        "-0.500",
+    ]
+    assert table.notes[-1] == (
+        "Left out, as their curves end at different steps: standard and coupled at 4k, S (seed 2)."
+    )
+
+
+def test_a_standard_optimizer_of_another_kind_is_set_against_the_plain_one(tmp_path: Path) -> None:
+    optimizers = {**OPTIMIZERS, "standard, centred": {**STANDARD, "centre": True}}
+    study = fabricate(tmp_path / "study", optimizers=optimizers, sizes=(("S", 1000, 4000),), seeds=(1,))
+    untied = {"untied": {**STANDARD, "tied": False}}
+    twin = fabricate(tmp_path / "twin", optimizers=untied, sizes=(("S", 1500, 4000),), seeds=(1,))
+    results = merge_results([study, twin])
+    for result in results:
+        write_validation(result.run_folder, [5.0, 4.5, 4.0, 3.5 if result.optimizer == "standard" else 3.0])
+    table = next(table for table in build_tables(results) if table.name == "crossing")
+    pairs = {(row[2].text, row[3].text) for row in table.rows}
+    # An untied model beside its tied twin is another model, not another optimizer.
+    assert pairs == {("standard", "standard, centred")} | {
+        (baseline, "coupled") for baseline in ("standard", "standard, centred", "untied")
+    }
 
 
 def test_without_validation_losses_there_is_no_table(tmp_path: Path) -> None:

@@ -2,17 +2,23 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fabricated_study import COUPLED, OPTIMIZERS, STANDARD, fabricate, scaled, sgd
 
-from coupled_adam.study.report_data import main_pair, variants
-from coupled_adam.study.results import read_results
+from coupled_adam.study.report_data import main_pair, table_note, variants
+from coupled_adam.study.report_page import render_report, what_was_compared
+from coupled_adam.study.results import Result, read_results
 from coupled_adam.study.statistics import Comparison, compare
-from coupled_adam.study.verdict import Verdict, verdict, verdict_of_many, verdict_of_pair
+from coupled_adam.study.tables import build_tables
+from coupled_adam.study.verdict import verdict
+from coupled_adam.study.verdict_sentences import Verdict, verdict_of_many, verdict_of_pair
 
 OLD, NEW = "standard Adam", "Coupled Adam"
 LOW, HIGH, NEAR_HIGH = [3.01, 3.02, 3.03], [3.10, 3.11, 3.12], [3.09, 3.11, 3.13]
+BEATEN, OTHER_BEATEN = {"a": LOW, "b": HIGH, "c": HIGH}, {"a": HIGH, "b": LOW, "c": HIGH}
+UNCLEAR = {"a": LOW, "b": LOW, "c": HIGH}
 RATIO_LOW, RATIO_HIGH = [0.01, 0.02, 0.03], [0.84, 0.85, 0.86]
 
 
@@ -106,6 +112,39 @@ def test_sizes_without_enough_seeds_are_not_counted_as_undecided() -> None:
     assert "not significantly different" not in found.loss
 
 
+def test_seeds_that_differ_from_size_to_size_are_not_called_one_each() -> None:
+    found = pair(([3.0], [2.9]), (HIGH, [2.9]))
+    assert found.loss.startswith("With so few seeds nothing can be claimed; the test loss of Coupled Adam is below")
+    assert pair(([3.0], [2.9]), ([3.0], [2.9])).loss.startswith("With one seed each nothing can be claimed;")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        (
+            ((RATIO_HIGH, RATIO_LOW), ([0.8], [0.02])),
+            "lie significantly closer to the origin in 1 of 2 (no claim in 1)",
+        ),
+        (
+            ((RATIO_LOW, RATIO_HIGH), ([0.8], [0.02])),
+            "lie significantly farther from the origin in 1 of 2 (no claim in",
+        ),
+        (
+            ((RATIO_LOW, RATIO_LOW), ([0.8], [0.02])),
+            "lie no closer to the origin at 95% in 1 of 2 (no claim in 1): its",
+        ),
+        (
+            ((RATIO_HIGH, RATIO_LOW), (RATIO_LOW, RATIO_LOW), ([0.8], [0.02])),
+            "closer to the origin in 1 of 3 and no closer at 95% in 1 (no claim in 1): its mean embedding",
+        ),
+    ],
+)
+def test_embeddings_without_enough_seeds_are_no_failure(
+    pairs: tuple[tuple[list[float], list[float]], ...], words: str
+) -> None:
+    assert words in pair((HIGH, LOW), ratios=losses(*pairs)).embeddings
+
+
 def test_embeddings_that_stay_centred_are_said_in_percent() -> None:
     assert pair((HIGH, LOW)).embeddings == (
         "The embeddings of Coupled Adam stay centred at the origin: its mean embedding has 2% of a typical embedding's "
@@ -121,7 +160,7 @@ def test_embeddings_that_stay_centred_are_said_in_percent() -> None:
         (losses((RATIO_LOW, RATIO_LOW)), "lie no closer to the origin"),
         (
             losses((RATIO_HIGH, RATIO_LOW), (RATIO_LOW, RATIO_HIGH)),
-            "closer to the origin in 1 of 2, significantly farther",
+            "significantly closer to the origin in 1 of 2 and significantly farther from it in 1: its",
         ),
         ([], "were not measured"),
     ],
@@ -156,18 +195,79 @@ def test_the_best_of_many_with_one_seed_claims_nothing() -> None:
 
 
 def test_the_best_of_many_over_sizes_is_counted() -> None:
-    clear, unclear = {"a": LOW, "b": HIGH, "c": HIGH}, {"a": HIGH, "b": [3.09, 3.10, 3.12], "c": HIGH}
-    found = verdict_of_many([clear, clear, unclear], [])
+    unclear = {"a": HIGH, "b": [3.09, 3.10, 3.12], "c": HIGH}
+    found = verdict_of_many([BEATEN, BEATEN, unclear], [])
     assert found.outcome == "mixed"
     assert found.loss == (
-        "Over 3 combinations of data and model size, a has the lowest test loss in 2, b in 1; it is significantly "
-        "lower than all others in 2."
+        "Over 3 combinations of data and model size, a has the lowest test loss in 2 (significantly) and b in 1 (not "
+        "significantly); significantly means at 95% lower than all others."
     )
 
 
-def test_no_clear_win_over_sizes_is_said_in_words() -> None:
-    found = verdict_of_many([{"a": HIGH, "b": NEAR_HIGH, "c": HIGH}] * 2, [])
-    assert found.loss.endswith("; in none of them is it significantly lower than all others.")
+@pytest.mark.parametrize(
+    ("sizes", "outcome", "words"),
+    [
+        (2 * [BEATEN], "better", "a has the lowest test loss in both, each time significantly lower than all others"),
+        ([BEATEN, OTHER_BEATEN], "mixed", "in 1 and b in 1, each time significantly lower than all others (at 95%)."),
+        (3 * [UNCLEAR], "mixed", "in all 3, nowhere significantly lower than all others (at 95%)."),
+        (
+            [BEATEN, BEATEN, UNCLEAR],
+            "mixed",
+            "in all 3 (significantly in 2); significantly means at 95% lower than all others",
+        ),
+    ],
+)
+def test_clear_wins_over_sizes_are_said_of_those_who_win(
+    sizes: list[dict[str, list[float]]], outcome: str, words: str
+) -> None:
+    found = verdict_of_many(sizes, [])
+    assert found.outcome == outcome
+    assert words in found.loss
+
+
+@pytest.mark.parametrize(
+    ("size", "outcome", "words"),
+    [
+        ({"a": [3.0], "b": HIGH, "c": HIGH}, "no claim", ", 3.000; it has one seed, so nothing can be claimed."),
+        ({"a": LOW, "b": [3.1], "c": [3.2]}, "no claim", "; the others have one seed each, so nothing can be claimed."),
+        (
+            {"a": LOW, "b": HIGH, "c": [3.2]},
+            "open",
+            "1 of the 2 others is significantly higher at 95%, 1 cannot be tested (one seed).",
+        ),
+        (
+            {"a": LOW, "b": LOW, "c": [3.2], "d": [3.3]},
+            "open",
+            "none of the 3 others is significantly higher at 95%, 2 cannot be tested (one seed each).",
+        ),
+        ({"a": LOW, "b": HIGH, "c": HIGH}, "better", "3.02(1): both others are significantly higher at 95%."),
+        ({"a": LOW, "b": LOW}, "open", "3.02(1): the other is not significantly higher at 95%."),
+    ],
+)
+def test_what_has_one_seed_beside_others_with_more_is_not_tested(
+    size: dict[str, list[float]], outcome: str, words: str
+) -> None:
+    found = verdict_of_many([size], [])
+    assert found.outcome == outcome
+    assert found.loss.endswith(words)
+
+
+def test_one_seed_beside_more_does_not_undo_what_can_be_claimed_over_sizes() -> None:
+    low, high = {"a": LOW, "b": HIGH, "c": [3.05]}, {"a": HIGH, "b": LOW, "c": [3.05]}
+    assert verdict_of_many([low, high], []).loss.endswith(
+        "a has the lowest test loss in 1 and b in 1, each time significantly lower than all others with more than one "
+        "seed (at 95%)."
+    )
+    # Green is for what all others were tested for.
+    assert verdict_of_many([low, low], []).outcome == "mixed"
+    untested = {"a": HIGH, "b": HIGH, "c": [3.05]}
+    assert verdict_of_many([low, untested], []).loss.endswith(
+        "a has the lowest test loss in 1 (significantly) and c in 1 (no claim for want of seeds); significantly means "
+        "at 95% lower than all others with more than one seed."
+    )
+    nothing = verdict_of_many([untested, untested], [])
+    assert nothing.outcome == "no claim"
+    assert nothing.loss.endswith("c has the lowest test loss in both; with so few seeds, nothing can be claimed.")
 
 
 def test_a_study_of_a_pair_is_judged_as_a_pair(tmp_path: Path) -> None:
@@ -194,7 +294,7 @@ def test_ablations_at_one_of_many_sizes_do_not_hide_the_pair(tmp_path: Path) -> 
     others = read_results(
         fabricate(tmp_path / "b", optimizers={"sgd f=300": sgd(300)}, sizes=sizes[:1], with_runs=False)
     )
-    assert "all 2 combinations" in verdict([*pairs, *others]).loss
+    assert "both combinations" in verdict([*pairs, *others]).loss
     assert verdict([*pairs[:6], *others]).loss.startswith("Of 3 optimizers")
 
 
@@ -245,3 +345,49 @@ def test_the_pair_is_standard_first_whatever_the_order_of_the_study(tmp_path: Pa
     found = main_pair(results)
     assert found is not None
     assert [each.name for each in found] == list(OPTIMIZERS)
+
+
+def untied_runs(folder: Path, names: dict[str, str], **options: Any) -> list[Result]:
+    """Runs of untied models, the settings by the names in `OPTIMIZERS`."""
+    settings = {name: {**OPTIMIZERS[of], "tied": False} for name, of in names.items()}
+    return read_results(fabricate(folder, optimizers=settings, untied=True, with_runs=False, **options))
+
+
+def test_of_untied_models_only_the_output_table_is_spoken_of(tmp_path: Path) -> None:
+    names = {"untied standard": "standard", "untied coupled output": "coupled"}
+    two = untied_runs(tmp_path / "two", names)
+    assert verdict(two).embeddings.startswith(
+        "The output embeddings of untied coupled output stay centred at the origin: its mean output embedding has 2%"
+    )
+    one_seed = untied_runs(tmp_path / "one", names, seeds=(1,))
+    assert verdict(one_seed).embeddings.startswith("With untied coupled output the mean output embedding has 2%")
+    three = untied_runs(tmp_path / "three", {**names, "untied coupled all": "coupled"})
+    assert verdict(three).embeddings.startswith("The mean output embedding has from 2%")
+
+
+def test_tied_models_beside_untied_ones_have_but_one_table(tmp_path: Path) -> None:
+    sizes = [("30M", 30_000_000, tokens) for tokens in (10**9, 2 * 10**9)]
+    tied = read_results(fabricate(tmp_path / "a", sizes=sizes, with_runs=False))
+    untied = untied_runs(tmp_path / "b", {"untied coupled": "coupled"}, sizes=[("30M", 49_000_000, 10**9)])
+    assert verdict([*tied, *untied]).embeddings.startswith("The embeddings of Coupled Adam stay centred")
+
+
+def test_the_first_screen_says_which_table_of_an_untied_model_is_measured(tmp_path: Path) -> None:
+    note = "The embeddings of untied models are measured in the output table; Further measures has the input table."
+    two = untied_runs(tmp_path / "two", {"a": "standard", "b": "coupled"})
+    four = untied_runs(tmp_path / "four", {"a": "standard", "b": "coupled", "c": "coupled", "d": "coupled"})
+    for results in (two, four):  # side by side, and as rows
+        page = render_report(results, [], [], tmp_path)
+        assert note in page[page.index('id="main-table"') : page.index('class="method"')]
+        with_note = [table.name for table in build_tables(results) if note in table.notes]
+        assert with_note == ["main"]
+    tied = read_results(fabricate(tmp_path / "tied", with_runs=False))
+    assert "untied" not in render_report(tied, [], [], tmp_path)
+    without = [replace(each, metrics={**each.metrics, "input_iso": None, "input_mu_norm_ratio": None}) for each in two]
+    assert table_note(without) == "The embeddings of untied models are measured in the output table."
+
+
+def test_a_name_with_a_comma_is_told_from_two_names(tmp_path: Path) -> None:
+    optimizers = {"standard": STANDARD, "standard, centred": {**STANDARD, "centre": True}, "coupled": COUPLED}
+    results = read_results(fabricate(tmp_path / "s", optimizers=optimizers, with_runs=False))
+    assert what_was_compared(results)[0] == "Standard Adam; standard, centred; Coupled Adam"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from coupled_adam.study.expansion import Cell
     from coupled_adam.study.folder import StudyFolder
     from coupled_adam.study.plan import Study
+    from coupled_adam.study.report_plan import StudyPlan
     from coupled_adam.study.results import Result
     from coupled_adam.study.runner import Outcome
 
@@ -268,6 +269,7 @@ def _check_tokenizers(study: "Study", cells: "Sequence[Cell]") -> None:
 
 def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
     """Write the report, and print what is in it in short."""
+    from coupled_adam.study.report_plan import read_plans
     from coupled_adam.study.results import merge_results
 
     with _refusing():
@@ -275,19 +277,25 @@ def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
         from coupled_adam.study.report import write_report
 
         path = write_report(folders, out)
-    _print_comparison(console, results)
+        plans = read_plans(folders, results)
+    _print_comparison(console, results, plans)
     console.print(Text(f"Report: {path}"), soft_wrap=True)
 
 
-def _print_comparison(console: Console, results: "Sequence[Result]") -> None:
+def _print_comparison(console: Console, results: "Sequence[Result]", plans: "Sequence[StudyPlan]") -> None:
+    from coupled_adam.inspection.overview import printable_lines
     from coupled_adam.study.overview import comparison_of
+    from coupled_adam.study.report_plan import all_planned
     from coupled_adam.study.tables import build_tables
     from coupled_adam.study.verdict import verdict
 
-    for table in build_tables(results)[:1]:
+    for table in build_tables(results, all_planned(plans))[:1]:
         console.print(comparison_of(table))
         for note in table.notes:
             console.print(Text(note, style="dim"))
+    for plan in plans:
+        if plan.problem:
+            console.print(Text(printable_lines(plan.problem), style="dim"))
     found = verdict(results)
     console.print(Text(f"{found.loss} {found.embeddings}"))
 

@@ -46,15 +46,17 @@ class Crossing:
 
 
 def crossing(first: Curve, second: Curve) -> Crossing | None:
-    """Where the second curve falls below the first for good; None for curves without a common step.
+    """Where the second curve falls below the first for good; None for curves that do not end at the same step.
+
+    Of such curves one was cut, or the runs have batches of different sizes: then a step is not the same share of both.
 
     Example:
         >>> crossing({1: 5.0, 2: 4.0, 3: 3.5}, {1: 6.0, 2: 3.9, 3: 3.0})
         Crossing(step=2, last_step=3, difference=-0.5)
     """
-    steps = sorted(first.keys() & second.keys())
-    if not steps:
+    if not first or not second or max(first) != max(second):
         return None
+    steps = sorted(first.keys() & second.keys())
     ahead = None
     for step in reversed(steps):
         if second[step] >= first[step]:
@@ -64,29 +66,40 @@ def crossing(first: Curve, second: Curve) -> Crossing | None:
 
 
 def crossing_table(cells: Sequence[CellRuns]) -> Table | None:
-    """Standard Adam against each other optimizer of its size; None where no two runs have logged a validation loss."""
+    """Each standard optimizer against the others of its D and model; None where no two runs have logged a validation
+    loss. What is tied and its untied twin are no such pair: they are two models."""
     models = model_labels(cells)
     rows = []
+    uneven = []  # pairs with curves that do not end together
     for (tokens, _), own in by_model_name(cells).items():
         names = optimizer_labels(own)
         for first, second in pairs_of(own):
-            if own[first].role != "standard" or own[second].role == "standard":
+            are_twins = own[second].role == "standard" and own[first].size != own[second].size
+            if own[first].role != "standard" or are_twins:
                 continue
-            found = _crossings(own[first], own[second])
+            head = (short(tokens), models[own[second].size], names[first], names[second])
+            found, seeds = _crossings(own[first], own[second])
             if found:
-                rows.append(_row((short(tokens), models[own[second].size], names[first], names[second]), found, tokens))
+                rows.append(_row(head, found, tokens))
+            if seeds:
+                uneven.append(f"{head[2]} and {head[3]} at {head[0]}, {head[1]} (seed {', '.join(map(str, seeds))})")
     if not rows:
         return None
-    return Table("crossing", "From when on it is ahead", COLUMNS, tuple(rows), NOTES, groups=2)
+    notes = (f"Left out, as their curves end at different steps: {'; '.join(uneven)}.",) if uneven else ()
+    return Table("crossing", "From when on it is ahead", COLUMNS, tuple(rows), (*NOTES, *notes), groups=2)
 
 
-def _crossings(first: CellRuns, second: CellRuns) -> list[Crossing]:
-    """Of the seeds that both have."""
-    found = [
-        crossing(*(curve_of(cell.runs[seed].run_folder, "val", "loss") for cell in (first, second)))
-        for seed in sorted(first.runs.keys() & second.runs.keys())
-    ]
-    return [each for each in found if each is not None]
+def _crossings(first: CellRuns, second: CellRuns) -> tuple[list[Crossing], list[int]]:
+    """Of the seeds that both have; and the seeds of those whose curves do not end at the same step."""
+    found, uneven = [], []
+    for seed in sorted(first.runs.keys() & second.runs.keys()):
+        curves = [curve_of(cell.runs[seed].run_folder, "val", "loss") for cell in (first, second)]
+        each = crossing(*curves)
+        if each is not None:
+            found.append(each)
+        elif all(curves):
+            uneven.append(seed)
+    return found, uneven
 
 
 def _row(head: Sequence[str], found: Sequence[Crossing], tokens: int) -> tuple[Cell, ...]:

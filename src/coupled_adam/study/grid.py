@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coupled_adam.study.report_data import Size, role_of, size_of
+from coupled_adam.study.report_data import Size, optimizer_order, role_of, size_of
 from coupled_adam.study.results import Result
 from coupled_adam.training.amounts import short
-
-_FAMILIES = {"standard": 0, "coupled": 1, "scaled": 1, "sgd": 2}
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class CellRuns:
 
 
 def gather_cells(results: Sequence[Result], planned: Sequence[Planned] = ()) -> list[CellRuns]:
-    """The cells of a study, the smallest dataset first, and of one size: standard, coupled by n, SGD by f.
+    """The cells of a study, the smallest dataset first, and of one size in the order of `optimizer_order`.
 
     Args:
         results: the finished runs of one study or of several.
@@ -84,7 +82,7 @@ def gather_cells(results: Sequence[Result], planned: Sequence[Planned] = ()) -> 
         for each in expected
         if each.cell not in by_cell
     ]
-    return sorted(cells, key=lambda cell: (cell.size, _FAMILIES[cell.role], cell.n, cell.f))
+    return sorted(cells, key=lambda cell: (cell.size, optimizer_order(cell.optimizer, cell.settings)))
 
 
 def _with_runs(name: str, runs: Sequence[Result], expected_seeds: Sequence[int]) -> CellRuns:

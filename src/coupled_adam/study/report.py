@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coupled_adam.atomic import require_writable, write_whole
 from coupled_adam.embeddings.optional import require
-from coupled_adam.study.report_plan import read_plan
+from coupled_adam.study.report_plan import all_planned, read_plans
 from coupled_adam.study.results import merge_results
 from coupled_adam.study.tables import write_tables_to
 
@@ -39,12 +39,11 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     if not results:
         names = ", ".join(str(folder) for folder in folders) or "no folder"
         raise ValueError(f"{names}: no finished run to report; run the study first with `coupled-adam study run`")
-    plans = [read_plan(folder, results) for folder in folders]
+    plans = read_plans(folders, results)
     path = out / FILE_NAME
     require_writable(path)
     plates = draw_figures(results)
     write_figures(plates, out / FIGURES)
-    planned = {each.cell: each for plan in plans for each in plan.planned}
-    write_tables_to(out, results, list(planned.values()))
+    write_tables_to(out, results, all_planned(plans))
     write_whole(path, render_report(results, plans, plates, out))
     return path

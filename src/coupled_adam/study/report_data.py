@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from coupled_adam.study.metrics import METRICS, TASK_LIMIT
+from coupled_adam.study.metrics import INPUT_PREFIX, METRICS, TASK_LIMIT
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison, compare
 from coupled_adam.training.amounts import short
 
 Role = Literal["standard", "coupled", "scaled", "sgd"]
 NAMES = {"standard": "standard Adam", "coupled": "Coupled Adam"}
+FAMILIES: dict[Role, int] = {"standard": 0, "coupled": 1, "scaled": 1, "sgd": 2}
+COUPLED_TABLES = ("output", "input", "all")
 
 
 @dataclass(frozen=True, order=True)
@@ -71,6 +73,29 @@ def role_of(settings: Mapping[str, Any]) -> Role:
     return "scaled" if settings.get("scale_exponent") else "coupled"
 
 
+def optimizer_order(name: str, settings: Mapping[str, Any]) -> tuple[int, float, float, bool, bool, int, bool]:
+    """To sort optimizers by: standard, then coupled by n, then SGD by f. Of one kind the plain one first, then what is
+    centred, then what is untied, by the table that is coupled: the pair that a report is about is the same whatever the
+    order of the folders it is made of.
+
+    Example:
+        >>> names = {"untied": {"tied": False}, "centred": {"centre": True}, "standard": {}}
+        >>> sorted(names, key=lambda name: optimizer_order(name, {"embeddings": "adamw", **names[name]}))
+        ['standard', 'centred', 'untied']
+    """
+    role = role_of(settings)
+    couple = settings.get("couple") or COUPLED_TABLES[0]
+    return (
+        FAMILIES[role],
+        float(settings.get("scale_exponent") or 0.0),
+        float(settings.get("sgd_factor") or 0.0),
+        not settings.get("tied", True),
+        bool(settings.get("centre")),
+        COUPLED_TABLES.index(couple) if couple in COUPLED_TABLES else len(COUPLED_TABLES),
+        name != role,
+    )
+
+
 def loss_splits(results: Iterable[Result]) -> set[str]:
     """The splits that the losses are of: "test", or "val" where a corpus has no test split."""
     return {result.loss_split for result in results if result.metrics.get("loss") is not None}
@@ -104,6 +129,17 @@ def limit_note(results: Iterable[Result]) -> str:
         return ""
     documents = " or ".join(f"{limit:g}" for limit in limits)
     return f"Of each task only the first {documents} documents were evaluated, for a try."
+
+
+def table_note(results: Iterable[Result]) -> str:
+    """What to say of measures of embeddings where a model has two tables; empty where none has."""
+    untied = [result for result in results if not result.settings.get("tied", True)]
+    if not untied:
+        return ""
+    note = "The embeddings of untied models are measured in the output table"
+    keys = {key for result in untied for key, value in result.metrics.items() if value is not None}
+    has_input = any(key.startswith(INPUT_PREFIX) for key in keys)
+    return f"{note}; Further measures has the input table." if has_input else f"{note}."
 
 
 def sizes(results: Sequence[Result]) -> list[Size]:
@@ -154,15 +190,11 @@ def size_of(result: Result) -> Size:
 
 
 def variants(results: Sequence[Result]) -> list[Variant]:
-    """Every optimizer with a finished run: standard, then coupled by n, then SGD by f."""
+    """Every optimizer with a finished run, in the order of `optimizer_order`; what that leaves open, as it comes."""
     found = {
         result.optimizer: Variant(result.optimizer, role_of(result.settings), result.settings) for result in results
     }
-    families = {"standard": 0, "coupled": 1, "scaled": 1, "sgd": 2}
-    order = {name: number for number, name in enumerate(found)}
-    return sorted(
-        found.values(), key=lambda variant: (families[variant.role], variant.n, variant.f or 0.0, order[variant.name])
-    )
+    return sorted(found.values(), key=lambda variant: optimizer_order(variant.name, variant.settings))
 
 
 def runs_of(results: Sequence[Result], size: Size, variant: Variant) -> list[Result]:

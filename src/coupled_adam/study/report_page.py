@@ -23,8 +23,8 @@ from coupled_adam.study.figures import Plate
 from coupled_adam.study.figures.album import MAIN_PICTURE
 from coupled_adam.study.metrics import TASKS, measured, other_tasks
 from coupled_adam.study.report_curves import curves_data, curves_note
-from coupled_adam.study.report_data import has_scale_exponents, limit_note, loss_note, sizes, variants
-from coupled_adam.study.report_plan import StudyPlan, Unfinished
+from coupled_adam.study.report_data import has_scale_exponents, limit_note, loss_note, sizes, table_note, variants
+from coupled_adam.study.report_plan import StudyPlan, Unfinished, all_planned
 from coupled_adam.study.report_tables import PageTable, headline, page_table, run_links
 from coupled_adam.study.results import Result
 from coupled_adam.study.tables import build_tables
@@ -60,9 +60,8 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         plates: the figures that were drawn.
         out: the folder of the page, from which it links to run folders and files.
     """
-    planned = list({each.cell: each for plan in plans for each in plan.planned}.values())
     links = run_links(results, out)
-    tables = [page_table(table, links) for table in build_tables(results, planned)]
+    tables = [page_table(table, links) for table in build_tables(results, all_planned(plans))]
     unfinished = merge_unfinished(plans)
     script = _asset("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -73,6 +72,7 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         compared=what_was_compared(results),
         verdict=verdict(results),
         headline=headline(results),
+        table_note=table_note(results),
         loss_note=loss_note(results),
         limit_note=limit_note(run for run in results if run.metrics.get("acc") is not None),
         main_table=_main_table(tables, results),
@@ -110,7 +110,9 @@ def what_was_compared(results: Sequence[Result]) -> list[str]:
     counts = Counter(result.cell for result in {(result.cell, result.seed): result for result in results}.values())
     fewest, most = min(counts.values()), max(counts.values())
     seeds = f"{most} seeds each" if fewest == most else f"{fewest} to {most} seeds"
-    words = " and ".join(named) if len(named) == 2 else ", ".join(named)
+    # A name may have a comma itself, such as "standard, centred".
+    between = "; " if any("," in name for name in named) else ", "
+    words = " and ".join(named) if len(named) == 2 else between.join(named)
     return [
         words[:1].upper() + words[1:] + (f" ({len(optimizers)} optimizers)" if len(optimizers) > 4 else ""),
         f"model {model}" if len(models) == 1 else f"models {model}",

@@ -7,13 +7,13 @@ again.
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from coupled_adam.atomic import write_whole
-from coupled_adam.study.metrics import TASK_LIMIT, TASKS
+from coupled_adam.study.metrics import METRICS, TASK_LIMIT, TASKS, other_tasks
 
 FILE_NAME = "results.jsonl"
 EVALUATION = "evaluation.json"
@@ -132,14 +132,18 @@ def read_results(study_folder: Path) -> list[Result]:
 def merge_results(study_folders: Sequence[Path]) -> list[Result]:
     """The finished runs of several study folders as one list.
 
-    A run that several folders hold (same cell, seed and settings) is taken once, from the first of them. The same cell
-    and seed with other settings is no repetition but something else under the same name: a ValueError names both.
+    A run that several folders hold (same cell, seed and settings) is taken once, from the first of them, with what was
+    measured in the others alone. The same cell and seed with other settings is no repetition but something else under
+    the same name: a ValueError names both.
     """
     found: dict[tuple[str, int], Result] = {}
     conflicts = []
     for result in (result for folder in study_folders for result in read_results(folder)):
-        other = found.setdefault((result.cell, result.seed), result)
-        if other.config_hash != result.config_hash:
+        key = result.cell, result.seed
+        other = found.setdefault(key, result)
+        if other.config_hash == result.config_hash:
+            found[key] = _completed(other, result)
+        else:
             conflicts.append(
                 f"cell {result.cell}, seed {result.seed}: settings {other.config_hash} in {other.folder}, "
                 f"{result.config_hash} in {result.folder}"
@@ -149,6 +153,32 @@ def merge_results(study_folders: Sequence[Path]) -> list[Result]:
             "these runs have the same name and other settings; report the folders one by one:\n" + "\n".join(conflicts)
         )
     return list(found.values())
+
+
+def _completed(result: Result, other: Result) -> Result:
+    """A result with what the same run has beside it in another folder. A value stays, but for tasks of fewer documents:
+    they give way as a whole, as accuracies of all documents and of a few cannot stand beside each other."""
+    found = [result.metrics, other.metrics]
+    tasks = {metric.key for metric in (*TASKS, METRICS["acc"], *other_tasks(found))}
+    documents = [_documents(metrics, tasks) for metrics in found]
+    if documents[0] != documents[1]:
+        fewer = documents.index(min(documents))
+        found[fewer] = {key: value for key, value in found[fewer].items() if key not in tasks | {TASK_LIMIT}}
+    own = {key: value for key, value in found[0].items() if value is not None}
+    lacks_loss = result.metrics.get("loss") is None and other.metrics.get("loss") is not None
+    return replace(
+        result,
+        metrics={**found[0], **found[1], **own},
+        loss_split=other.loss_split if lacks_loss else result.loss_split,
+    )
+
+
+def _documents(metrics: Mapping[str, float | None], tasks: Iterable[str]) -> float:
+    """Documents of each task that were evaluated: infinity for all of them, 0 where there is no task."""
+    if all(metrics.get(task) is None for task in tasks):
+        return 0.0
+    limit = metrics.get(TASK_LIMIT)
+    return math.inf if limit is None else limit
 
 
 def read_evaluation(run_folder: Path, study_folder: Path) -> Result | None:

@@ -26,6 +26,7 @@ from coupled_adam.study.metrics import (
     INPUT_PREFIX,
     MAIN,
     METRICS,
+    NOT_OF_A_TABLE,
     OTHERS,
     TASKS,
     Metric,
@@ -40,7 +41,7 @@ from coupled_adam.study.published import (
     SGD_SEARCH_TABLES,
     find_published,
 )
-from coupled_adam.study.report_data import limit_note, loss_note, loss_splits
+from coupled_adam.study.report_data import limit_note, loss_note, loss_splits, table_note
 from coupled_adam.study.results import Result
 from coupled_adam.study.runs_table import runs_table
 from coupled_adam.study.statistics import better_than_all, summarise
@@ -245,6 +246,18 @@ def column_of(metric: Metric, cells: Sequence[Cell]) -> Column:
     )
 
 
+def single_seeds(groups: Sequence[Sequence[CellRuns]]) -> list[str]:
+    """The cells with one run, which keep all that they are compared with from being bold."""
+    models = model_labels([cell for group in groups for cell in group])
+    return [
+        f"{name} at {short(cell.size.tokens)}, {models[cell.size]}"
+        for group in groups
+        if sum(bool(cell.runs) for cell in group) > 1
+        for cell, name in zip(group, optimizer_labels(group), strict=True)
+        if len(cell.runs) == 1
+    ]
+
+
 def notes_on(
     table: Table, groups: Sequence[Sequence[CellRuns]], wanted: Sequence[Metric], shown: Sequence[Metric]
 ) -> list[str]:
@@ -260,6 +273,12 @@ def notes_on(
             f"Bold: significantly better than {others} of the same D and {same}, "
             "by the paper's one-sided Student's t-test at 95%."
         )
+        single = single_seeds(groups)
+        if single:
+            notes.append(
+                "Nothing is bold where an optimizer with one seed has a value, for it cannot be tested: "
+                f"{'; '.join(single)}."
+            )
     else:
         notes.append("One seed each: no claim, nothing is bold.")
     if any(column.published for column in table.columns):
@@ -269,6 +288,9 @@ def notes_on(
         notes.append(note)
     note = limit_note(run for cell in cells for run in cell.runs.values())
     if note and {metric.key for metric in shown} & {metric.key for metric in DOWNSTREAM}:
+        notes.append(note)
+    note = table_note(run for cell in cells for run in cell.runs.values())
+    if note and any(metric in MAIN and metric.key not in NOT_OF_A_TABLE for metric in shown):
         notes.append(note)
     unmeasured = [metric.label for metric in wanted if metric not in shown]
     if unmeasured:
