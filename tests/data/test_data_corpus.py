@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_corpora import write_corpus
+from data_corpora import contents, write_corpus
 
 from coupled_adam.data.corpus import open_corpus
+from coupled_adam.data.prepare import prepare
 
 
 def test_a_folder_with_a_manifest_of_another_program_is_read(tmp_path: Path) -> None:
@@ -145,3 +146,21 @@ def test_without_hashes_verify_still_looks_at_every_token(tmp_path: Path) -> Non
 def test_a_split_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no split 'test'; it has train, val"):
         open_corpus(write_corpus(tmp_path)).tokens("test")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("has_manifest", [False, True])
+def test_nothing_is_prepared_into_a_folder_of_nanogpt(overwrite: bool, has_manifest: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    folder = tmp_path / "nanogpt"
+    if has_manifest:
+        write_corpus(folder)
+    else:
+        folder.mkdir()
+    (folder / "train.bin").write_bytes(b"mine")
+    (folder / "val.bin").write_bytes(b"mine")
+    before = contents(folder)
+    is_compared = has_manifest and not overwrite
+    with pytest.raises(ValueError, match="another corpus" if is_compared else "has train.bin, val.bin, which another"):
+        prepare(f"text:{tmp_path / 'a.txt'}", "bpe:300", folder, overwrite=overwrite, processes=1)
+    assert contents(folder) == before

@@ -101,6 +101,19 @@ def test_a_long_document_comes_in_pieces_cut_at_line_ends(tmp_path: Path, monkey
     assert all(piece.content.endswith("\n") for piece in pieces[:10])
 
 
+@pytest.mark.parametrize("piece", [1, 3, 10, 25, 60, 1000])
+def test_a_document_loses_the_empty_lines_around_it_and_none_inside_wherever_it_is_cut(
+    piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "PIECE_CHARACTERS", piece)
+    texts = ["one line\n\n\n\nand, three empty ones later,\n\nanother", "x\n\n\n\n\n\n\n\ny", "last"]
+    (tmp_path / "a.txt").write_text("\n<|endoftext|>\n".join("\n" * 70 + text for text in texts))
+    if piece > 13:  # below, the line of the separator does not fit into a piece
+        assert texts_of(TextFiles(str(tmp_path / "a.txt"), "text")) == texts
+    (tmp_path / "b.txt").write_text("\n" * 70 + texts[0])
+    assert texts_of(TextFiles(str(tmp_path / "b.txt"), "text")) == texts[:1]
+
+
 @pytest.mark.parametrize("field", ["text", "content"])
 def test_the_field_of_the_text_can_be_named(tmp_path: Path, field: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(as_jsonl(TEXTS, "content"))

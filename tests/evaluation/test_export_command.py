@@ -9,7 +9,7 @@ import tiktoken
 import torch
 import typer
 from click.testing import Result
-from export_models import TEXT, logits_of, trained_model, write_corpus, write_run, write_tokenizer_json
+from export_models import TEXT, TOKENS, logits_of, trained_model, write_corpus, write_run, write_tokenizer_json
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -94,6 +94,39 @@ def test_without_its_corpus_the_model_is_exported_and_the_tokenizer_can_be_added
     assert result.stderr == ""
     assert AutoTokenizer.from_pretrained(tmp_path / "model")(TEXT)["input_ids"] == ours.encode(TEXT).ids
     assert json.loads((tmp_path / "model" / "config.json").read_text())["eos_token_id"] == 0
+
+
+@pytest.mark.parametrize("corpus_is_here", [True, False])
+def test_tokenizer_of_another_size_is_refused(corpus_is_here: bool, tmp_path: Path, corpus: Path) -> None:
+    write_run(tmp_path / "run", corpus if corpus_is_here else tmp_path / "gone")
+    content = json.loads((corpus / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    content["model"] |= {"vocab": {token: number for token, number in vocabulary.items() if number < 270}, "merges": []}
+    (tmp_path / "small.json").write_text(json.dumps(content))
+    result = run(tmp_path / "run", tmp_path / "model", "--tokenizer", tmp_path / "small.json")
+    assert result.exit_code == 2
+    assert "small.json' has 270 tokens, but the run was trained with 300: it belongs to another model" in result.stderr
+    assert not (tmp_path / "model").exists()
+
+
+def test_padding_is_left_out_without_a_tokenizer_too(tmp_path: Path) -> None:
+    model = write_run(tmp_path / "run", tmp_path / "gone")
+    assert run(tmp_path / "run", tmp_path / "model").exit_code == 0
+    assert not (tmp_path / "model" / "tokenizer.json").exists()
+    (table,) = read_model(str(tmp_path / "model")).tables
+    assert torch.equal(torch.as_tensor(table.matrix), model.wte.weight[:TOKENS])
+
+
+def test_model_card_names_the_text_that_the_corpus_was_made_from(tmp_path: Path, corpus: Path) -> None:
+    write_run(tmp_path / "run", corpus, overrides=['data.source="text:other.txt"'])
+    manifest = corpus / "manifest.json"
+    for known, expected in (({"source": "text:mine/stories.txt"}, "stories.txt"), ({"source": None}, "corpus")):
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **known}))
+        assert run(tmp_path / "run", tmp_path / "model", "--overwrite").exit_code == 0
+        assert f"- data: `{expected}`\n" in (tmp_path / "model" / "README.md").read_text()
+    corpus.rename(tmp_path / "elsewhere")
+    assert run(tmp_path / "run", tmp_path / "model", "--overwrite").exit_code == 0
+    assert "- data: `text:other.txt`\n" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_offline_without_gpt2_the_model_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,12 @@ def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
         export(tmp_path / "model", dtype="float16")
 
 
+@pytest.mark.parametrize("size", [0, ROWS + 1])
+def test_vocabulary_that_the_table_has_no_rows_for_is_refused(size: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"Invalid vocabulary_size: {size}; expected 1 to .* {ROWS}$"):
+        export(tmp_path / "model", vocabulary_size=size)
+
+
 def test_model_card_tells_how_the_model_was_trained() -> None:
     changes = ["seed=3", "optimizer.embeddings=coupled", "optimizer.scale_exponent=2", "data.source=none"]
     config = load_config("tiny", [*changes, "name=my-run", "data.folder=/home/me/secret/my`corpus<b>"])

@@ -1,15 +1,26 @@
-"""The tokenizer that word similarity needs: opened from the corpus, or refused in the words of the setting."""
+"""The tokens of a run: what is in the folder already is taken, and said where it is not what the config names.
 
+And the tokenizer that word similarity needs: opened from the corpus, or refused in the words of the setting.
+"""
+
+import io
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from rich.console import Console
 from small_runs import small_config, train, write_corpus
 
+from coupled_adam.data import prepare as preparation
 from coupled_adam.data.corpus import open_corpus
 from coupled_adam.data.manifest import FILE_NAME
-from coupled_adam.training import run_tokens
-from coupled_adam.training.run_tokens import word_tokenizer
+from coupled_adam.training import run, run_tokens
+from coupled_adam.training.config import Config
+from coupled_adam.training.parallel import Ranks
+from coupled_adam.training.run_tokens import open_tokens, prepare_tokens, word_tokenizer
 
 SETTINGS = ("log.wordsim", "evaluation.wordsim")
 
@@ -19,9 +30,83 @@ def corpus(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "corpus")
 
 
-def name_tokenizer(corpus: Path, name: str) -> None:
+def describe(corpus: Path, **values: Any) -> None:
+    """Let the manifest say something else."""
     manifest = corpus / FILE_NAME
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "tokenizer": name}))
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **values}))
+
+
+def said_of(corpus: Path, source: str | None, tokenizer: str = "gpt2") -> list[str]:
+    """What is said of a folder when a config asks for a source and a tokenizer."""
+    said: list[str] = []
+    prepare_tokens(config_with(corpus, source, tokenizer), said.append)
+    return said
+
+
+def config_with(corpus: Path, source: str | None, tokenizer: str = "gpt2") -> Config:
+    return small_config(
+        corpus, data={"source": source, "tokenizer": tokenizer}, model={"vocabulary_size": 50304, "width": 2}
+    )
+
+
+@pytest.fixture
+def nanogpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as nanoGPT leaves it; nothing must be prepared."""
+    monkeypatch.setattr(preparation, "prepare", lambda *_, **__: pytest.fail("prepared over the user's tokens"))
+    folder = tmp_path / "nanogpt"
+    folder.mkdir()
+    for name in ("train", "val"):
+        np.arange(600, dtype=np.uint16).tofile(folder / f"{name}.bin")
+    return folder
+
+
+@pytest.mark.parametrize("source", [None, "python-docs"])
+@pytest.mark.filterwarnings("error")
+def test_a_folder_of_nanogpt_is_taken_as_it_is_with_one_note(source: str | None, nanogpt: Path) -> None:
+    assert said_of(nanogpt, source, "bpe:4096") == [
+        f"Note: {nanogpt} has no manifest.json: its tokens are taken as uint16, of GPT-2's 50257 tokens"
+    ]
+    assert open_tokens(config_with(nanogpt, source)).vocabulary_size == 50257
+    assert sorted(path.name for path in nanogpt.iterdir()) == ["train.bin", "val.bin"]
+
+
+def test_tokens_of_another_text_or_tokenizer_are_said_and_taken(corpus: Path) -> None:
+    (corpus / "tokenizer.json").touch()
+    describe(corpus, source="text:stories.txt", tokenizer="tokenizer.json", settings={"tokenizer": "bpe:300"})
+    assert said_of(corpus, "text:stories.txt", "bpe:300") == []
+    assert said_of(corpus, "text:other.txt", "bpe:300") == [
+        f"Note: {corpus} was made from 'text:stories.txt', not from 'text:other.txt'; training on what is there. Give "
+        "another data.folder to prepare the other text."
+    ]
+    (note,) = said_of(corpus, "text:stories.txt", "gpt2")
+    assert note.startswith(f"Note: {corpus} was made with the tokenizer 'bpe:300', not with 'gpt2'; training on what")
+    assert len(said_of(corpus, "text:other.txt", "gpt2")) == 2
+
+
+def test_nothing_is_said_where_nobody_asks_or_nobody_knows(corpus: Path) -> None:
+    assert said_of(corpus, "text:other.txt") == []  # the manifest says neither
+    (corpus / "tokenizer.json").touch()
+    describe(corpus, tokenizer="tokenizer.json")
+    assert said_of(corpus, "text:other.txt") == []  # some tokenizer.json
+    describe(corpus, source="text:stories.txt", tokenizer="r50k_base")
+    assert said_of(corpus, None) == []
+    assert len(said_of(corpus, "text:stories.txt")) == 1
+
+
+def test_a_note_cannot_steer_the_terminal(corpus: Path) -> None:
+    describe(corpus, source="text:\x1b[2J")
+    assert all(note.isprintable() for note in said_of(corpus, "text:other.txt"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_of_several_ranks_the_first_says_it(ranks: int, corpus: Path) -> None:
+    describe(corpus, source="text:stories.txt")
+    config = config_with(corpus, "text:other.txt")
+    shown = io.StringIO()
+    for rank in range(ranks):
+        of_rank = Ranks(rank, ranks, torch.device("cpu"), "none" if ranks == 1 else "ddp")
+        run._open_corpus(config, of_rank, run._speaker(Console(file=shown, width=200), of_rank))
+    assert shown.getvalue().count("Note: ") == 1
 
 
 def test_the_tokenizer_of_the_corpus_finds_its_words(corpus: Path) -> None:
@@ -29,7 +114,7 @@ def test_the_tokenizer_of_the_corpus_finds_its_words(corpus: Path) -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "the": 1, "old": 2}, "?"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(corpus / "tokenizer.json"))
-    name_tokenizer(corpus, "tokenizer.json")
+    describe(corpus, tokenizer="tokenizer.json")
     found = word_tokenizer(open_corpus(corpus), "log.wordsim")
     assert (found.token_id("old"), found.token_id("new")) == (2, None)
 
@@ -49,7 +134,7 @@ def test_a_tokenizer_that_cannot_be_opened_is_refused_with_the_cause_and_the_way
         raise error
 
     monkeypatch.setattr(run_tokens, "open_tokenizer", fail)
-    name_tokenizer(corpus, "gpt2")
+    describe(corpus, tokenizer="gpt2")
     with pytest.raises(
         ValueError, match=rf"^{setting} needs the tokenizer 'gpt2' of .*corpus: {error}\. .* --set {setting}=none$"
     ):

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_runs import small_config, write_corpus
 from typer.testing import CliRunner, Result
@@ -92,6 +93,22 @@ def test_a_mistake_is_one_clear_message(
     assert said in result.stderr
     assert len(result.stderr.splitlines()) <= 3
     assert list(tmp_path.iterdir()) == []  # no run, and no tokens prepared for it
+
+
+@pytest.mark.filterwarnings("error::UserWarning:coupled_adam")
+def test_a_folder_of_nanogpt_is_trained_on_whatever_text_the_preset_has(tmp_path: Path) -> None:
+    nanogpt = tmp_path / "nanogpt"
+    nanogpt.mkdir()
+    for name in ("train", "val"):
+        np.arange(600, dtype=np.uint16).tofile(nanogpt / f"{name}.bin")
+    sizes = ["model.layers=1", "model.heads=2", "model.width=8", "model.context=16", "model.vocabulary_size=50304"]
+    amounts = ["training.tokens=256", "training.batch_size=8", "schedule.warmup=1", f"data.folder={nanogpt}"]
+    result = command("tiny", *(f"--set={setting}" for setting in sizes + amounts), "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"Note: {nanogpt} has no manifest.json: its tokens are taken as uint16")
+    assert result.output.count("manifest.json") == 1
+    assert "Warning" not in result.output
+    assert sorted(path.name for path in nanogpt.iterdir()) == ["train.bin", "val.bin"]
 
 
 def test_a_folder_that_cannot_be_made_is_said(config_file: Path, tmp_path: Path) -> None:

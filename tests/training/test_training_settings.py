@@ -12,7 +12,9 @@ from torch import Tensor
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import open_corpus
 from coupled_adam.models.config import build_model
+from coupled_adam.training.measuring import _validation_feed
 from coupled_adam.training.optimizers import build_optimizers, centre
+from coupled_adam.training.parallel import Ranks
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import TrainingStopped
 
@@ -91,6 +93,30 @@ def test_the_validation_loss_is_that_of_the_whole_validation_text(
         expected = F.cross_entropy(logits.flatten(0, 1).double(), tokens[1:])
     (validated,) = [row for row in rows(tmp_path / "run") if row["kind"] == "val"]
     assert validated["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "micro_batch_size", "ranks", "on_each_rank"),
+    [
+        (128, 4, 1, [4] * 8),  # all 32 windows, no more at once than in training
+        (128, 128, 1, [32]),
+        (96, 4, 3, [4, 4]),  # 24 windows: every rank has as many
+        (90, 5, 2, [5, 5, 5]),
+        (64, 1, 64, []),  # not one window for each
+    ],
+)
+def test_validation_takes_no_more_at_once_than_training(
+    batch_size: int, micro_batch_size: int, ranks: int, on_each_rank: list[int], corpus: Path
+) -> None:
+    sizes = {"batch_size": batch_size, "micro_batch_size": micro_batch_size, "tokens": 4 * batch_size * 16}
+    config = small_config(corpus, training=sizes)
+    opened, seen = open_corpus(corpus), []
+    for rank in range(ranks):
+        feed, _ = _validation_feed(config, opened, Ranks(rank, ranks, torch.device("cpu"), "ddp"))
+        found = [] if feed is None else feed.micro_batches(0)
+        assert [len(tokens) for tokens, _ in found] == on_each_rank
+        seen += [tuple(window) for tokens, _ in found for window in tokens.tolist()]
+    assert len(set(seen)) == ranks * sum(on_each_rank)
 
 
 def test_minutes_save_by_the_clock(corpus: Path, tmp_path: Path) -> None:

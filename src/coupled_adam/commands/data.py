@@ -162,8 +162,8 @@ def count(
     import numpy as np
 
     from coupled_adam.atomic import replacing, require_writable
-    from coupled_adam.data.corpus import open_corpus
-    from coupled_adam.data.overview import entropy, is_corpus, most_frequent
+    from coupled_adam.data.corpus import is_corpus, open_corpus
+    from coupled_adam.data.overview import entropy, most_frequent
     from coupled_adam.embeddings.unigram import count_unigram
 
     with _refusing(), _notes():

@@ -106,6 +106,11 @@ class Corpus:
                 tokens.read(start, min(2**22, len(tokens) - start))
 
 
+def is_corpus(path: Path) -> bool:
+    """Whether a path is a folder that `open_corpus` may open, rather than an empty one or one of loose shards."""
+    return path.is_dir() and ((path / FILE_NAME).is_file() or (path / "train.bin").is_file())
+
+
 def open_corpus(folder: str | Path) -> Corpus:
     """Open a folder that `prepare` or nanoGPT has written.
 

@@ -28,6 +28,17 @@ def files_of_corpus(folder: Path, kept: Path | None) -> list[Path]:
     return [path for path in [*sorted(shards), *files] if kept is None or not path.samefile(kept)]
 
 
+def refuse_tokens_of_others(folder: Path) -> None:
+    """Refuse a folder with shards as nanoGPT names them: they are not ours to remove, and beside a manifest of other
+    tokens nobody would read them again."""
+    there = [f"{name}.bin" for name in SPLITS if (folder / f"{name}.bin").is_file()]
+    if there:
+        raise ValueError(
+            f"{folder} has {', '.join(there)}, which another program made, and they are left alone; prepare into an "
+            "empty folder, or move them away"
+        )
+
+
 def refuse_differences(folder: Path, what: str, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse, naming what changed, if anything did."""
     changed = differences(before, now)

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from coupled_adam.data.corpus import Corpus
-from coupled_adam.data.manifest import FILE_NAME
 from coupled_adam.data.tokenizing import json_tokenizer, tiktoken_tokenizer, token_texts
 
 MOST_FREQUENT = 10
@@ -85,8 +84,3 @@ def entropy(counts: npt.NDArray[np.int64]) -> float:
     """
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
-
-
-def is_corpus(path: Path) -> bool:
-    """Whether a path is a folder that `open_corpus` may open, rather than one of loose shards."""
-    return path.is_dir() and ((path / FILE_NAME).is_file() or (path / "train.bin").is_file())

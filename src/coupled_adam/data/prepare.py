@@ -27,6 +27,7 @@ from coupled_adam.data.guards import (
     files_of_corpus,
     only_one,
     refuse_differences,
+    refuse_tokens_of_others,
     remove_corpus,
     saying_when_disk_is_full,
 )
@@ -125,6 +126,8 @@ def prepare(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder), saying_when_disk_is_full(folder):
+        if overwrite or not (folder / FILE_NAME).is_file():
+            refuse_tokens_of_others(folder)  # before anything is removed: a manifest may be all that explains them
         if overwrite:
             remove_corpus(folder, tokenizer_path(tokenizer))
         if (folder / FILE_NAME).is_file():

@@ -120,13 +120,6 @@ def documentation(path: Path) -> str:
     return "" if tree is None else "\n\n".join([*_docstrings(tree), *_added_docstrings(tree)])
 
 
-def docstring_documents(folder: Path) -> list[str]:
-    """One document for each Python file under `folder`: its docstrings, files in the order of their paths."""
-    trees = (_parsed(path) for path in documentation_files(folder) if path.suffix == ".py")
-    texts = ("\n\n".join(_docstrings(tree)) for tree in trees if tree is not None)
-    return [text for text in texts if text]
-
-
 def topic_documents() -> list[str]:
     """The chapters of the language reference that `help()` shows, in the order of their names."""
     try:

@@ -79,21 +79,22 @@ class TextFiles(Files):
 
 
 def _parts_of_text(file: io.TextIOWrapper) -> Iterator[Piece]:
+    """Documents without the empty lines around them; those inside stay, wherever a long document is cut."""
     lines: list[str] = []
     characters = 0
-    given = False  # of this document, that is
     while line := file.readline(PIECE_CHARACTERS):
         if line.rstrip("\r\n") == SEPARATOR_LINE:
-            text = "".join(lines).strip("\n")
-            if text or given:
-                yield Piece(text)
-            lines, characters, given = [], 0, False
+            if lines:
+                yield Piece("".join(lines).rstrip("\n"))
+            lines, characters = [], 0
             continue
-        lines.append(line)
-        characters += len(line)
-        if characters >= PIECE_CHARACTERS:
+        is_empty = line == "\n"
+        # Not before a line with text has come: only then are the line breaks so far inside of the document.
+        if characters >= PIECE_CHARACTERS and not is_empty:
             yield Piece("".join(lines), ends_document=False)
-            lines, characters, given = [], 0, True
-    text = "".join(lines).strip("\n")
-    if text or given:
-        yield Piece(text)
+            lines, characters = [], 0
+        if lines or not is_empty:
+            lines.append(line)
+            characters += len(line)
+    if lines:
+        yield Piece("".join(lines).rstrip("\n"))

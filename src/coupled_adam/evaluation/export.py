@@ -35,6 +35,7 @@ def export_model(
     folder: Path,
     *,
     end_of_text: int | None = None,
+    vocabulary_size: int | None = None,
     dtype: str = "float32",
     training: Training | None = None,
     overwrite: bool = False,
@@ -47,6 +48,7 @@ def export_model(
         tokenizer: its tokenizer; None: no tokenizer files are written.
         folder: where to; new, empty, or with `overwrite` an older exported model.
         end_of_text: number of the token between documents; None: the tokenizer's.
+        vocabulary_size: rows from this one on are padding; with a tokenizer, its own size is taken. None: not known.
         dtype: of the stored weights, "float32" or "bfloat16".
         training: for the model card.
         overwrite: replace an older model.
@@ -65,6 +67,11 @@ def export_model(
     if tokenizer is not None and end_of_text is None:
         end_of_text = tokenizer.end_of_text
     _check_tokens(config, tokens, end_of_text)
+    if vocabulary_size is not None and not 0 < vocabulary_size <= config.vocabulary_size:
+        raise ValueError(
+            f"Invalid vocabulary_size: {vocabulary_size}; expected 1 to the rows of the model's table, "
+            f"{config.vocabulary_size}"
+        )
     require_free(folder, overwrite=overwrite)
     tensors = hugging_face_weights(config, weights)
     with replacing_folder(folder) as temporary:
@@ -77,7 +84,7 @@ def export_model(
         (temporary / "README.md").write_text(card, encoding="utf-8", newline="\n")
         if tokenizer is not None:
             write_tokenizer(temporary, tokenizer, config.context)
-        _write_weights(temporary, tensors, DTYPES[dtype], _table_header(config, tokens))
+        _write_weights(temporary, tensors, DTYPES[dtype], _table_header(config, tokens or vocabulary_size))
 
 
 def _check_tokens(config: ModelConfig, tokens: int | None, end_of_text: int | None) -> None:
@@ -91,9 +98,9 @@ def _check_tokens(config: ModelConfig, tokens: int | None, end_of_text: int | No
         raise ValueError(f"Invalid end_of_text: {end_of_text}; expected a row of the model's table, 0 to {rows - 1}")
 
 
-def _table_header(config: ModelConfig, tokens: int | None) -> dict[str, str]:
+def _table_header(config: ModelConfig, vocabulary_size: int | None) -> dict[str, str]:
     """What our `tables.safetensors` says of its tables, so that `inspect` leaves out the padding rows here too."""
-    if tokens is None:
+    if vocabulary_size is None:
         return {}
     with torch.device("meta"):
         model = build_model(config)
@@ -101,7 +108,7 @@ def _table_header(config: ModelConfig, tokens: int | None) -> dict[str, str]:
         "input": hugging_face_name(config, model.input_table_name),
         "output": hugging_face_name(config, model.output_table_name),
         "tied": "true" if config.tied else "false",
-        "vocabulary_size": str(tokens),
+        "vocabulary_size": str(vocabulary_size),
     }
 
 

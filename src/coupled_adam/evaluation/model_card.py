@@ -51,6 +51,8 @@ class Training:
     config: "Config"
     step: int
     """Optimizer steps taken."""
+    source: str | None = None
+    """What the tokens were made from; None: what the config says."""
 
 
 def model_card(config: ModelConfig, training: Training | None, tokens: int | None) -> str:
@@ -79,14 +81,15 @@ def model_card(config: ModelConfig, training: Training | None, tokens: int | Non
         _listed(model),
     ]
     if training is not None:
-        sections += ["## Training\n", _listed(_training_facts(training.config, training.step))]
+        sections += ["## Training\n", _listed(_training_facts(training))]
     return "\n".join([*sections, f"Exported by coupled-adam {__version__}.\n"])
 
 
-def _training_facts(run: "Config", step: int) -> list[str]:
+def _training_facts(training: Training) -> list[str]:
+    run, step = training.config, training.step
     optimizer = run.optimizer
     # The end of a path tells enough; the rest of it is nobody's business.
-    source = Path(run.data.source or run.data.folder).name
+    source = Path(training.source or run.data.source or run.data.folder).name
     which = "both tables" if optimizer.couple == "all" else f"{optimizer.couple} table"
     return [
         f"data: {code(source)}",

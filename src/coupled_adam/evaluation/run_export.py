@@ -11,7 +11,9 @@ from coupled_adam.evaluation.model_card import Training
 from coupled_adam.evaluation.tokenizer_files import TokenizerFile, corpus_tokenizer, open_for_export
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, run_config, run_corpus
 from coupled_adam.evaluation.whole_folder import require_free
+from coupled_adam.inspection.safetensors_files import open_safetensors
 from coupled_adam.models.config import ModelConfig
+from coupled_adam.tables_file import FILE_NAME as TABLES
 from coupled_adam.training.checkpoint_record import Record, read_record
 from coupled_adam.training.config import Config
 
@@ -45,8 +47,8 @@ def export_run(
         folder: where to; new, empty, or with `overwrite` an older exported model.
         checkpoint: its step; None: the newest that is whole.
         dtype: of the stored weights, "float32" or "bfloat16".
-        tokenizer: "gpt2", or the path of a tokenizer.json; None: that of the run's corpus. Where that cannot be had,
-            the model is exported without.
+        tokenizer: "gpt2", or the path of a tokenizer.json; refused if it has another number of tokens than the run
+            was trained with. None: that of the run's corpus. Where that cannot be had, the model is exported without.
         overwrite: replace an older model.
         on_skip: called with a sentence about each damaged checkpoint that is passed over.
     """
@@ -57,9 +59,15 @@ def export_run(
     record = read_record(path)
     corpus, missing = _corpus(config, record)
     end_of_text = None if corpus is None else corpus.manifest.separator
+    vocabulary_size = _vocabulary_size(path)
     opened: TokenizerFile | None = None
     if tokenizer is not None:
         opened, missing = open_for_export(tokenizer, end_of_text), None
+        if vocabulary_size not in (None, opened.size):
+            raise ValueError(
+                f"the tokenizer {tokenizer!r} has {opened.size} tokens, but the run was trained with "
+                f"{vocabulary_size}: it belongs to another model; give the one its corpus was made with"
+            )
     elif corpus is not None:
         opened, missing = _tokenizer_of(corpus)
     export_model(
@@ -68,11 +76,23 @@ def export_run(
         opened,
         folder,
         end_of_text=end_of_text,
+        vocabulary_size=vocabulary_size,
         dtype=dtype,
-        training=Training(config, record.step),
+        training=Training(config, record.step, _origin(config, corpus)),
         overwrite=overwrite,
     )
     return Exported(config.name, record.step, model, missing)
+
+
+def _vocabulary_size(checkpoint: Path) -> int | None:
+    """Tokens of the tokenizer that a run was trained with, as its checkpoint says; the corpus may be gone."""
+    tables = checkpoint / TABLES
+    return open_safetensors(tables).vocabulary_size if tables.is_file() else None
+
+
+def _origin(config: Config, corpus: Corpus | None) -> str | None:
+    """What the tokens were made from, as the corpus says: the config may name a text that was never prepared."""
+    return None if corpus is None else corpus.manifest.source or config.data.folder
 
 
 def _corpus(config: Config, checkpoint: Record) -> tuple[Corpus | None, str | None]:

@@ -57,7 +57,7 @@ class Measures:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """The mean loss over the first windows of the validation text, the same ones every time."""
+        """The mean loss over windows of the validation text, shuffled by VALIDATION_SEED: the same ones every time."""
         assert self.validation is not None
         total = torch.zeros((), device=self.ranks.device)
         for step in range(self.validation_batches):
@@ -101,9 +101,10 @@ def _validation_feed(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[Feed
     tokens, context = corpus.tokens("val"), config.model.context
     windows = (len(tokens) - 1) // context
     batch_size, micro_batch_size = config.training.batch_size, config.micro_batch_size(ranks.size)
-    if windows < batch_size:  # one batch of what there is
-        batch_size = windows // ranks.size * ranks.size
-        micro_batch_size = batch_size // ranks.size
+    if windows < batch_size:  # one batch of what there is, in micro-batches that are no larger than in training
+        micro_batch_size = min(micro_batch_size, windows // ranks.size)
+        at_once = micro_batch_size * ranks.size
+        batch_size = windows // at_once * at_once if at_once else 0
     if batch_size == 0:
         return None, 0
     batches = Batches(tokens, context, batch_size, VALIDATION_SEED, "epochs")

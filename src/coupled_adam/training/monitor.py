@@ -1,7 +1,7 @@
 """The embeddings of a model while it trains: the mean embedding often, all measures now and then.
 
-The mean embedding costs one pass over a table, on its device, and nothing waits for the result. All measures take
-seconds on a large table on the CPU, and a fraction of one on a GPU.
+The mean embedding costs one pass over a table, on its device, and `light_measures` does not wait for the result. All
+measures take seconds on a large table on the CPU, and a fraction of one on a GPU.
 
 Rows from `vocabulary_size` on are padding and left out of everything. Tables whose rows are sharded over ranks (FSDP2)
 are measured as a whole: every rank has to call the same function.

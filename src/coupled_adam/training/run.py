@@ -22,7 +22,7 @@ from coupled_adam.training.display import TrainingDisplay
 from coupled_adam.training.feed import Feed
 from coupled_adam.training.interruption import watching_signals
 from coupled_adam.training.logbook import Logbook, open_logbook
-from coupled_adam.training.measuring import build_measures
+from coupled_adam.training.measuring import Measures, build_measures
 from coupled_adam.training.optimizers import EmbeddingOptimizers, build_optimizers
 from coupled_adam.training.parallel import Ranks, build, ranks_of_run
 from coupled_adam.training.run_folder import RunFolder, environment
@@ -53,14 +53,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Parts:
-    """What is trained, and with what."""
+    """What is trained, on what, with what, and how it is measured."""
 
+    feed: Feed
     module: nn.Module
     """What is called, with or without DDP around it."""
     model: LanguageModel
     optimizers: EmbeddingOptimizers
     precision: Callable[[], AbstractContextManager[Any]]
     """Autocast, or nothing."""
+    measures: Measures
     uses_graphs: bool
     uses_bf16: bool
 
@@ -99,16 +101,17 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         start_step = _restore(parts, run, state, say) if resume else None
         if start_step == config.total_steps:
             say(f"Nothing left to do: {folder} finished at step {start_step}.")
-        ranks.first_does(lambda: run.begin(config))
+        # Trackers may refuse (no package, no login), so the config is written after them.
         logbook = stack.enter_context(
             ranks.first_does(lambda: _open_logbook(config, run, start_step, say)) or Logbook()
         )
+        ranks.first_does(lambda: run.begin(config))
         display = stack.enter_context(
             TrainingDisplay(console, config.total_steps, start_step or 0, shown=ranks.is_first)
         )
         saving = Saving(writer, parts.model, parts.optimizers, _tables(parts.model, corpus), state)
-        trainer = _trainer(config, corpus, ranks, parts, saving, logbook, display, start_step or 0)
-        if config.log.val_every and not trainer.measures.can_validate:
+        trainer = _trainer(config, ranks, parts, saving, logbook, display, start_step or 0)
+        if config.log.val_every and not parts.measures.can_validate:
             say(f"{corpus.folder} has no validation text, or too little: no validation loss.")
         where = environment(devices.device_name(ranks.device), ranks.size, ranks.mode)
         before = float(run.read_state().get("seconds", 0.0)) if start_step else 0.0
@@ -149,19 +152,19 @@ def _speaker(console: Console, ranks: Ranks) -> Say:
 def _open_corpus(config: Config, ranks: Ranks, say: Say) -> Corpus:
     """The tokens to train on, prepared first where they are missing and the config says from what."""
     folder = Path(config.data.folder).expanduser()
-    if ranks.size == 1:
-        prepare_tokens(config, say)
-    elif not is_prepared(config):  # the other ranks would wait for hours, and give up
+    if ranks.size > 1 and not is_prepared(config):  # the other ranks would wait for hours, and give up
         raise ValueError(
             f"{folder} is not prepared yet; do that first, with one process: coupled-adam data prepare "
             f"{config.data.source} --tokenizer {config.data.tokenizer} --out {folder}"
         )
+    prepare_tokens(config, say)
     return open_tokens(config)
 
 
 def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
-    """The model with its initial weights and its optimizers, on the device."""
+    """The model with its initial weights, its optimizers and its measures, on the device, and the batches for it."""
     settings = config.training
+    batches = Batches(corpus.tokens("train"), config.model.context, settings.batch_size, config.seed, config.data.order)
     is_cuda = ranks.device.type == "cuda"
     bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_cuda)
     compile = is_cuda if settings.compile == "auto" else settings.compile
@@ -175,8 +178,17 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
     )
     # From the start, so that the first step of a new and of a resumed run are alike.
     checkpoints.make_optimizer_state(optimizers.optimizers)
-    autocast = functools.partial(torch.autocast, ranks.device.type, torch.bfloat16)
-    return Parts(module, model, optimizers, autocast if bf16 else nullcontext, uses_graphs, bf16)
+    precision = functools.partial(torch.autocast, ranks.device.type, torch.bfloat16) if bf16 else nullcontext
+    return Parts(
+        feed=Feed(batches, ranks, config.micro_batch_size(ranks.size)),
+        module=module,
+        model=model,
+        optimizers=optimizers,
+        precision=precision,
+        measures=build_measures(config, corpus, ranks, module, model, precision),
+        uses_graphs=uses_graphs,
+        uses_bf16=bf16,
+    )
 
 
 def _restore(parts: Parts, run: RunFolder, expected: dict[str, str], say: Say) -> int | None:
@@ -220,7 +232,6 @@ def _tables(model: LanguageModel, corpus: Corpus) -> checkpoints.Tables:
 
 def _trainer(
     config: Config,
-    corpus: Corpus,
     ranks: Ranks,
     parts: Parts,
     saving: Saving,
@@ -228,15 +239,12 @@ def _trainer(
     display: TrainingDisplay,
     start_step: int,
 ) -> Trainer:
-    batches = Batches(
-        corpus.tokens("train"), config.model.context, config.training.batch_size, config.seed, config.data.order
-    )
     peak_flops = devices.peak_flops(ranks.device)
     return Trainer(
         config,
         ranks,
         start_step=start_step,
-        feed=Feed(batches, ranks, config.micro_batch_size(ranks.size)),
+        feed=parts.feed,
         train_step=TrainStep(
             parts.module,
             parts.optimizers,
@@ -244,7 +252,7 @@ def _trainer(
             z_loss=config.optimizer.z_loss,
             cuda_graphs=parts.uses_graphs,
         ),
-        measures=build_measures(config, corpus, ranks, parts.module, parts.model, parts.precision),
+        measures=parts.measures,
         saving=saving,
         logbook=logbook,
         display=display,

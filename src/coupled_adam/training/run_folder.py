@@ -4,6 +4,7 @@ config.toml      the resolved config
 run.json         how the run stands: status, step, versions, device
 metrics.jsonl    what was measured, one line each
 checkpoints/     step-000000300/...
+tensorboard/  wandb/  wandb_id      of trackers, when asked for
 lock             held while a process trains here; the system lets go of it when the process ends, however it does
 """
 
@@ -24,6 +25,7 @@ from coupled_adam.training.config import Config, load_config, require_resumable,
 from coupled_adam.training.logbook import FILE_NAME as METRICS
 
 LOCK = "lock"
+TRACKERS = ("tensorboard", "wandb", "wandb_id")
 
 
 class RunFolder:
@@ -107,8 +109,10 @@ class RunFolder:
 
 
 def _is_ours(entry: Path) -> bool:
-    """Whether a file may be there before the config is."""
-    return entry.name == LOCK or entry.match(".*.tmp")
+    """Whether a file may be there before the config is, left by a run that was refused or killed as it began."""
+    if entry.name == METRICS:
+        return entry.stat().st_size == 0  # a run that begins makes it anew, and rows of another program would be lost
+    return entry.name in (LOCK, *TRACKERS) or entry.match(".*.tmp")
 
 
 def environment(device_name: str, ranks: int, parallel: str) -> dict[str, Any]:

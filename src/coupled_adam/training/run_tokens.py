@@ -1,11 +1,13 @@
 """The tokens of a run: made where they are missing, opened, and the tokenizer that made them. Loads no torch."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coupled_adam.data.corpus import Corpus, open_corpus
+from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
+from coupled_adam.data.manifest import TOKENIZER_FILE
 from coupled_adam.embeddings.single_tokens import SingleTokens, open_tokenizer
 from coupled_adam.training.config import Config
 
@@ -18,16 +20,19 @@ Report = Callable[["preparation.Progress"], None]
 
 def is_prepared(config: Config) -> bool:
     """Whether the tokens are there, or nobody has said what to make them from."""
-    return config.data.source is None or (Path(config.data.folder).expanduser() / MANIFEST).is_file()
+    return config.data.source is None or is_corpus(_folder(config))
 
 
 def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) -> None:
-    """Make the tokens to train on where they are missing and the config says from what."""
+    """Make the tokens to train on where they are missing and the config says from what; of those that are there, say
+    what the user should know."""
     if is_prepared(config):
+        for note in _notes(config):
+            say(f"Note: {note}")
         return
     from coupled_adam.data.prepare import prepare
 
-    source, tokenizer, folder = config.data.source, config.data.tokenizer, Path(config.data.folder).expanduser()
+    source, tokenizer, folder = config.data.source, config.data.tokenizer, _folder(config)
     assert source is not None
     say(f"Preparing {source} with the tokenizer {tokenizer} in {folder}, once.")
     prepare(source, tokenizer, folder, on_progress=on_progress)
@@ -35,14 +40,44 @@ def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) 
 
 def open_tokens(config: Config) -> Corpus:
     """The tokens to train on, which are there; refused where the model has no row for some of them."""
-    folder = Path(config.data.folder).expanduser()
-    corpus = open_corpus(folder)
+    folder = _folder(config)
+    with warnings.catch_warnings(action="ignore"):  # `prepare_tokens` says it
+        corpus = open_corpus(folder)
     if corpus.vocabulary_size > config.model.vocabulary_size:
         raise ValueError(
             f"model.vocabulary_size is {config.model.vocabulary_size}, but the tokenizer of {folder} has "
             f"{corpus.vocabulary_size} tokens; set model.vocabulary_size to at least that"
         )
     return corpus
+
+
+def _notes(config: Config) -> Iterator[str]:
+    """What is taken for granted about tokens that are there, and how they differ from those that the config names."""
+    folder = _folder(config)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        manifest = open_corpus(folder).manifest
+    yield from (str(warning.message) for warning in caught if issubclass(warning.category, UserWarning))
+    source, tokenizer = config.data.source, config.data.tokenizer
+    # Without a source what is there is meant, and the tokenizer left at its default. nanoGPT's folder says nothing.
+    if source is None or not (folder / MANIFEST).is_file():
+        return
+    if manifest.source not in (None, source):
+        yield (
+            f"{folder} was made from {manifest.source!r}, not from {source!r}; training on what is there. Give another "
+            "data.folder to prepare the other text."
+        )
+    # What `prepare` was asked for, such as bpe:4096; the manifest itself then says tokenizer.json, whatever is in it.
+    made_with = manifest.settings.get("tokenizer", None if manifest.tokenizer == TOKENIZER_FILE else manifest.tokenizer)
+    if made_with not in (None, tokenizer):
+        yield (
+            f"{folder} was made with the tokenizer {made_with!r}, not with {tokenizer!r}; training on what is there. "
+            "Give another data.folder to prepare the text with the other tokenizer."
+        )
+
+
+def _folder(config: Config) -> Path:
+    return Path(config.data.folder).expanduser()
 
 
 def word_tokenizer(corpus: Corpus, setting: str) -> SingleTokens:

@@ -2,8 +2,8 @@
 
 Everything that has a rule of its own lives elsewhere: the step (train_step), the learning rate (schedule), ranks
 (parallel), batches (feed), files (checkpoints, logbook, run_folder), the bar (display), the measures (monitor).
-The loop never waits for the device, except where it saves or validates. What is logged on a GPU is read one step later,
-when the device has the next step to work on.
+The loop never waits for the device, except where it saves, validates or measures the embeddings, and every 100 steps
+where nothing is logged. What is logged on a GPU is read one step later, when the device has the next step to work on.
 """
 
 import math
@@ -214,7 +214,8 @@ class Trainer:
         }
         self.logbook.write("train", last.step, values)
         self.latest |= values
-        self.display.update(self.step, values | {"seconds_left": self.throughput.seconds_left(self.config.total_steps)})
+        seconds_left = self.throughput.seconds_left(self.config.total_steps)
+        self.display.update(last.step, values | {"seconds_left": seconds_left})
 
     def _write(self, kind: str, values: Mapping[str, float | None]) -> None:
         self.logbook.write(kind, self.step, values)

@@ -1,0 +1,112 @@
+"""What a run refuses, and that a refusal leaves everything as it was: folders, configs and rows."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import small_config, train, write_corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def whole_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that came to its end."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(small_config(corpus), folder)
+    return folder
+
+
+@pytest.mark.parametrize("refused", ["data", "wordsim", "tensorboard", "wandb"])
+def test_a_refused_resume_leaves_the_run_as_it_was(
+    refused: str, whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole_run, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    others = write_corpus(tmp_path / "others", seed=9, train_tokens=3000)
+    for package in ("tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, package, None)
+    config, message = {
+        "data": (small_config(others), r"trained on other tokens"),
+        "wordsim": (small_config(corpus, log={"wordsim": str(tmp_path)}), r"log\.wordsim needs"),
+        "tensorboard": (small_config(corpus, log={"tensorboard": True}), r"tensorboard is needed"),
+        "wandb": (small_config(corpus, log={"wandb": "project"}), r"wandb is needed"),
+    }[refused]
+    with pytest.raises((ValueError, ImportError), match=message):
+        train(config, tmp_path / "run", resume=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"log": {"wordsim": "nowhere"}},
+        {"log": {"wandb": "project"}},
+        {"model": {"context": 4096}, "training": {"tokens": 10 * 8 * 4096}},
+    ],
+    ids=["wordsim", "wandb", "context"],
+)
+def test_a_start_that_is_refused_late_leaves_nothing_behind(
+    changes: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises((ValueError, ImportError)):
+        train(small_config(corpus, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_tracker_left_as_it_refused_is_no_obstacle_and_rows_of_others_are(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "wandb_id").write_text("0123abcd")
+    (tmp_path / "metrics.jsonl").write_text('{"of": "another program"}\n')
+    with pytest.raises(ValueError, match=r"is not a run of ours"):
+        train(small_config(corpus), tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    outcome, _ = train(small_config(corpus), tmp_path)
+    assert outcome.is_finished
+
+
+def test_a_refused_start_leaves_nothing_behind(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    for out in (tmp_path / "mine", tmp_path / "new"):
+        with pytest.raises(ValueError, match=r"not a run of ours|cuda_graphs"):
+            train(small_config(corpus, training={"cuda_graphs": True}), out)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_with_a_run_is_refused_without_resume(whole_run: Path, corpus: Path) -> None:
+    with pytest.raises(ValueError, match=r"already holds a run; continue it with --resume"):
+        train(small_config(corpus), whole_run)
+
+
+def test_a_folder_with_something_else_is_refused(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"is not a run of ours"):
+        train(small_config(corpus), tmp_path)
+
+
+def test_a_run_is_resumed_with_its_own_settings_only(whole_run: Path, corpus: Path) -> None:
+    with pytest.raises(ValueError, match=r"optimizer\.lr"):
+        train(small_config(corpus, optimizer={"lr": 0.5}), whole_run, resume=True)
+
+
+def test_two_processes_cannot_train_in_one_folder(corpus: Path, tmp_path: Path) -> None:
+    from coupled_adam.training.run_folder import RunFolder
+
+    with (
+        RunFolder(tmp_path / "run").locked(),
+        pytest.raises(ValueError, match=r"is being trained by another process"),
+    ):
+        train(small_config(corpus), tmp_path / "run")
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.vocabulary_size is 32, but the tokenizer of .* has 61 tokens"):
+        train(small_config(corpus, model={"vocabulary_size": 32}), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.toml").exists()
