@@ -111,6 +111,17 @@ def test_a_folder_of_nanogpt_is_trained_on_whatever_text_the_preset_has(tmp_path
     assert sorted(path.name for path in nanogpt.iterdir()) == ["train.bin", "val.bin"]
 
 
+def test_a_missing_tracker_is_said_before_the_tokens_are_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    result = command("tiny", "--set", "log.tensorboard=true")
+    assert result.exit_code == 2
+    assert "tensorboard is needed for log.tensorboard = true" in result.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_made_is_said(config_file: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = command(config_file, "--out", tmp_path / "file" / "run")

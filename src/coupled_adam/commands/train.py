@@ -93,11 +93,14 @@ def train(
     from coupled_adam.training.devices import pick_device
     from coupled_adam.training.run import run_training
     from coupled_adam.training.run_tokens import is_prepared, prepare_tokens
+    from coupled_adam.training.trackers import require_packages
     from coupled_adam.training.trainer import TrainingStopped
 
     is_first = os.environ.get("RANK", "0") == "0"
     try:
-        pick_device(resolved.training.device)  # before minutes are spent on the tokens
+        # Before minutes are spent on the tokens.
+        pick_device(resolved.training.device)
+        require_packages(resolved.log.tensorboard, resolved.log.wandb)
         if os.environ.get("WORLD_SIZE", "1") == "1" and not is_prepared(resolved):
             with preparation_bar() as on_progress:
                 prepare_tokens(resolved, typer.echo, on_progress)

@@ -24,15 +24,28 @@ def numbers(kind: str, values: Values) -> dict[str, float]:
     return {f"{kind}/{key}": value for key, value in values.items() if isinstance(value, (int, float))}
 
 
+def require_packages(tensorboard: bool, wandb_project: str | None) -> None:
+    """Refuse a config whose trackers are not installed.
+
+    Args:
+        tensorboard: whether it asks for TensorBoard.
+        wandb_project: the Weights & Biases project it asks for.
+    """
+    from coupled_adam.embeddings.optional import require
+
+    if tensorboard:
+        require("tensorboard", "track", "for log.tensorboard = true")
+    if wandb_project is not None:
+        require("wandb", "track", f"for log.wandb = {wandb_project!r}")
+
+
 class TensorBoard:
     """Event files of TensorBoard in a folder."""
 
     name = "TensorBoard's event file"
 
     def __init__(self, folder: Path, resume_step: int | None) -> None:
-        from coupled_adam.embeddings.optional import require
-
-        require("tensorboard", "track", "for log.tensorboard = true")
+        require_packages(tensorboard=True, wandb_project=None)
         from torch.utils.tensorboard import SummaryWriter
 
         # It hides what an earlier process wrote from this step on. A new run has step 0 too.
@@ -64,9 +77,9 @@ class WeightsAndBiases:
         resume_step: int | None,
         say: Callable[[str], None],
     ) -> None:
-        from coupled_adam.embeddings.optional import require
+        require_packages(tensorboard=False, wandb_project=project)
+        import wandb
 
-        wandb = require("wandb", "track", f"for log.wandb = {project!r}")
         try:
             self._run = wandb.init(
                 project=project,
