@@ -15,9 +15,7 @@ shown. Memory is the peak of all tensors, warm-up and compilation included.
 import argparse
 import gc
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -40,6 +38,7 @@ from coupled_adam.training.optimizers import build_optimizers
 from coupled_adam.training.parallel import Ranks, build
 from coupled_adam.training.sections import OptimizerSection
 from coupled_adam.training.train_step import TrainStep
+from step import commit, hardware
 
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch, float], Tensor]
@@ -285,17 +284,6 @@ def show(measurements: list[Measurement], workload: Workload, console: Console) 
     console.print(shares)
 
 
-def hardware(device: torch.device) -> str:
-    if device.type == "cuda":
-        return devices.device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
-def commit() -> str:
-    result = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -343,13 +331,13 @@ def main() -> None:
     devices.prepare_device(device, deterministic=False, threads=None)
     workload = workload_of(arguments, device)
     console = Console(width=140)
-    console.print(f"{hardware(device)}, torch {torch.__version__}, {date.today()}, commit {arguments.commit}")
+    console.print(f"{hardware(device.type)}, torch {torch.__version__}, {date.today()}, commit {arguments.commit}")
     steps = arguments.steps or (20 if device.type == "cuda" else 5)
     measurements = [measure(peer, workload, steps, arguments.rounds, arguments.profile) for peer in arguments.peers]
     show(measurements, workload, console)
     if arguments.json:
         report = {
-            "hardware": hardware(device),
+            "hardware": hardware(device.type),
             "torch": torch.__version__,
             "date": str(date.today()),
             "commit": arguments.commit,

@@ -81,6 +81,24 @@ def test_a_given_type_needs_no_manifest(tmp_path: Path) -> None:
     assert np.array_equal(count_unigram(tmp_path / "tokens.bin", 60, dtype="uint32"), COUNTS)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "uint61"])
+def test_a_given_type_that_tokens_do_not_have_is_refused(dtype: str, tmp_path: Path) -> None:
+    TOKENS.astype("<u4").tofile(tmp_path / "tokens.bin")
+    with pytest.raises(ValueError, match=f"count_unigram: dtype '{dtype}' is unknown; expected one of int32, int64"):
+        count_unigram(tmp_path / "tokens.bin", 60, dtype=dtype)
+
+
+@pytest.mark.parametrize("vocabulary_size", [0, -1])
+def test_a_vocabulary_without_rows_is_refused(vocabulary_size: int, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the river")
+    TOKENS.astype("<u2").tofile(tmp_path / "tokens.bin")
+    message = f"Invalid vocabulary_size value: {vocabulary_size}. Use the number of rows"
+    with pytest.raises(ValueError, match=message):
+        count_unigram(tmp_path / "tokens.bin", vocabulary_size, dtype="uint16")
+    with pytest.raises(ValueError, match=message):
+        count_unigram_text(tmp_path / "text.txt", Letters(), vocabulary_size)
+
+
 def test_compressed_shards_are_counted(tmp_path: Path) -> None:
     (tmp_path / "tokens.u16.xz").write_bytes(lzma.compress(TOKENS.astype("<u2").tobytes()))
     assert np.array_equal(count_unigram(tmp_path, 60), COUNTS)

@@ -128,6 +128,23 @@ def test_degenerate_tables_have_a_page_too(tmp_path: Path, E: np.ndarray) -> Non
     assert np.isfinite(sample.cosines).all()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [("float32", 2.0**66), ("float32", 2.0**-100), ("float64", 2.0**660), ("float64", 2.0**-660)],
+    ids=str,
+)
+def test_extreme_tables_have_the_pictures_of_ordinary_ones(tmp_path: Path, dtype: str, scale: float) -> None:
+    ordinary = (np.random.default_rng(2).standard_normal((300, 6)) + 1.0).astype(np.float32)
+    E = ordinary.astype(dtype) * np.dtype(dtype).type(scale)
+    expected, sample = draw_sample(ordinary), draw_sample(E)
+    np.testing.assert_allclose(sample.places / scale, expected.places, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sample.cosines, expected.cosines, atol=1e-5)
+    assert expected.cosines.std() > 0.1
+    np.save(tmp_path / "a.npy", E)
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "a.npy"), "--html", str(tmp_path / "a.html")])
+    assert result.exit_code == 0, result.output
+
+
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 

@@ -19,5 +19,5 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mod
     kernels = importlib.import_module(f"coupled_adam.optimizer.{request.param}")
     monkeypatch.setattr(step, "kernels_for", lambda tensor: kernels)
     # Small blocks, so that a small table has many of them and a last one that is not full.
-    monkeypatch.setattr(blockwise, "BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr(blockwise, "BLOCK_BYTES", 400)
     return kernels

@@ -94,6 +94,18 @@ def test_clipping_cannot_differ_between_groups() -> None:
         CoupledAdamW([{"params": [table((3, 2))], "coupled": True, "max_grad_norm": 2.0}], max_grad_norm=1.0)
 
 
+def test_the_message_names_the_option_that_differs_between_groups() -> None:
+    with pytest.raises(ValueError, match=r"error_if_nonfinite is True, but False.*set optimizer.error_if_nonfinite"):
+        CoupledAdamW([{"params": [table((3, 2))], "coupled": True, "error_if_nonfinite": True}])
+
+
+def test_a_group_that_is_refused_with_any_error_is_not_added() -> None:
+    optimizer = coupled(table((3, 2)))
+    with pytest.raises(TypeError):
+        optimizer.add_param_group({"params": [table((4, 2))], "coupled": True, "eps": "small"})
+    assert len(optimizer.param_groups) == 1
+
+
 def test_amsgrad_in_a_group_is_refused() -> None:
     with pytest.raises(ValueError, match="Invalid amsgrad value: True"):
         CoupledAdamW([{"params": [table((3, 2))], "coupled": True}, {"params": [table((3, 2))], "amsgrad": True}])

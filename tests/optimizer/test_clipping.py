@@ -28,6 +28,27 @@ def test_clipping_inside_equals_clip_grad_norm_before(path: ModuleType, max_norm
         assert relative_error(mine, theirs) < 1e-6
 
 
+@pytest.mark.parametrize("wide", ["all", "standard", "coupled"])
+def test_fused_clipping_takes_float64_parameters_beside_any_others(wide: str) -> None:
+    """torch's fused kernels read the scale as float32 only."""
+    torch.manual_seed(0)
+    start = LanguageModel()
+    for part in {"all": [start], "standard": [start.norm], "coupled": [start.embedding]}[wide]:
+        part.double()
+    trained = []
+    for fused in (True, False):
+        model = copy.deepcopy(start)
+        optimizer = CoupledAdamW(model, lr=0.01, max_grad_norm=0.1, fused=fused)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            for param in model.parameters():
+                param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+            optimizer.step()
+        trained.append(model)
+    for mine, theirs in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
+        assert relative_error(mine, theirs) < 1e-6
+
+
 def test_clipped_second_moment_is_that_of_the_clipped_gradient(path: ModuleType) -> None:
     param = table((20, 4))
     grads = gradients((20, 4), 5)

@@ -2,8 +2,10 @@
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from oracle import assert_matches, coupled, gradients, run, table
@@ -206,6 +208,37 @@ def test_amsgrad_files_are_refused() -> None:
     train(model, other, steps=1)
     with pytest.raises(ValueError, match="amsgrad=True"):
         CoupledAdamW(model).load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda named: torch.optim.AdamW(named, amsgrad=True),
+            "optimizer has amsgrad=True.*build it with amsgrad=False",
+        ),
+        (lambda named: torch.optim.SGD(named, momentum=0.9), "optimizer is a SGD.*pass a torch.optim.AdamW"),
+        (lambda named: torch.optim.NAdam(named), "optimizer is a NAdam"),
+        (lambda named: torch.optim.Adamax(named), "optimizer is a Adamax"),
+    ],
+    ids=["amsgrad", "SGD", "NAdam", "Adamax"],
+)
+def test_conversion_for_an_optimizer_with_other_state_is_refused(build: Callable[..., Any], message: str) -> None:
+    model = LanguageModel()
+    optimizer = CoupledAdamW(model)
+    train(model, optimizer, steps=1)
+    with pytest.raises(ValueError, match=message):
+        convert_state_dict(optimizer.state_dict(), build(model.named_parameters()))
+
+
+def test_numbers_of_numpy_do_not_get_into_files() -> None:
+    """torch.load would refuse them."""
+    optimizer = coupled(table((5, 2)), max_grad_norm=np.float64(2.0), error_if_nonfinite=np.True_)
+    for _ in range(2):
+        through_a_file(optimizer.state_dict())
+        optimizer.max_grad_norm, optimizer.error_if_nonfinite = np.float64(3.0), np.False_
+    assert optimizer.max_grad_norm == 3.0
+    assert optimizer.error_if_nonfinite is False
 
 
 def test_loading_does_not_change_the_given_state_dict() -> None:

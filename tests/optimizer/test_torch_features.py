@@ -1,9 +1,13 @@
 """What people do with a torch optimizer: copy, pickle, schedule, compile, accumulate, add groups, freeze."""
 
 import copy
+import functools
 import io
 import itertools
 import pickle
+import sys
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +17,9 @@ from test_against_adamw import LanguageModel, train
 from torch import nn
 
 from coupled_adam import CoupledAdamW
+from coupled_adam import optimizer as optimizer_package
+from coupled_adam.optimizer import blockwise
+from coupled_adam.optimizer import step as step_module
 from coupled_adam.optimizer.reference import reference_init, reference_step
 
 
@@ -109,6 +116,32 @@ def test_groups_can_be_added_later() -> None:
     assert len(optimizer.param_groups) == 3
 
 
+def test_error_if_nonfinite_can_be_switched_during_training() -> None:
+    param = table((6, 2))
+    optimizer = coupled(param)
+    optimizer.error_if_nonfinite = True
+    with pytest.raises(RuntimeError, match="non-finite values in 'parameter 0'"):
+        run(optimizer, param, [torch.full((6, 2), torch.nan)])
+    optimizer.add_param_group({"params": [table((5, 3))], "coupled": True})
+    assert [group["error_if_nonfinite"] for group in optimizer.param_groups] == [True, True]
+    optimizer.error_if_nonfinite = False
+    run(optimizer, param, [torch.full((6, 2), torch.nan)])
+    assert param.isnan().all()
+
+
+def test_missing_triton_is_said_once_and_only_when_cuda_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "_triton_kernels", functools.cache(step_module._triton_kernels.__wrapped__))
+    monkeypatch.setitem(sys.modules, "coupled_adam.optimizer.triton_kernels", None)
+    monkeypatch.delattr(optimizer_package, "triton_kernels", raising=False)
+    on_cuda: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert step_module.kernels_for(torch.zeros(1)) is blockwise
+    with pytest.warns(UserWarning, match="Triton cannot be imported, the slower torch operations are used") as caught:
+        assert [step_module.kernels_for(on_cuda) for _ in range(2)] == [blockwise, blockwise]
+    assert len(caught) == 1
+
+
 def test_state_has_torch_keys_and_one_row_of_second_moment() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         param = table((11, 4), dtype)
@@ -158,17 +191,21 @@ def test_compiled_step_equals_the_eager_one(options: dict[str, Any]) -> None:
         assert relative_error(mine, theirs) < (1e-6 if is_table else 1e-4)
 
 
-def test_no_temporary_of_the_size_of_the_table_is_allocated() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_temporaries_have_a_quarter_of_the_bytes_of_the_table_and_6_mib_at_most(dtype: torch.dtype) -> None:
     """Counted by torch's profiler; the row blocks are the only scratch memory."""
     for shape, options in itertools.product(
-        [(60_000, 64), (2048, 768), (4096, 64)],
+        [(60_000, 256), (2048, 768), (4096, 64), (401, 64)],
         [{}, {"max_grad_norm": 0.1}, {"fused": True}, {"maximize": True, "weight_decay": 0.1}],
     ):
-        table_bytes = shape[0] * shape[1] * 4
-        param = table(shape)
+        if shape[0] == 60_000 and options:
+            continue  # the limit does not depend on them, and the table takes its time
+        param = nn.Parameter(torch.zeros(shape, dtype=dtype))
         optimizer = coupled(param, **options)
-        run(optimizer, param, gradients(shape, 1))
-        assert peak_bytes(optimizer.step) < table_bytes / 2
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        # Beside the blocks there are a few numbers per column, and a quarter is rounded up to a whole row.
+        assert peak_bytes(optimizer.step) <= min(param.numel() * param.itemsize / 4, 6 * 2**20) + 64 * shape[1]
 
 
 def peak_bytes(function: Any) -> int:

@@ -101,14 +101,19 @@ def check_matrix(E: Array | Tensor) -> None:
     if 0 in shape:
         raise ValueError(f"E has shape {shape}: there is nothing to measure")
     if isinstance(E, Tensor):
-        is_float = E.dtype.is_floating_point and E.layout == torch.strided and E.device.type != "meta"
+        if E.layout != torch.strided:
+            raise ValueError(f"E has layout {E.layout}, expected a dense matrix; convert it first with E.to_dense()")
+        if E.device.type == "meta":
+            raise ValueError("E is on the meta device, where tensors have no entries; load its weights first")
+        is_float, remedy = E.dtype.is_floating_point, "E.float()"
     else:
         # bfloat16 arrays come from ml_dtypes; numpy does not count them as floating point.
         is_float = np.issubdtype(E.dtype, np.floating) or E.dtype.name == "bfloat16"
+        remedy = "E.astype('float32')"
     if not is_float:
         raise ValueError(
-            f"E has dtype {E.dtype}, expected a dense matrix of floating-point numbers; "
-            "dequantise or convert it first, for example with E.astype('float32')"
+            f"E has dtype {E.dtype}, expected a matrix of floating-point numbers; "
+            f"dequantise or convert it first, for example with {remedy}"
         )
 
 
@@ -125,6 +130,8 @@ def place(source: Array | Tensor, device: str | torch.device | None) -> torch.de
         raise ValueError(f"Invalid device value: {device!r}. torch sees no CUDA device here; use 'cpu'")
     if where.type == "mps":
         raise ValueError(f"Invalid device value: {device!r}. It has no float64; use 'cpu'")
+    if where.type == "meta":
+        raise ValueError(f"Invalid device value: {device!r}. Nothing is computed there; use 'cpu' or 'cuda'")
     return where
 
 

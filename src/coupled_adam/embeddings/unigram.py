@@ -75,7 +75,9 @@ def count_unigram(
         vocabulary_size: V, the number of rows of the table.
         dtype: of the .bin files; None for what manifest.json beside them says, else uint16 with a warning.
     """
-    counts = np.zeros(vocabulary_size, np.int64)
+    counts = no_counts(vocabulary_size)
+    if dtype is not None:
+        check_token_type(dtype, "count_unigram")
     for path in shard_files([paths] if isinstance(paths, (str, Path)) else paths):
         for tokens in read_tokens(path, dtype):
             add_counts(counts, tokens, path)
@@ -88,7 +90,7 @@ def count_unigram_text(path: str | Path, tokenizer: SingleTokens, vocabulary_siz
     if not path.is_file():
         raise ValueError(f"text: {path} is not a file; pass a text in UTF-8, plain or as .xz")
     open_text = lzma.open if path.suffix == ".xz" else open
-    counts = np.zeros(vocabulary_size, np.int64)
+    counts = no_counts(vocabulary_size)
     try:
         with open_text(path, "rt", encoding="utf-8") as file:
             while lines := file.readlines(CHARACTERS_AT_ONCE):
@@ -137,9 +139,21 @@ def shard_dtype(path: Path) -> str:
         dtype = json.loads(manifest.read_text())["dtype"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{manifest}: expected JSON with a 'dtype' ({type(error).__name__}: {error})") from error
-    if str(dtype) not in TOKEN_TYPES:
-        raise ValueError(f"{manifest}: dtype {dtype!r} is unknown; expected one of {', '.join(sorted(TOKEN_TYPES))}")
+    check_token_type(dtype, str(manifest))
     return str(dtype)
+
+
+def check_token_type(dtype: object, source: str) -> None:
+    """The number type of tokens, as `source` has it, must be one that tokens are written in."""
+    if str(dtype) not in TOKEN_TYPES:
+        raise ValueError(f"{source}: dtype {dtype!r} is unknown; expected one of {', '.join(sorted(TOKEN_TYPES))}")
+
+
+def no_counts(vocabulary_size: int) -> Counts:
+    """Zeros, (V,)."""
+    if vocabulary_size < 1:
+        raise ValueError(f"Invalid vocabulary_size value: {vocabulary_size}. Use the number of rows of the table")
+    return np.zeros(vocabulary_size, np.int64)
 
 
 def add_counts(counts: Counts, tokens: Array, path: Path) -> None:

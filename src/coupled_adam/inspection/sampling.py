@@ -1,10 +1,12 @@
 """A small sample of a table, enough for the pictures: where its rows lie, and the angles between them.
 
-The same table always gives the same sample.
+The same table always gives the same sample. It is computed in float32, after a division by a power of two where the
+entries are so large or so small that their squares would not be float32 numbers.
 
 Legend: V vocabulary rows, H hidden size, S sampled rows, P pairs.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coupled_adam.embeddings.table import torch_rows
 from coupled_adam.inspection.stored import Matrix
 
 SAMPLED_ROWS = 10_000
 SAMPLED_PAIRS = 50_000
 SEED = 0
 BLOCK_ROWS = 4096
+# Largest entries whose squares, and those of much smaller ones, are ordinary float32 numbers.
+SMALLEST_UNSCALED, LARGEST_UNSCALED = 1e-10, 1e10
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Sample:
     """What the pictures of one table need."""
 
     rows: NDArray[np.int64]  # (S,) ascending
-    places: NDArray[np.float32]  # (S, 3): along the mean, and along the two first principal components across it
+    places: NDArray[np.float64]  # (S, 3): along the mean, and along the two first principal components across it
     cosines: NDArray[np.float32]  # (P,) of random pairs of different rows
 
 
@@ -34,16 +39,19 @@ def draw_sample(matrix: Matrix) -> Sample:
     generator = np.random.default_rng(SEED)
     count = matrix.shape[0]
     rows = np.sort(generator.choice(count, min(count, SAMPLED_ROWS), replace=False))
-    points = _as_float(matrix[rows])  # (S, H)
-    axes = axes_around(points, column_mean(matrix))  # (H, 3)
-    return Sample(rows, (points @ axes).numpy(), _cosines(points, generator))
+    points = torch_rows(matrix, rows)  # (S, H)
+    scale = _scale_of(points)
+    points = (points if scale == 1.0 else points.double() / scale).float()
+    axes = axes_around(points, column_mean(matrix, scale))  # (H, 3)
+    places = (points @ axes).double() * scale
+    return Sample(rows, places.numpy(), _cosines(points, generator))
 
 
-def column_mean(matrix: Matrix) -> Tensor:
-    """The mean row (H,), summed in float64."""
+def column_mean(matrix: Matrix, scale: float = 1.0) -> Tensor:
+    """The mean row (H,) divided by `scale`, summed in float64."""
     total = torch.zeros(matrix.shape[1], dtype=torch.float64)
     for start in range(0, matrix.shape[0], BLOCK_ROWS):
-        total += _as_float(matrix[start : start + BLOCK_ROWS]).sum(0, dtype=torch.float64)
+        total += (torch_rows(matrix, slice(start, start + BLOCK_ROWS)).double() / scale).sum(0)
     return total / matrix.shape[0]
 
 
@@ -79,6 +87,10 @@ def _cosines(points: Tensor, generator: np.random.Generator) -> NDArray[np.float
     return torch.cat(cosines).numpy()
 
 
-def _as_float(rows: Matrix) -> Tensor:
-    # A copy: the rows may be mapped from a file that is open for reading only.
-    return rows.float() if isinstance(rows, Tensor) else torch.from_numpy(rows.astype(np.float32))
+def _scale_of(points: Tensor) -> float:
+    """The power of two next above the largest entry, or 1 where that is in no way extreme."""
+    low, high = torch.aminmax(points if points.dtype == torch.float64 else points.float())
+    largest = max(-float(low), float(high))
+    if largest == 0.0 or SMALLEST_UNSCALED <= largest <= LARGEST_UNSCALED:
+        return 1.0
+    return math.ldexp(1.0, math.frexp(largest)[1])

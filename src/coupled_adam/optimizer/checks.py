@@ -83,7 +83,7 @@ def check_agreement(groups: list[dict[str, Any]], defaults: dict[str, Any], firs
             if group[key] != defaults[key]:
                 raise ValueError(
                     f"group {index}: {key} is {group[key]}, but {defaults[key]} for the optimizer. The gradient norm "
-                    "is taken over all groups; pass it to CoupledAdamW, or set optimizer.max_grad_norm later"
+                    f"is taken over all groups; pass it to CoupledAdamW, or set optimizer.{key} later"
                 )
 
 

@@ -97,7 +97,7 @@ class CoupledAdamW(AdamW):
             "coupled": False,
             "scale_exponent": float(scale_exponent),
             "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
-            "error_if_nonfinite": error_if_nonfinite,
+            "error_if_nonfinite": bool(error_if_nonfinite),
         }
         if isinstance(params, nn.Module):
             groups: ParamsT = param_groups(params, weight_decay, couple)
@@ -123,7 +123,7 @@ class CoupledAdamW(AdamW):
         super().add_param_group(param_group)
         try:
             checks.check_group(len(self.param_groups) - 1, self.param_groups[-1], self.defaults)
-        except ValueError:
+        except Exception:  # also a TypeError, such as of eps="small"
             self.param_groups.pop()
             raise
 
@@ -144,8 +144,21 @@ class CoupledAdamW(AdamW):
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | None) -> None:
         checks.check_max_grad_norm(value)
+        self._set_everywhere("max_grad_norm", None if value is None else float(value))
+
+    @property
+    def error_if_nonfinite(self) -> bool:
+        """Whether a step raises on gradients that are not finite; set it here to change it during training."""
+        value: bool = self.defaults["error_if_nonfinite"]
+        return value
+
+    @error_if_nonfinite.setter
+    def error_if_nonfinite(self, value: bool) -> None:
+        self._set_everywhere("error_if_nonfinite", bool(value))
+
+    def _set_everywhere(self, option: str, value: float | bool | None) -> None:
         for options in (self.defaults, *self.param_groups):
-            options["max_grad_norm"] = value
+            options[option] = value
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of CoupledAdamW or of torch.optim.AdamW.
@@ -237,7 +250,7 @@ class CoupledAdamW(AdamW):
         norm = coupled_adamw_step(
             collected,
             max_grad_norm=self.max_grad_norm,
-            error_if_nonfinite=self.defaults["error_if_nonfinite"],
+            error_if_nonfinite=self.error_if_nonfinite,
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
         )

@@ -38,7 +38,7 @@ def convert_state_dict(
 
     Args:
         state_dict: what `state_dict()` of a torch.optim.AdamW or CoupledAdamW returned.
-        optimizer: the optimizer to load it into, built from a model or from named parameters.
+        optimizer: the torch.optim.AdamW or CoupledAdamW to load it into, built from a model or from named parameters.
         param_names: names of the parameters in the order in which the writing optimizer got them, e.g.
             ``[name for name, _ in model.named_parameters()]``. Not needed when the file has names itself.
 
@@ -58,6 +58,7 @@ def convert_state_dict(
         (1, 2)
     """
     _refuse_amsgrad(state_dict)
+    _refuse_other_optimizers(optimizer)
     saved_id = dict(zip(_saved_names(state_dict, param_names), _saved_ids(state_dict), strict=True))
     live_names = _live_names(optimizer)
     missing = [name for name in live_names if name not in saved_id]
@@ -123,6 +124,20 @@ def _refuse_amsgrad(state_dict: StateDict) -> None:
     if any(group.get("amsgrad") for group in state_dict["param_groups"]):
         raise ValueError(
             "state dict was written with amsgrad=True, which Coupled Adam does not have; load it into torch.optim.AdamW"
+        )
+
+
+def _refuse_other_optimizers(optimizer: Optimizer) -> None:
+    # By its options, since frameworks wrap optimizers; of torch's own only Adam and AdamW have these.
+    if not all({"betas", "eps", "amsgrad"} <= group.keys() for group in optimizer.param_groups):
+        raise ValueError(
+            f"optimizer is a {type(optimizer).__name__}, which does not keep AdamW's moments; "
+            "pass a torch.optim.AdamW or a CoupledAdamW"
+        )
+    if any(group["amsgrad"] for group in optimizer.param_groups):
+        raise ValueError(
+            "optimizer has amsgrad=True, whose maximum of the second moment is not in the file; "
+            "build it with amsgrad=False"
         )
 
 

@@ -6,6 +6,7 @@ norm is known, so the sums, and the squared norms of the standard groups with th
 """
 
 import functools
+import warnings
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -111,7 +112,10 @@ def kernels_for(tensor: Tensor) -> ModuleType:
 def _triton_kernels() -> ModuleType | None:
     try:
         from coupled_adam.optimizer import triton_kernels
-    except ImportError:
+    except ImportError as error:
+        warnings.warn(
+            f"CoupledAdamW: Triton cannot be imported, the slower torch operations are used ({error})", stacklevel=2
+        )
         return None
     return triton_kernels
 
@@ -180,7 +184,8 @@ def _scale_or_multiply(standard: list[GroupTensors], grad_factor: Tensor) -> Ten
             for device in {grad.device for grad in tensors.grads}:
                 on_device = [grad for grad in tensors.grads if grad.device == device]
                 torch._foreach_mul_(on_device, grad_factor.to(device))
-    return grad_factor.reciprocal()
+    # A float64 gradient makes the factor float64, but the fused kernels read float32 only.
+    return grad_factor.reciprocal().float()
 
 
 def _update_standard(tensors: GroupTensors, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:

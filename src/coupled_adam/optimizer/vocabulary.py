@@ -1,7 +1,8 @@
 """Which tensors of a model are vocabulary tables: input embeddings, output heads, or both in one.
 
 The first rule that applies decides: Hugging Face's accessors; a Linear tied to an nn.Embedding; a Linear with as many
-outputs as an nn.Embedding has rows; the largest nn.Embedding. Where a rule allows two answers it is an error.
+outputs as an nn.Embedding has rows; the largest nn.Embedding. Where a rule allows two answers it is an error. Names
+decide only what sizes cannot: which table is of positions, and which Linear is a head that is padded.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -14,9 +15,13 @@ from torch import nn
 
 # Components that DDP, torch.compile and activation checkpointing put into parameter names.
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
-POSITION_TABLES = re.compile(r"wpe|pos_emb|pos_embed|pos_embedding|position_embeddings?|positional_embedding")
+POSITION_TABLES = re.compile(r"wpe|pos(ition(al)?)?_emb(ed(ding)?)?s?(_table)?")
 # A Linear with such a name predicts tokens, whatever its size; padded heads have more rows than the embedding.
 HEADS = re.compile(r"lm_head|embed_out|unembed|unembedding|output_projection")
+# Other layers have these names too: a head is one outside the numbered layers, about as tall as the embedding.
+PERHAPS_HEADS = re.compile(r"output|output_layer|head|to_logits|decoder|proj_out")
+# Of tables whose rows are tokens; only good enough for advice.
+TOKEN_NAMES = re.compile(r"wte|.*(tok|word|vocab).*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +52,9 @@ class Inventory:
             self.names.setdefault(parameter, []).append(plain if count[plain] == 1 else name)
         self.embeddings = self._weights(nn.Embedding)
         self.linears = self._weights(nn.Linear)
-        tokens = {w: n for w, n in self.embeddings.items() if not POSITION_TABLES.fullmatch(n.rpartition(".")[2])}
+        tokens = {weight: name for weight, name in self.embeddings.items() if not _is_of_positions(name)}
         self.token_embeddings = tokens or self.embeddings
+        self.heads = {weight: name for weight, name in self.linears.items() if self._is_called_head(weight, name)}
 
     def _weights(self, kind: type[nn.Module]) -> dict[nn.Parameter, str]:
         weights: dict[nn.Parameter, str] = {}  # with the name of the first module that has it
@@ -66,8 +72,22 @@ class Inventory:
     def table(self, weight: nn.Parameter, role: str, rule: str) -> VocabularyTable:
         return VocabularyTable(self.names[weight][0], weight, role, rule)
 
+    def largest_embeddings(self) -> list[nn.Parameter]:
+        """The largest nn.Embedding that is not called a position table; several where they are equally large."""
+        largest = max((weight.numel() for weight in self.token_embeddings), default=0)
+        return [weight for weight in self.token_embeddings if weight.numel() == largest]
+
+    def _is_called_head(self, weight: nn.Parameter, name: str) -> bool:
+        *_, last = components = name.split(".")
+        if HEADS.fullmatch(last):
+            return True
+        is_in_a_layer = any(component.isdecimal() for component in components)
+        # Half as many rows: either of the two may be padded.
+        is_tall = any(2 * weight.shape[0] >= embedding.shape[0] for embedding in self.largest_embeddings())
+        return bool(PERHAPS_HEADS.fullmatch(last)) and not is_in_a_layer and is_tall
+
     def undecayed(self) -> set[nn.Parameter]:
-        """Position and other tables, norms, biases."""
+        """Position and other tables, heads, norms, biases."""
         direct = {
             parameter
             for module in self.model.modules()
@@ -75,11 +95,17 @@ class Inventory:
             # Not what is nested deeper: a PreNorm module holds the whole block it normalizes for.
             for parameter in module.parameters(recurse=False)
         }
-        return direct | {
+        positions = {
             parameter
             for parameter, names in self.names.items()
-            if parameter.ndim < 2 or any(POSITION_TABLES.fullmatch(name.rpartition(".")[2]) for name in names)
+            # Position tables may be computed by a network, whose matrices are as any others.
+            if parameter not in self.linears and any(map(_is_of_positions, names))
         }
+        return direct | positions | self.heads.keys() | {parameter for parameter in self.names if parameter.ndim < 2}
+
+
+def _is_of_positions(name: str) -> bool:
+    return any(POSITION_TABLES.fullmatch(component) for component in name.split("."))
 
 
 def plain_name(name: str) -> str:
@@ -121,7 +147,8 @@ def _from_accessors(inventory: Inventory) -> list[Reading]:
         output = inventory.table(head, "output", "Hugging Face get_output_embeddings()")
         return [[replace(output, role="tied")] if head is weight else [output, source]]
     # Transformers knows heads called `lm_head` only: None means headless unless a Linear looks like a head.
-    if head_module is None and all(linear.shape[0] != weight.shape[0] for linear in inventory.linears):
+    looks_like_head = any(linear.shape[0] == weight.shape[0] for linear in inventory.linears) or inventory.heads
+    if head_module is None and not looks_like_head:
         return [[replace(source, role="tied")]]
     return []
 
@@ -140,7 +167,7 @@ def _from_tied_linears(inventory: Inventory) -> list[Reading]:
         if weight in inventory.linears:
             tied = inventory.table(weight, "tied", f"Linear tied to nn.Embedding {module!r}")
             readings.setdefault(weight.shape[0], []).append(tied)
-    for weight in inventory.embeddings:
+    for weight in inventory.token_embeddings:
         if weight not in inventory.linears and (reading := readings.get(weight.shape[0])):
             rule = f"nn.Embedding with as many rows as {reading[0].name!r}"
             reading.append(inventory.table(weight, "input", rule))
@@ -150,7 +177,9 @@ def _from_tied_linears(inventory: Inventory) -> list[Reading]:
 def _from_equal_rows(inventory: Inventory) -> list[Reading]:
     readings = []
     for head, head_module in inventory.linears.items():
-        inputs = {w: module for w, module in inventory.embeddings.items() if w.shape[0] == head.shape[0]}
+        alike = {w: module for w, module in inventory.embeddings.items() if w.shape[0] == head.shape[0]}
+        # With as many positions as tokens the position table has that size as well.
+        inputs = {w: module for w, module in alike.items() if w in inventory.token_embeddings} or alike
         if inputs:
             first = next(iter(inputs.values()))
             output_rule = f"Linear with as many outputs as nn.Embedding {first!r} has rows"
@@ -161,23 +190,20 @@ def _from_equal_rows(inventory: Inventory) -> list[Reading]:
     found = {table.weight for reading in readings for table in reading}
     largest = _largest_embeddings(inventory)
     if readings and not any(table.weight in found for (table,) in largest):
-        readings += largest
+        readings = largest + readings
     return readings
 
 
 def _from_largest_embedding(inventory: Inventory) -> list[Reading]:
     readings = _largest_embeddings(inventory)
-    heads = {w: module for w, module in inventory.linears.items() if HEADS.fullmatch(module.rpartition(".")[2])}
-    # Coupling the embedding alone would silently leave such a head to AdamW.
-    return readings + [[inventory.table(w, "output", f"Linear {module!r}")] for w, module in heads.items() if readings]
+    # Coupling the embedding alone would silently leave a padded head to AdamW.
+    heads = [[inventory.table(w, "output", f"Linear {module!r}")] for w, module in inventory.heads.items()]
+    return readings + heads if readings else []
 
 
 def _largest_embeddings(inventory: Inventory) -> list[Reading]:
-    """The largest nn.Embedding that is not called a position table; several where they are equally large."""
-    embeddings = inventory.token_embeddings
-    largest = max((weight.numel() for weight in embeddings), default=0)
     rule = "only nn.Embedding" if len(inventory.embeddings) == 1 else "largest nn.Embedding"
-    return [[inventory.table(weight, "tied", rule)] for weight in embeddings if weight.numel() == largest]
+    return [[inventory.table(weight, "tied", rule)] for weight in inventory.largest_embeddings()]
 
 
 def only_reading(readings: list[Reading]) -> Reading:
@@ -190,9 +216,20 @@ def only_reading(readings: list[Reading]) -> Reading:
         candidates = "; ".join(dict.fromkeys(_description(reading) for reading in readings))
         raise ValueError(
             f"the vocabulary table is ambiguous, candidates are {candidates}; name the tables to couple with "
-            f"couple=[patterns], for example couple=[{readings[-1][0].name!r}]"
+            f"couple=[patterns], for example couple=[{_likeliest(readings)[0].name!r}]"
         )
     return readings[0]
+
+
+def _likeliest(readings: list[Reading]) -> Reading:
+    """The last of the readings in which a table has the name of a head or of an embedding of tokens, if any has."""
+
+    def sounds_right(reading: Reading) -> bool:
+        modules = [table.name.removesuffix(".weight").split(".") for table in reading]
+        has_head = any(HEADS.fullmatch(last) or PERHAPS_HEADS.fullmatch(last) for *_, last in modules)
+        return has_head or any(TOKEN_NAMES.fullmatch(component) for module in modules for component in module)
+
+    return max(reversed(readings), key=sounds_right)
 
 
 def _description(reading: Reading) -> str:
