@@ -25,6 +25,7 @@ from coupled_adam.embeddings import load_word_pairs, measure
 from coupled_adam.inspection import measuring
 from coupled_adam.inspection.measures import sentence
 from coupled_adam.inspection.measuring import FEW_PAIRS
+from coupled_adam.tables_file import write_tables
 
 COMMAND = Path(sys.executable).with_name("coupled-adam")
 V, H = 60, 6
@@ -161,7 +162,10 @@ def test_token_counts_give_the_frequency_correlations(untied: Path, tmp_path: Pa
     np.repeat(np.arange(V), counts).astype("<u2").tofile(tmp_path / "tokens.bin")
     norms = np.linalg.norm(rows(3.0).astype(np.float64), axis=1)
     expected = 100 * np.corrcoef(norms, counts)[0, 1]
-    for file in ("unigram.npy", "tokens.bin"):
+    (tmp_path / "corpus").mkdir()  # a prepared one has validation text too, which is not counted
+    np.save(tmp_path / "corpus" / "unigram.npy", counts)
+    np.zeros(500, dtype="<u2").tofile(tmp_path / "corpus" / "val-00000.bin")
+    for file in ("unigram.npy", "tokens.bin", "corpus"):
         answer = json.loads(run(untied, "--unigram", tmp_path / file, "--json").stdout)
         assert answer["models"][0]["tables"][0]["rho"] == pytest.approx(expected, rel=1e-6)
 
@@ -203,6 +207,21 @@ def test_word_pairs_use_the_tokenizer_beside_the_model_or_the_one_given(tmp_path
         (line,) = (line for line in result.stdout.splitlines() if "SimLex-999" in line)
         assert "100 (11/12)" in line
         assert f"² {FEW_PAIRS}" in result.stdout
+
+
+def test_a_run_brings_the_counts_and_the_tokenizer_of_its_tokens(tmp_path: Path) -> None:
+    words, folder = word_files(tmp_path)
+    checkpoint, corpus = tmp_path / "run" / "checkpoints" / "step-5", tmp_path / "corpus"
+    checkpoint.mkdir(parents=True)
+    corpus.mkdir()
+    table = {"wte.weight": torch.from_numpy(rows(0.6))}
+    write_tables(checkpoint / "tables.safetensors", table, input="wte.weight", output="wte.weight", vocabulary_size=V)
+    (tmp_path / "run" / "config.toml").write_text(f"[data]\nfolder = '{corpus}'\n")
+    np.save(corpus / "unigram.npy", np.arange(1, V + 1))
+    save_tokenizer(words, corpus / "tokenizer.json")
+    result = run(tmp_path / "run", "--wordsim", folder)
+    assert "100 (11/12)" in result.stdout
+    assert "needs token counts" not in result.stdout
 
 
 def test_word_pairs_can_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

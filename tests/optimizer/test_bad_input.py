@@ -28,7 +28,8 @@ from coupled_adam import CoupledAdamW
         ({"couple": "lm_head.weight"}, r"couple=\['lm_head.weight'\]"),
         ({"couple": ["no.such.*"]}, "'no.such.*' matches no trainable parameter"),
         ({"couple": ["norm.weight"]}, r"'norm.weight' has shape \(6,\), expected \(V, H\)"),
-        ({"couple": "none"}, "No coupled group"),
+        ({"couple": "none"}, r"torch\.optim\.AdamW\(param_groups\(model, couple='none'\)\)"),
+        ({"differentiable": True}, r"differentiable=True is not supported; use torch\.optim\.AdamW"),
     ],
     ids=str,
 )

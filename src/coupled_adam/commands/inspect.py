@@ -27,7 +27,8 @@ def inspect(
         str | None, typer.Option(metavar="NAME", help="Measure this tensor only; the end of its name is enough.")
     ] = None,
     unigram: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Token counts (.npy), or tokens to count (.bin, .u16.xz).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Token counts (.npy), tokens to count (.bin, .u16.xz), or a folder of them."),
     ] = None,
     wordsim: Annotated[
         str | None,

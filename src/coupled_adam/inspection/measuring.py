@@ -27,6 +27,8 @@ from coupled_adam.inspection.sampling import Sample, draw_sample
 from coupled_adam.inspection.tables import Model, Role, read_model
 
 DOWNLOAD = "download"
+# In a corpus that `coupled-adam data prepare` made.
+COUNTS, TOKENIZER = "unigram.npy", "tokenizer.json"
 COUNTS_NEEDED = "needs token counts: --unigram FILE"
 WORDS_NEEDED = "needs word pairs with human scores: --wordsim DIR"
 TOKENIZER_NEEDED = "needs the tokenizer of the model: --tokenizer SPEC"
@@ -85,7 +87,7 @@ def inspect_models(paths: Sequence[str], request: Request, progress: Progress) -
     read_counts = cache(_read_counts)
     models = []
     for path in paths:
-        counts_of = partial(read_counts, request.unigram or _counts_of_run(Path(path)))
+        counts_of = partial(read_counts, request.unigram or _beside_tokens_of_run(Path(path), COUNTS))
         models.append(_measure_model(read_model(path, request.tensor), request, word_pairs, counts_of, progress))
     return models
 
@@ -114,8 +116,11 @@ def _measure_model(
     progress: Progress,
 ) -> MeasuredModel:
     specification = request.tokenizer
-    if word_pairs and specification is None and model.tokenizer is not None:
-        specification = model.tokenizer()
+    if word_pairs and specification is None:
+        if model.tokenizer is not None:
+            specification = model.tokenizer()
+        elif of_run := _beside_tokens_of_run(Path(model.path), TOKENIZER):
+            specification = str(of_run)
     tokenizer = open_tokenizer(specification) if word_pairs and specification else None
     tables = []
     for table in model.tables:
@@ -152,19 +157,21 @@ def _read_word_pairs(wordsim: str | None) -> Mapping[str, WordPairs] | None:
     return load_word_pairs(Path(wordsim))
 
 
-def _counts_of_run(folder: Path) -> Path | None:
-    """The token counts that one of our runs was trained with, where they are still where its config says."""
+def _beside_tokens_of_run(folder: Path, name: str) -> Path | None:
+    """A file of the corpus that one of our runs was trained on, where that still is where the run's config says."""
     try:
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        counts = Path(config["data"]["folder"]).expanduser() / "unigram.npy"
+        path = Path(config["data"]["folder"]).expanduser() / name
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return counts if counts.is_file() else None
+    return path if path.is_file() else None
 
 
 def _read_counts(unigram: Path | None, rows: int) -> Counts | None:
     if unigram is None:
         return None
+    if (unigram / COUNTS).is_file():  # a prepared corpus: of its training text alone, as in training
+        unigram = unigram / COUNTS
     return load_unigram(unigram, rows) if unigram.suffix == ".npy" else count_unigram([unigram], rows)
 
 

@@ -30,6 +30,15 @@ def check_max_grad_norm(value: object) -> None:
         raise ValueError(f"Invalid max_grad_norm value: {value!r}. Use a positive number, or None for no clipping")
 
 
+def check_couple_of_optimizer(couple: str | Sequence[str]) -> None:
+    """ "none" is for the groups of a baseline."""
+    if couple == "none":
+        raise ValueError(
+            "Invalid couple value: 'none' would make this AdamW under another name; for a baseline with the same groups "
+            "use torch.optim.AdamW(param_groups(model, couple='none'))"
+        )
+
+
 def check_couple_unused(couple: str | Sequence[str]) -> None:
     """`couple` selects tables of a model; groups say it themselves."""
     if couple != "output":

@@ -88,6 +88,7 @@ class CoupledAdamW(AdamW):
         capturable: bool = False,
         maximize: bool = False,
         amsgrad: bool = False,
+        differentiable: bool = False,
     ) -> None:
         checks.check_scale_exponent(scale_exponent)
         checks.check_max_grad_norm(max_grad_norm)
@@ -99,6 +100,7 @@ class CoupledAdamW(AdamW):
             "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
+        checks.check_couple_of_optimizer(couple)
         if isinstance(params, nn.Module):
             groups: ParamsT = param_groups(params, weight_decay, couple)
         else:
@@ -114,6 +116,7 @@ class CoupledAdamW(AdamW):
             fused=fused,
             capturable=capturable,
             maximize=maximize,
+            differentiable=differentiable,
         )
         checks.check_any_coupled(self.param_groups)
 
