@@ -340,7 +340,7 @@ def test_a_study_goes_on_when_nobody_reads_what_it_shows(tmp_path: Path) -> None
     )
     assert process.stdout is not None
     process.stdout.close()
-    process.wait(timeout=60)
+    assert process.wait(timeout=60) == 0
     assert len(read_results(tmp_path / "out")) == 4
 
 

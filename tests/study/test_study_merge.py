@@ -90,7 +90,7 @@ def test_runs_that_a_folder_plans_otherwise_are_refused_by_name(file: Path, tmp_
 def test_runs_on_another_text_are_refused(file: Path, tmp_path: Path) -> None:
     first = run_study(file, tmp_path / "a", "*-standard")
     second = run_study(file, tmp_path / "b", "*-coupled", "data.folder=elsewhere/novels")
-    with pytest.raises(ValueError, match=r"coupled/seed-1 in .*/b: data.source, or the name of data.folder"):
+    with pytest.raises(ValueError, match=r"coupled/seed-1 in .*/b: data.folder\n"):
         plans_of(first, second)
 
 

@@ -192,7 +192,7 @@ def test_several_folders_become_one_report(tmp_path: Path) -> None:
     page = write_report([first, second], tmp_path / "both")
     html = page.read_text()
     assert "3 seeds each" in html
-    assert f"coupled-adam study report {first} {second} --out {tmp_path / 'both'}" in html
+    assert f"coupled-adam study report {first}-again {second}-again --out {tmp_path / 'both'}" in html
     assert 'id="partial"' not in html  # what one folder lacks the other has
     links = re.findall(r'<a href="(\./[^"]*runs/[^"]*)"', html)
     assert len(links) == 6

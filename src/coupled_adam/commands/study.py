@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +54,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and what it takes, and exit.")] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of all runs, such as `data.folder=...`."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of all runs, such as `data.folder=DIR`."),
     ] = None,
 ) -> None:
     """Train and evaluate every cell of a study, then write its report.
@@ -94,7 +94,7 @@ def run_and_report(
         spec, out, jobs, only, launcher, dry_run, settings: as the options of `study run`.
     """
     from coupled_adam.study.expansion import cells_of, chosen
-    from coupled_adam.study.folder import StudyFolder
+    from coupled_adam.study.folder import RUNS_HERE, StudyFolder
     from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
     from coupled_adam.study.plan import load_study, value_of, with_settings
     from coupled_adam.study.progress import StudyDisplay
@@ -111,9 +111,10 @@ def run_and_report(
         override = {key.strip(): value_of(text.strip()) for key, _, text in (each.partition("=") for each in of_runs)}
         study = study.model_copy(update={"override": study.override | override})
         cells = chosen(all_cells, only)
-        folder = StudyFolder(out or Path("runs") / study.name)
+        folder = StudyFolder(out or RUNS_HERE / study.name)
     if dry_run:
-        _print_plan(console, study, cells, folder)
+        with _refusing():
+            _print_plan(console, study, cells, folder)
         return
     display = StudyDisplay(console)
 
@@ -122,9 +123,10 @@ def run_and_report(
             display.say(note)
         _check_tokenizers(study, cells)
 
-    _require_writable(folder.path / "report.html")
-    with _refusing():
-        folder.prepare(study, all_cells)
+    with _unmade_if_refused(folder.path), _refusing():
+        _require_report()
+        _require_writable(folder.path / "report.html")
+        folder.require_fit(study, all_cells)
         amount = gpu_hours(cells)
         takes = f", about {hours(amount)} GPU hours on H100 or H200" if amount > GPU_HOURS_WORTH_SAYING else ""
         display.say(f"{study.title}: {len(cells)} runs in {folder.path}{takes}")
@@ -146,7 +148,7 @@ def run_and_report(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of studies; several are merged.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of studies; several are merged.")],
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where to write.  [default: the folder itself; of several, needed]"),
@@ -166,6 +168,7 @@ def report(
     console = Console(highlight=False)
     with _refusing():
         for folder in folders:
+            _require_no_name(folder)
             if (folder / FILE_NAME).is_file():  # jobs of a cluster may have finished since the runner was here
                 cells = cells_of(load_study(str(folder / FILE_NAME)))
                 StudyFolder(folder).gather(cells)
@@ -210,6 +213,7 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
 
     console = Console(highlight=False)
     with _refusing():
+        _require_no_name(folder)
         study = load_study(str(folder / FILE_NAME))
         cells = cells_of(study)
         table = status_table(study, cells, StudyFolder(folder))
@@ -224,6 +228,38 @@ def _say_outside(say: Callable[[str], None], folder: "StudyFolder", cells: "Sequ
         say(f"Not in the study any more, and left out of its results: {', '.join(others)}")
 
 
+def _require_no_name(folder: Path) -> None:
+    """Whoever gives the name of a study, as to `study run`, is told where its folder is."""
+    from coupled_adam.study.folder import RUNS_HERE
+    from coupled_adam.study.plan import FILE_NAME
+    from coupled_adam.study.results import FILE_NAME as RESULTS
+
+    meant = RUNS_HERE / folder
+    if not any((folder / name).is_file() for name in (FILE_NAME, RESULTS)) and (meant / FILE_NAME).is_file():
+        raise ValueError(f"{folder} is not the folder of a study; give its folder: {meant}")
+
+
+def _require_report() -> None:
+    """Say now, and not after the training, that what the report needs is missing."""
+    from coupled_adam.embeddings.optional import require
+
+    for package in ("matplotlib", "jinja2", "scipy"):
+        require(package, "study", "to write a report")
+
+
+@contextmanager
+def _unmade_if_refused(folder: Path) -> Iterator[None]:
+    """Removes a folder that a study had made, and left empty, when it was refused."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except typer.Exit:
+        with suppress(OSError):  # it is not empty
+            for path in made:
+                path.rmdir()
+        raise
+
+
 def _require_writable(path: Path) -> None:
     """Now, and not after the training."""
     from coupled_adam.atomic import require_writable
@@ -235,12 +271,16 @@ def _require_writable(path: Path) -> None:
 
 
 def _print_plan(console: Console, study: "Study", cells: "Sequence[Cell]", folder: Any) -> None:
-    from coupled_adam.study.overview import plan_table
+    from coupled_adam.study.folder import TO_BE_MEASURED
+    from coupled_adam.study.overview import counts, plan_table
     from coupled_adam.study.plan import one_paragraph
 
     console.print(Text(study.title, style="bold"))
     console.print(Text(one_paragraph(study.description)))
     console.print(plan_table(study, cells, folder))
+    trained = counts(study, cells, folder).get(TO_BE_MEASURED)
+    if trained:
+        console.print(Text(f"{trained} of these runs are trained and only to be measured; that takes no training."))
     console.print(Text("Nothing was started: --dry-run."))
 
 
@@ -284,13 +324,14 @@ def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
 
 def _print_comparison(console: Console, results: "Sequence[Result]", plans: "Sequence[StudyPlan]") -> None:
     from coupled_adam.inspection.overview import printable_lines
-    from coupled_adam.study.overview import comparison_of
+    from coupled_adam.study.overview import comparison_of, wide_enough
     from coupled_adam.study.report_plan import all_planned
     from coupled_adam.study.tables import build_tables
     from coupled_adam.study.verdict import verdict
 
     for table in build_tables(results, all_planned(plans))[:1]:
-        console.print(comparison_of(table))
+        shown = comparison_of(table)
+        wide_enough(console, shown).print(shown)
         for note in table.notes:
             console.print(Text(note, style="dim"))
     for plan in plans:

@@ -34,8 +34,8 @@ def check_couple_of_optimizer(couple: str | Sequence[str]) -> None:
     """ "none" is for the groups of a baseline."""
     if couple == "none":
         raise ValueError(
-            "Invalid couple value: 'none' would make this AdamW under another name; for a baseline with the same groups "
-            "use torch.optim.AdamW(param_groups(model, couple='none'))"
+            "Invalid couple value: 'none' would make this AdamW under another name; for a baseline with the same "
+            "groups use torch.optim.AdamW(param_groups(model, couple='none'))"
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from coupled_adam.study.plan import Study
 from coupled_adam.study.plan_sections import ModelAxis, OptimizerAxis
-from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, load_config
+from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, differences, load_config
 from coupled_adam.training.config_toml import toml_value
 
 MOST_LINES = 12
@@ -198,9 +198,26 @@ def config_hash(config: Config) -> str:
     for name, value in config.model_dump().items():
         flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
     values = {key: value for key, value in flat.items() if key in MATTERS_FOR_RESUME}
-    # The text has a name; a folder without a source has only its own.
-    values["data"] = config.data.source or Path(config.data.folder).name
+    values["data"] = _text_name(config)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def settings_that_differ(a: Config, b: Config) -> list[str]:
+    """The settings that give two configs different hashes; none where the hashes are equal.
+
+    Example:
+        >>> settings_that_differ(load_config("tiny"), load_config("tiny", ["seed=2", "training.threads=2"]))
+        ['seed']
+    """
+    counting = set(MATTERS_FOR_RESUME)
+    if _text_name(a) != _text_name(b):
+        counting.add("data.source" if a.data.source != b.data.source else "data.folder")
+    return [key for key in differences(a, b) if key in counting]
+
+
+def _text_name(config: Config) -> str:
+    """What the text of a run is called: by its source; without one, a folder has only its own name."""
+    return config.data.source or Path(config.data.folder).name
 
 
 def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:

@@ -16,17 +16,22 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from coupled_adam.atomic import write_whole
-from coupled_adam.study.expansion import Cell, config_hash
+from coupled_adam.study.expansion import Cell, settings_that_differ
 from coupled_adam.study.metrics import TASK_LIMIT, task_key
 from coupled_adam.study.plan import FILE_NAME, Study, load_study, study_toml
 from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
-from coupled_adam.training.config import differences, load_config, to_toml
+from coupled_adam.training.checkpoint_record import checkpoints_in
+from coupled_adam.training.config import load_config, to_toml
 from coupled_adam.training.logbook import parse_row
 from coupled_adam.training.presets import PRESETS
+from coupled_adam.training.run_folder import RunFolder
 
 CONFIG, METRICS, ERROR, OUTPUT, CLAIM = "config.toml", "metrics.jsonl", "error.txt", "output.txt", "claim"
+RUNS_HERE = Path("runs")
+"""Where a study goes, under its name, when nothing else is said."""
+TO_BE_MEASURED = "to be measured"
 TAIL_BYTES = 2**14
 SECONDS_OF_WRITING = 60.0  # no file takes that long
 
@@ -41,8 +46,8 @@ class StudyFolder:
         """The run folder of a cell."""
         return self.path / cell.run
 
-    def prepare(self, study: Study, cells: Sequence[Cell]) -> None:
-        """Make the folder, or find it as the same study left it; then write the study as it is run from here on.
+    def require_fit(self, study: Study, cells: Sequence[Cell]) -> None:
+        """See that the folder is new, or as the same study left it; nothing is written.
 
         Raises:
             ValueError: where the folder holds something else, or runs that now would have other settings.
@@ -61,9 +66,17 @@ class StudyFolder:
                 f"other names, give another --out, or remove the folders of these runs to do them again "
                 f"({self.path}/runs/...):\n" + "\n".join(changed)
             )
+
+    def prepare(self, study: Study, cells: Sequence[Cell]) -> None:
+        """Make the folder where it is missing, and write the study as it is run from here on.
+
+        Raises:
+            ValueError: as `require_fit` does.
+        """
+        self.require_fit(study, cells)
         self.path.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
-        write_whole(stored, study_toml(self._with_own_bases(study)))
+        write_whole(self.path / FILE_NAME, study_toml(self._with_own_bases(study)))
 
     def _remove_leftovers(self) -> None:
         """Half-written files of a process that was killed; young ones may be those of another process at work."""
@@ -76,12 +89,9 @@ class StudyFolder:
         config = self.run(cell) / CONFIG
         if not config.is_file():
             return
-        before = load_config(str(config))
-        if config_hash(before) != cell.config_hash:
-            keys = ", ".join(
-                key for key in differences(before, cell.config) if not key.startswith(("log.", "check", "name"))
-            )
-            yield f"{cell.label}: {keys}"
+        changed = settings_that_differ(load_config(str(config)), cell.config)
+        if changed:
+            yield f"{cell.label}: {', '.join(changed)}"
 
     def _with_own_bases(self, study: Study) -> Study:
         """Copies base configs that are files into the folder, so that it holds everything to run the study again."""
@@ -101,7 +111,8 @@ class StudyFolder:
         return result if is_measured(result.metrics, evaluation) else None
 
     def status(self, cell: Cell, evaluation: EvaluationSection) -> str:
-        """finished, running, failed, stopped (it goes on from where it was) or waiting."""
+        """finished, running, failed, to be measured (it is trained, and lacks what the study asks for now), stopped
+        (it goes on from where it was) or waiting."""
         folder = self.run(cell)
         if self.result(cell, evaluation) is not None:
             return "finished"
@@ -109,6 +120,8 @@ class StudyFolder:
             return "running"
         if (folder / ERROR).is_file():
             return "failed"
+        if newest_step(folder) == cell.config.total_steps:
+            return TO_BE_MEASURED
         return "stopped" if (folder / METRICS).is_file() else "waiting"
 
     def gather(self, cells: Sequence[Cell]) -> list[Result]:
@@ -184,6 +197,12 @@ def is_claimed(run_folder: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def newest_step(run_folder: Path) -> int:
+    """The step of the newest checkpoint of a run; 0 where there is none."""
+    found = checkpoints_in(RunFolder(run_folder).checkpoints)
+    return int(found[-1].name.removeprefix("step-")) if found else 0
 
 
 def last_row(run_folder: Path, kind: str = "train") -> dict[str, float] | None:

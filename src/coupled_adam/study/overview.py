@@ -6,6 +6,8 @@ The time is counted from the configs (training/estimates); nothing here loads to
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 HOUR = 3600.0
 GPU_HOURS_WORTH_SAYING = 1.0
 MOST_SIDE_BY_SIDE = 4
+WIDER_THAN_ANY_TABLE = 10_000
 
 
 def gpu_hours(cells: Sequence[Cell]) -> float:
@@ -109,18 +112,18 @@ def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Ta
 
 def comparison_of(table: "StudyTable") -> Table:
     """A table of results for the terminal: a few optimizers beside each other, many below each other."""
-    if len(table.rows) > MOST_SIDE_BY_SIDE:
-        from coupled_adam.study.table_formats import to_rich
-
-        shown = to_rich(table)
-        shown.caption = None  # as wide as the table, which may be narrow
-        return shown
-    shown = Table("", title=table.title)
     names = [index for index, column in enumerate(table.columns) if not column.numbers]
-    # What all rows have in common is no heading; but where that is the optimizer, it is said, with its D.
+    # What all rows have in common tells none apart; but where that is the optimizer, it is said, with its D.
     heads = [index for index in names if len({row[index].text for row in table.rows}) > 1]
     if not any(table.columns[index].key == "optimizer" for index in heads):
         heads = [index for index in names if index in heads or table.columns[index].key in ("D", "optimizer")]
+    if len(table.rows) > MOST_SIDE_BY_SIDE:
+        from coupled_adam.study.table_formats import to_rich
+
+        shown = to_rich(table.without(set(names) - set(heads)))
+        shown.caption = None  # as wide as the table, which may be narrow
+        return shown
+    shown = Table("", title=table.title)
     for row in table.rows:
         shown.add_column("\n".join(row[index].text for index in heads), justify="right", no_wrap=True)
     for index, column in enumerate(table.columns):
@@ -130,8 +133,17 @@ def comparison_of(table: "StudyTable") -> Table:
     return shown
 
 
+def wide_enough(console: Console, table: Table) -> Console:
+    """A console on which a table is not cut off. Where that is wider than the terminal, lines go on in the next one,
+    and no digit is lost."""
+    whole = Console(width=WIDER_THAN_ANY_TABLE)
+    width = max(console.width, Measurement.get(whole, whole.options, table).maximum)
+    # Quiet where the console is: it may have lost its reader.
+    return Console(file=console.file, quiet=console.quiet, highlight=False, width=width)
+
+
 def counts(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> dict[str, int]:
-    """How many runs are finished, running, stopped, failed and waiting."""
+    """How many runs stand how, by the words of `StudyFolder.status`."""
     found: dict[str, int] = {}
     for cell in cells:
         status = folder.status(cell, study.evaluation)

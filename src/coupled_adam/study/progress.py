@@ -18,9 +18,7 @@ from rich.text import Text
 
 from coupled_adam.models.config import flops_per_token
 from coupled_adam.study.expansion import Cell
-from coupled_adam.study.folder import last_row
-from coupled_adam.training.checkpoint_record import checkpoints_in
-from coupled_adam.training.run_folder import RunFolder
+from coupled_adam.study.folder import last_row, newest_step
 from coupled_adam.training.units import duration
 
 if TYPE_CHECKING:
@@ -59,12 +57,6 @@ class Running:
     def share(self) -> float:
         """The part of its steps that is taken."""
         return self.step / self.cell.config.total_steps
-
-
-def newest_step(folder: Path) -> int:
-    """The step of the newest checkpoint of a run; 0 where there is none."""
-    found = checkpoints_in(RunFolder(folder).checkpoints)
-    return int(found[-1].name.removeprefix("step-")) if found else 0
 
 
 def operations(cell: Cell) -> float:

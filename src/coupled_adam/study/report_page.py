@@ -21,7 +21,9 @@ from markupsafe import Markup
 from coupled_adam import __version__
 from coupled_adam.study.figures import Plate
 from coupled_adam.study.figures.album import MAIN_PICTURE
+from coupled_adam.study.folder import TO_BE_MEASURED
 from coupled_adam.study.metrics import TASKS, measured, other_tasks
+from coupled_adam.study.plan import FILE_NAME
 from coupled_adam.study.report_curves import curves_data, curves_note
 from coupled_adam.study.report_data import has_scale_exponents, limit_note, loss_note, sizes, table_note, variants
 from coupled_adam.study.report_plan import StudyPlan, Unfinished, all_planned
@@ -33,7 +35,7 @@ from coupled_adam.training.amounts import short
 from coupled_adam.training.units import duration
 
 # What can be said of a run that is not in the results, the best first.
-FURTHEST = ("just finished", "running", "failed", "stopped", "waiting")
+FURTHEST = ("just finished", "running", TO_BE_MEASURED, "failed", "stopped", "waiting")
 # Long tables that few readers need: folded away, and opened for printing.
 FOLDED = ("further", "comparisons", "runs")
 
@@ -127,14 +129,17 @@ def commands(plans: Sequence[StudyPlan], results: Sequence[Result], out: Path) -
     found = [result.metrics for result in results]
     extras = "eval,study" if measured(TASKS, found) or other_tasks(found) else "study"
     install = f"pip install 'coupled-adam[{extras}]{f'=={versions[-1]}' if versions else ''}'"
-    folders = [shlex.quote(str(plan.folder)) for plan in plans]
+    # The new runs lie beside the old ones; what has no study file cannot be run again and is taken as it is.
+    folders = [f"{plan.folder}-again" if plan.toml else str(plan.folder) for plan in plans]
     runs = [
-        f"coupled-adam study run {shlex.quote(str(plan.folder / 'study.toml'))} --out {folder}-again"
+        shlex.join(["coupled-adam", "study", "run", str(plan.folder / FILE_NAME), "--out", folder])
         for plan, folder in zip(plans, folders, strict=True)
         if plan.toml
     ]
-    elsewhere = [] if [plan.folder for plan in plans] == [out] else ["--out", shlex.quote(str(out))]
-    return [install, *runs, " ".join(["coupled-adam study report", *folders, *elsewhere])]
+    if len(plans) == len(runs) == 1:  # it ends with its report
+        return [install, *runs]
+    elsewhere = [] if [plan.folder for plan in plans] == [out] else ["--out", str(out)]
+    return [install, *runs, shlex.join(["coupled-adam", "study", "report", *folders, *elsewhere])]
 
 
 def version_order(version: str) -> tuple[list[int], bool, str]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coupled_adam.study.cell import read_error
-from coupled_adam.study.expansion import Cell, cells_of, config_hash
+from coupled_adam.study.expansion import Cell, cells_of, settings_that_differ
 from coupled_adam.study.folder import CONFIG, StudyFolder
 from coupled_adam.study.grid import Planned
 from coupled_adam.study.plan import FILE_NAME, Study, load_study, one_paragraph
 from coupled_adam.study.report_data import Size
 from coupled_adam.study.results import Result, read_results
-from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, differences, load_config
+from coupled_adam.training.config import Config, load_config
 
 Name = tuple[str, int]
 """Cell and seed: what a run is called in every folder."""
@@ -24,7 +24,7 @@ class Unfinished:
 
     label: str
     status: str
-    """running, failed, stopped or waiting."""
+    """As `StudyFolder.status` says; or just finished."""
     reason: str
     """Why it failed."""
 
@@ -138,7 +138,7 @@ def _has_settings_of(result: Result, cell: Cell) -> bool:
     if result.config_hash == cell.config_hash:
         return True
     config = _config_of(result)
-    return config is not None and config_hash(config) == cell.config_hash
+    return config is not None and not settings_that_differ(config, cell.config)
 
 
 def _config_of(result: Result) -> Config | None:
@@ -154,8 +154,7 @@ def _differing(result: Result, cell: Cell) -> str:
     config = _config_of(result)
     if config is None:
         return f"settings {result.config_hash} instead of {cell.config_hash}"
-    keys = [key for key in differences(config, cell.config) if key in MATTERS_FOR_RESUME]
-    return ", ".join(keys) or "data.source, or the name of data.folder where there is none"
+    return ", ".join(settings_that_differ(config, cell.config))
 
 
 def _unchecked(plans: Sequence[StudyPlan]) -> dict[Path, str]:

@@ -60,23 +60,29 @@ def run_study(
     Args:
         study: as it was loaded.
         cells: the runs that are wanted.
-        folder: of the study, prepared.
+        folder: of the study, into which it fits; prepared when nothing is left that could refuse the study.
         all_cells: all runs of the study, in the order of its results.
         jobs: runs at a time; None: as many as there are GPUs; without GPUs as many as there are cores, but one where a
             model is not small; with torchrun one; with slurm the cluster decides.
         launcher: where they run.
         display: shows how far they are.
         before_runs: prepares what all runs need, while the workers start.
+
+    Raises:
+        ValueError, OSError, ImportError: for what keeps the study from starting; then its folder is as it was.
     """
     outcome = Outcome()
     todo = deque(cell for cell in cells if folder.result(cell, study.evaluation) is None)
     outcome.finished = len(cells) - len(todo)
-    folder.gather(all_cells)
     if not todo:
+        folder.prepare(study, all_cells)
+        folder.gather(all_cells)
         return outcome
     machine = _machine(study, folder, jobs, launcher, todo, display.say)
     try:
         before_runs()
+        folder.prepare(study, all_cells)
+        folder.gather(all_cells)
         with watching_signals() as interruption, display:
             display.begin(cells, todo)
             _loop(study, folder, all_cells, todo, machine, display, interruption, outcome)

@@ -108,10 +108,12 @@ def _latex_cell(cell: Cell) -> str:
 
 
 def to_rich(table: Table) -> rich.table.Table:
-    """The table for a terminal; published values in brackets, a line between groups."""
+    """The table for a terminal; published values in brackets, a line between groups, and arrows below their headings,
+    so that it is not wider than its numbers need."""
     shown = rich.table.Table(title=table.title, caption="\n".join(table.notes), caption_justify="left")
     for column in table.columns:
-        shown.add_column(column.label, justify="right" if column.numbers else "left")
+        heading = column.label.replace(" (", "\n(") if column.numbers else column.label
+        shown.add_column(heading, justify="right" if column.numbers else "left")
     for number, row in enumerate(table.rows):
         if table.rule_above(number) is not None:
             shown.add_section()

@@ -1,7 +1,7 @@
 """A table as data: every format (CSV, Markdown, LaTeX, terminal, HTML) is made from this one description."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from coupled_adam.study.notation import MISSING, escape_latex
 from coupled_adam.study.published import Published
@@ -71,6 +71,16 @@ class Table:
             return None
         pairs = zip(self.rows[row - 1][: self.groups], self.rows[row][: self.groups], strict=True)
         return next((index for index, (above, here) in enumerate(pairs) if above.text != here.text), None)
+
+    def without(self, places: Collection[int]) -> "Table":
+        """The same table without some of its columns; the others group the rows as before."""
+        kept = [place for place in range(len(self.columns)) if place not in places]
+        return replace(
+            self,
+            columns=tuple(self.columns[place] for place in kept),
+            rows=tuple(tuple(row[place] for place in kept) for row in self.rows),
+            groups=sum(place < self.groups for place in kept),
+        )
 
 
 def text_column(key: str, label: str, latex: str | None = None) -> Column:

@@ -60,6 +60,7 @@ FURTHER = (*OTHERS, *(metric for key, metric in METRICS.items() if key.startswit
 
 D, N, SEEDS = text_column("D", "D", "$D$"), text_column("N", "N", "$N$"), text_column("seeds", "seeds")
 NONE = "no run has a value"
+MOST_NAMED = 4
 OPTIMIZER = text_column("optimizer", "optimizer")
 EXPONENT = text_column("n", "n", "$n$")
 
@@ -229,6 +230,10 @@ def _note_on(count: int, runs: int) -> str:
     return f"{count} of {runs} have it" if count else NONE
 
 
+def _in_brackets(note: str) -> str:
+    return "" if note == NONE else f" ({note})"
+
+
 def seeds_text(cell: CellRuns) -> str:
     """How many seeds there are, and of how many."""
     there, wanted = len(cell.runs), len(cell.seeds)
@@ -246,11 +251,29 @@ def column_of(metric: Metric, cells: Sequence[Cell]) -> Column:
     )
 
 
-def single_seeds(groups: Sequence[Sequence[CellRuns]]) -> list[str]:
-    """The cells with one run, which keep all that they are compared with from being bold."""
+def named_cells(cells: Sequence[tuple[str, str]]) -> str:
+    """Cells in a sentence, from their optimizers and sizes: one by one while they are few, else each optimizer once;
+    and where these are many too, their number.
+
+    Example:
+        >>> named_cells([("coupled", "5B, 125M"), ("sgd", "5B, 125M")])
+        'coupled at 5B, 125M; sgd at 5B, 125M'
+        >>> named_cells([("sgd", f"{size}B, 125M") for size in (1, 2, 5, 10, 20)])
+        'sgd (5 sizes)'
+    """
+    if len(cells) <= MOST_NAMED:
+        return "; ".join(f"{optimizer} at {size}" for optimizer, size in cells)
+    counts = Counter(optimizer for optimizer, _ in cells)
+    if len(counts) > MOST_NAMED:
+        return f"{len(cells)} cells of {len(counts)} optimizers"
+    return "; ".join(f"{optimizer} ({count} size{'s' * (count > 1)})" for optimizer, count in counts.items())
+
+
+def single_seeds(groups: Sequence[Sequence[CellRuns]]) -> list[tuple[str, str]]:
+    """Optimizer and size of the cells with one run, which keep all that they are compared with from being bold."""
     models = model_labels([cell for group in groups for cell in group])
     return [
-        f"{name} at {short(cell.size.tokens)}, {models[cell.size]}"
+        (name, f"{short(cell.size.tokens)}, {models[cell.size]}")
         for group in groups
         if sum(bool(cell.runs) for cell in group) > 1
         for cell, name in zip(group, optimizer_labels(group), strict=True)
@@ -277,7 +300,7 @@ def notes_on(
         if single:
             notes.append(
                 "Nothing is bold where an optimizer with one seed has a value, for it cannot be tested: "
-                f"{'; '.join(single)}."
+                f"{named_cells(single)}."
             )
     else:
         notes.append("One seed each: no claim, nothing is bold.")
@@ -299,17 +322,16 @@ def notes_on(
     if missing:
         notes.append(f"Missing runs: {missing} of {sum(len(cell.seeds) for cell in cells)}, see the column of seeds.")
     # The columns that are missing in the same places, together: seven tasks are evaluated or not.
-    lacking: dict[str, list[str]] = {}
+    lacking: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for place, column in enumerate(table.columns):
-        short_of = [
-            f"{row[2].text} at {row[0].text}, {row[1].text}"
-            + (f" ({row[place].note})" if row[place].note != NONE else "")
+        short_of = tuple(
+            (row[2].text, f"{row[0].text}, {row[1].text}{_in_brackets(row[place].note)}")
             for row in table.rows
             if row[place].note
-        ]
+        )
         if short_of:
-            lacking.setdefault("; ".join(short_of), []).append(column.label)
+            lacking.setdefault(short_of, []).append(column.label)
     for places, labels in lacking.items():
         verb = "is" if len(labels) == 1 else "are"
-        notes.append(f"{', '.join(labels)} {verb} missing in finished runs of: {places}.")
+        notes.append(f"{', '.join(labels)} {verb} missing in finished runs of: {named_cells(places)}.")
     return notes

@@ -161,15 +161,12 @@ class OpenedRun:
 
     def score(self, task: str, requests: Sequence[TokenRequest], on_progress: OnProgress) -> list[Score]:
         """The scores of the requests of a task, in their order."""
-        try:
-            return score_requests(
-                self.model,
-                requests,
-                precision=self.precision,
-                on_progress=lambda done, total: on_progress(task, done, total),
-            )
-        except ValueError as error:
-            raise ValueError(f"task {task}: {error}") from None
+        return score_requests(
+            self.model,
+            requests,
+            precision=self.precision,
+            on_progress=lambda done, total: on_progress(task, done, total),
+        )
 
     @property
     def weights_hash(self) -> str:
@@ -349,7 +346,7 @@ def add_tasks(
         try:
             scored = harness.evaluate_task(model_for(name), name, task, results.found.subject.limit)
         except ValueError as error:
-            refused.append(f"{name}: {error}")
+            refused.append(f"task {name}: {error}")
             continue
         taken = (seconds or {}).get(name, time.monotonic() - started)
         result = TaskResult(

@@ -139,7 +139,10 @@ def answer_requests(
     for name in [name for name in requests.tasks if name not in scores.scores]:
         started = time.monotonic()
         on_progress(name, 0, len(requests.tasks[name]))
-        answers = opened.score(name, requests.tasks[name], on_progress)
+        try:
+            answers = opened.score(name, requests.tasks[name], on_progress)
+        except ValueError as error:
+            raise ValueError(f"task {name}: {error}") from None
         model = {**model, "seconds": {**model["seconds"], name: round(time.monotonic() - started, 3)}}
         added = ScoreFile.of(requests, {name: answers}, model)
         scores = replace(added, scores={**scores.scores, **added.scores})

@@ -119,9 +119,8 @@ def evaluate_task(model: Any, name: str, task: Any, limit: int | None) -> Scored
             found = evaluate(lm=model, task_dict={"tasks": {name: task}}, **settings)
     except OverflowError as error:
         raise ValueError(
-            f"task {name}: the model finds the right answers so unlikely that a metric of lm-eval exceeds all numbers "
-            "(a perplexity, for one); its weights may have diverged: evaluate an earlier checkpoint, or leave the task "
-            "out"
+            "the model finds the right answers so unlikely that a metric of lm-eval exceeds all numbers (a perplexity, "
+            "for one); its weights may have diverged: evaluate an earlier checkpoint, or leave the task out"
         ) from error
     count = found["n-samples"][name]
     metrics = {

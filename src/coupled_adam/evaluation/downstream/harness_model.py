@@ -91,15 +91,15 @@ def looked_up(scores: ScoreFile, task: str) -> Answer:
         known = [score for score in found if score is not None]
         if len(known) < len(found):
             raise ValueError(
-                f"task {task}: the scores lack {len(found) - len(known)} of its {len(found)} requests; they were "
-                "written for other documents, another --limit, another tokenizer or another lm-eval. Write the "
-                "requests again with this machine's, and score them anew"
+                f"the scores lack {len(found) - len(known)} of its {len(found)} requests; they were written for other "
+                "documents, another --limit, another tokenizer or another lm-eval. Write the requests again with this "
+                "machine's, and score them anew"
             )
         unasked = len(scores.scores[task]) - len(set(requests))
         if unasked:
             raise ValueError(
-                f"task {task}: its documents here ask for {unasked} requests less than were scored; give the documents "
-                "that the requests were written from, or write them again"
+                f"its documents here ask for {unasked} requests less than were scored; give the documents that the "
+                "requests were written from, or write them again"
             )
         return known
 
