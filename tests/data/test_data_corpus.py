@@ -1,6 +1,7 @@
 """Opening folders of shards: through a manifest, as nanoGPT leaves them, and everything that can be wrong with them."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from data_corpora import contents, write_corpus
 
-from coupled_adam.data.corpus import open_corpus
+from coupled_adam.data.corpus import open_corpus, open_known_corpus
 from coupled_adam.data.prepare import prepare
 
 
@@ -59,6 +60,8 @@ def test_a_folder_of_nanogpt_is_read_and_what_is_assumed_is_said(tmp_path: Path)
     assert (corpus.tokenizer, corpus.vocabulary_size, corpus.manifest.separator) == ("gpt2", 50257, 50256)
     assert corpus.tokens("train").read(990, 10).tolist() == list(range(990, 1000))
     assert corpus.unigram().sum() == 1000
+    with warnings.catch_warnings(action="error"):  # a run that was trained on it has said so
+        assert open_known_corpus(corpus.folder).splits == corpus.splits
     (tmp_path / "val.bin").write_bytes(b"odd")
     with pytest.raises(ValueError, match=r"val.bin: has 3 bytes, expected uint16 tokens, two bytes each"):
         open_corpus(tmp_path)

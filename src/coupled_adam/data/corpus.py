@@ -147,6 +147,12 @@ def _sample(path: Path) -> bytes:
     return b"".join(parts)
 
 
+def open_known_corpus(folder: str | Path) -> Corpus:
+    """`open_corpus` of a folder whose warnings were seen before: that of a run, when it was trained."""
+    with warnings.catch_warnings(action="ignore"):
+        return open_corpus(folder)
+
+
 def file_hash(path: Path) -> str:
     """The sha256 of a file."""
     with path.open("rb") as file:

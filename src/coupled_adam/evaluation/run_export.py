@@ -1,6 +1,5 @@
 """Exporting a run: its newest checkpoint, the tokenizer of its corpus, and its config on the model card."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +97,7 @@ def _origin(config: Config, corpus: Corpus | None) -> str | None:
 def _corpus(config: Config, checkpoint: Record) -> tuple[Corpus | None, str | None]:
     """The corpus of a run, or why there is none."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # what it warns of was said when the run was trained
-            corpus = run_corpus(config, checkpoint)
+        corpus = run_corpus(config, checkpoint)
     except (ValueError, OSError) as error:
         return None, str(error)
     return corpus, None if corpus else f"the corpus of the run, {config.data.folder}, is not here"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from coupled_adam.data.corpus import Corpus, open_corpus
+from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record
@@ -54,7 +54,7 @@ def run_corpus(config: Config, checkpoint: Record) -> Corpus | None:
     folder = Path(config.data.folder).expanduser()
     if not folder.is_dir():
         return None
-    corpus = open_corpus(folder)
+    corpus = open_known_corpus(folder)
     if checkpoint.state.get("data", corpus.fingerprint) != corpus.fingerprint:
         raise ValueError(
             f"{folder} holds other tokens now than the run was trained on; prepare them again as they were"

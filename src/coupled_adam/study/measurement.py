@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from coupled_adam.data.corpus import Corpus, open_corpus
+from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.embeddings import EmbeddingMetrics, measure
 from coupled_adam.evaluation.held_out_loss import loss_over, pick_split
 from coupled_adam.evaluation.weights import load_run
@@ -85,7 +85,7 @@ def measure_run(run_folder: Path, evaluation: EvaluationSection, before: Result 
     needs_measures = not expected_measures(evaluation) <= metrics.keys()
     if needs_loss or needs_measures:
         model, config, corpus = load_run(run_folder)
-        corpus = corpus or open_corpus(Path(config.data.folder).expanduser())
+        corpus = corpus or open_known_corpus(Path(config.data.folder).expanduser())
         model.to(pick_device(config.training.device))
         if needs_loss:
             split, note = pick_split(corpus)

@@ -219,10 +219,11 @@ def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> list[str]
     # Here, for it comes with numpy, which a dry run does without.
     from coupled_adam.training.run_tokens import open_tokens, prepare_tokens
 
+    for config in {cell.config.data: cell.config for cell in cells}.values():
+        prepare_tokens(config, say)
     notes: list[str] = []
     different = {(cell.config.data, cell.config.model.vocabulary_size): cell.config for cell in cells}
     for config in different.values():
-        prepare_tokens(config, say)
         corpus = open_tokens(config)
         if "test" not in corpus.splits and "val" in corpus.splits:
             notes.append(f"{corpus.folder} has no test split: its validation split is used instead")

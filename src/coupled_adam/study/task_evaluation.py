@@ -6,7 +6,7 @@ The evaluation itself keeps each finished task in the run folder, so one that wa
 from collections.abc import Iterable
 from pathlib import Path
 
-from coupled_adam.data.corpus import open_corpus
+from coupled_adam.data.corpus import open_known_corpus
 from coupled_adam.evaluation.downstream.evaluate import evaluate_run
 from coupled_adam.evaluation.downstream.harness import check_tasks
 from coupled_adam.evaluation.downstream.results import Downstream
@@ -67,7 +67,7 @@ def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config]) -
     """
     different = {(config.data.folder, config.model.vocabulary_size): config for config in configs}
     for config in different.values() if evaluation.tasks else ():
-        corpus = open_corpus(Path(config.data.folder).expanduser())
+        corpus = open_known_corpus(Path(config.data.folder).expanduser())
         if corpus.tokenizer is None:
             raise ValueError(
                 f"evaluation.tasks needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "

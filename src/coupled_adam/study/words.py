@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.data.corpus import Corpus, open_corpus
+from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.embeddings.download import fetch_word_pairs
 from coupled_adam.embeddings.word_pairs import load_word_pairs
 from coupled_adam.study.plan_sections import EvaluationSection
@@ -39,4 +39,4 @@ def check_words(evaluation: EvaluationSection, corpus_folders: Iterable[str]) ->
     """
     if evaluation.measures and evaluation.wordsim is not None:
         for folder in dict.fromkeys(corpus_folders):
-            words_of(open_corpus(Path(folder).expanduser()), evaluation.wordsim)
+            words_of(open_known_corpus(Path(folder).expanduser()), evaluation.wordsim)

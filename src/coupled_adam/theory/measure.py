@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from coupled_adam.data.batches import Batches
-from coupled_adam.data.corpus import Corpus, open_corpus
+from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
 from coupled_adam.models.config import parameter_count
 from coupled_adam.theory.checkpoint import fits_of, measure_checkpoint
@@ -187,7 +187,7 @@ def _unigram(folder: Path, fingerprint: str) -> Counts:
         folder: of the corpus.
         fingerprint: its own; tokens that have changed are counted anew.
     """
-    return open_corpus(folder).unigram()
+    return open_known_corpus(folder).unigram()
 
 
 def _complete(folder: TheoryFolder, numbers: CheckpointTheory) -> CheckpointTheory:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus
+from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus, open_known_corpus
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.data.manifest import TOKENIZER_FILE
 from coupled_adam.embeddings.single_tokens import SingleTokens, open_tokenizer
@@ -41,8 +41,7 @@ def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) 
 def open_tokens(config: Config) -> Corpus:
     """The tokens to train on, which are there; refused where the model has no row for some of them."""
     folder = _folder(config)
-    with warnings.catch_warnings(action="ignore"):  # `prepare_tokens` says it
-        corpus = open_corpus(folder)
+    corpus = open_known_corpus(folder)  # `prepare_tokens` says what it would warn of
     if corpus.vocabulary_size > config.model.vocabulary_size:
         raise ValueError(
             f"model.vocabulary_size is {config.model.vocabulary_size}, but the tokenizer of {folder} has "

@@ -6,7 +6,6 @@ was stopped goes on where it was, and more tasks can be added later.
 
 import hashlib
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -132,8 +131,7 @@ class OpenedRun:
         record = read_record(path)
         corpus = None
         try:
-            with warnings.catch_warnings(action="ignore"):  # what it warns of was said when the run was trained
-                corpus = run_corpus(config, record)
+            corpus = run_corpus(config, record)
         except (ValueError, OSError) as error:
             on_note(str(error))
         # A run of a GPU may be evaluated where there is none; one of the CPU stays there, to be as it was.

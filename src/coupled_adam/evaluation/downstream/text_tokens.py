@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coupled_adam.data.corpus import Corpus, open_corpus
+from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.embeddings.optional import require
 from coupled_adam.evaluation.tokenizer_files import GPT2_ENCODINGS, TokenizerFile, corpus_tokenizer, open_for_export
 from coupled_adam.evaluation.weights import run_config
@@ -69,7 +69,7 @@ def tokens_of(spec: str | Path) -> TextTokens:
         return open_text_tokens(spec)
     config = run_config(Path(spec))
     folder = Path(config.data.folder).expanduser()
-    return run_text_tokens(config, open_corpus(folder) if folder.is_dir() else None)
+    return run_text_tokens(config, open_known_corpus(folder) if folder.is_dir() else None)
 
 
 def run_text_tokens(config: Config, corpus: Corpus | None) -> TextTokens:
