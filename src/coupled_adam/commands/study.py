@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from coupled_adam.commands.refusal import refuse
+from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
     from coupled_adam.study.expansion import Cell
@@ -98,6 +99,7 @@ def run_and_report(
     from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
     from coupled_adam.study.plan import load_study, value_of, with_settings
     from coupled_adam.study.progress import StudyDisplay
+    from coupled_adam.study.report import require_packages
     from coupled_adam.study.runner import LAUNCHERS, prepare_data, run_study
 
     console = Console(highlight=False)
@@ -124,7 +126,7 @@ def run_and_report(
         _check_tokenizers(study, cells)
 
     with _unmade_if_refused(folder.path), _refusing():
-        _require_report()
+        require_packages()  # now, and not after the training
         _require_writable(folder.path / "report.html")
         folder.require_fit(study, all_cells)
         amount = gpu_hours(cells)
@@ -239,14 +241,6 @@ def _require_no_name(folder: Path) -> None:
         raise ValueError(f"{folder} is not the folder of a study; give its folder: {meant}")
 
 
-def _require_report() -> None:
-    """Say now, and not after the training, that what the report needs is missing."""
-    from coupled_adam.embeddings.optional import require
-
-    for package in ("matplotlib", "jinja2", "scipy"):
-        require(package, "study", "to write a report")
-
-
 @contextmanager
 def _unmade_if_refused(folder: Path) -> Iterator[None]:
     """Removes a folder that a study had made, and left empty, when it was refused."""
@@ -309,22 +303,19 @@ def _check_tokenizers(study: "Study", cells: "Sequence[Cell]") -> None:
 
 def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
     """Write the report, and print what is in it in short."""
-    from coupled_adam.study.report_plan import read_plans
-    from coupled_adam.study.results import merge_results
+    from coupled_adam.study.report import read_report, require_packages, write_report_of
 
     with _refusing():
-        results = merge_results(folders)
-        from coupled_adam.study.report import write_report
-
-        path = write_report(folders, out)
-        plans = read_plans(folders, results)
+        require_packages()
+        results, plans = read_report(folders)
+        path = write_report_of(results, plans, out)
     _print_comparison(console, results, plans)
     console.print(Text(f"Report: {path}"), soft_wrap=True)
 
 
 def _print_comparison(console: Console, results: "Sequence[Result]", plans: "Sequence[StudyPlan]") -> None:
     from coupled_adam.inspection.overview import printable_lines
-    from coupled_adam.study.overview import comparison_of, wide_enough
+    from coupled_adam.study.overview import comparison_of
     from coupled_adam.study.report_plan import all_planned
     from coupled_adam.study.tables import build_tables
     from coupled_adam.study.verdict import verdict

@@ -16,13 +16,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from coupled_adam.commands.refusal import refuse
+from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
     from coupled_adam.theory.overview import Numbers
     from coupled_adam.theory.record import RunTheory
-
-WIDEST = 120
-"""Letters of the widest table: cut off at the edge of a narrow terminal, its numbers would be gone."""
 
 
 def theory(
@@ -88,8 +86,7 @@ def theory(
     if as_json:
         typer.echo(json.dumps({name: json.loads(found.to_json()) for name, found in measured.items()}))
     else:
-        console = Console(highlight=False)
-        _print_tables(Console(highlight=False, width=max(console.width, WIDEST)), measured)
+        _print_tables(Console(highlight=False), measured)
     if page:
         _write_pages(runs, measured, time.perf_counter() - started, is_quiet=as_json)
     if checkpoint is None and precision == "float32":  # as a study measures it
@@ -129,9 +126,10 @@ def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
     for name, run in measured.items():
         count = len(run.checkpoints)
         checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
-        console.print(Text(f"{name}: {run.batches} batches at each of {checkpoints}"))
+        console.print(Text(f"{name}: {run.batches} batches at each of {checkpoints}"), soft_wrap=True)
         for numbers in (sums_table(run), fits_table(run)):
-            console.print(_rich_table(numbers))
+            table = _rich_table(numbers)
+            wide_enough(console, table).print(table)
         console.print(Text(LEGEND, style="dim"), soft_wrap=True)
         for sentence in findings(run):
             console.print(Text(sentence), soft_wrap=True)

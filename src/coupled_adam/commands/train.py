@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from coupled_adam.commands.data import preparation_bar
 from coupled_adam.commands.refusal import refuse
+from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
     from coupled_adam.training.run import Outcome
@@ -74,7 +75,8 @@ def train(
     if list_presets:
         from coupled_adam.training.estimates import preset_table, this_machine
 
-        Console(width=max(console.width, 100)).print(preset_table(this_machine()))  # cut off, it would say nothing
+        table = preset_table(this_machine())
+        wide_enough(console, table).print(table)
         return
     if config is None:
         refuse("CONFIG is missing: a preset (see --list), a TOML file or the folder of a run; try `train tiny`")

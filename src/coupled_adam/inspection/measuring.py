@@ -23,12 +23,12 @@ from coupled_adam.embeddings import (
     measure,
     open_tokenizer,
 )
+from coupled_adam.inspection.folders import TOKENIZER
 from coupled_adam.inspection.sampling import Sample, draw_sample
 from coupled_adam.inspection.tables import Model, Role, read_model
 
 DOWNLOAD = "download"
-# In a corpus that `coupled-adam data prepare` made.
-COUNTS, TOKENIZER = "unigram.npy", "tokenizer.json"
+COUNTS = "unigram.npy"  # in a corpus that `coupled-adam data prepare` made
 COUNTS_NEEDED = "needs token counts: --unigram FILE"
 WORDS_NEEDED = "needs word pairs with human scores: --wordsim DIR"
 TOKENIZER_NEEDED = "needs the tokenizer of the model: --tokenizer SPEC"

@@ -20,11 +20,14 @@ from coupled_adam.study.table_model import (
 )
 from coupled_adam.training.amounts import short
 
-COLUMNS = (
+PAIR_COLUMNS = (
     text_column("D", "D", "$D$"),
     text_column("N", "N", "$N$"),
     text_column("baseline", "baseline"),
     text_column("optimizer", "optimizer"),
+)
+COLUMNS = (
+    *PAIR_COLUMNS,
     text_column("metric", "metric"),
     mean_column("x0", "of the baseline"),
     mean_column("x1", "of the optimizer"),
@@ -115,8 +118,4 @@ def p_text(p: float) -> str:
 
 def verdict(comparison: Comparison) -> str:
     """What the paper's test says of the optimizer against the baseline."""
-    if comparison.significant is None:
-        return "no claim"
-    if comparison.significant:
-        return "better"
-    return "worse" if comparison.significantly_worse else "not significant"
+    return "not significant" if comparison.outcome == "open" else comparison.outcome

@@ -7,7 +7,7 @@ the same seed see the same batches and are compared with each other.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coupled_adam.study.comparison_table import pairs_of
+from coupled_adam.study.comparison_table import PAIR_COLUMNS, pairs_of
 from coupled_adam.study.curves import Curve, curve_of
 from coupled_adam.study.grid import CellRuns, by_model_name, model_labels, optimizer_labels
 from coupled_adam.study.notation import shorthand
@@ -16,10 +16,7 @@ from coupled_adam.study.table_model import Cell, Table, mean_cell, mean_column, 
 from coupled_adam.training.amounts import short
 
 COLUMNS = (
-    text_column("D", "D", "$D$"),
-    text_column("N", "N", "$N$"),
-    text_column("baseline", "baseline"),
-    text_column("optimizer", "optimizer"),
+    *PAIR_COLUMNS,
     text_column("steps", "steps"),
     text_column("seeds", "seeds that cross"),
     mean_column("step", "ahead from step"),

@@ -6,8 +6,6 @@ The time is counted from the configs (training/estimates); nothing here loads to
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 HOUR = 3600.0
 GPU_HOURS_WORTH_SAYING = 1.0
 MOST_SIDE_BY_SIDE = 4
-WIDER_THAN_ANY_TABLE = 10_000
 
 
 def gpu_hours(cells: Sequence[Cell]) -> float:
@@ -131,15 +128,6 @@ def comparison_of(table: "StudyTable") -> Table:
             cells = [row[index] for row in table.rows]
             shown.add_row(column.label, *(Text(cell.text, style="bold" if cell.bold else "") for cell in cells))
     return shown
-
-
-def wide_enough(console: Console, table: Table) -> Console:
-    """A console on which a table is not cut off. Where that is wider than the terminal, lines go on in the next one,
-    and no digit is lost."""
-    whole = Console(width=WIDER_THAN_ANY_TABLE)
-    width = max(console.width, Measurement.get(whole, whole.options, table).maximum)
-    # Quiet where the console is: it may have lost its reader.
-    return Console(file=console.file, quiet=console.quiet, highlight=False, width=width)
 
 
 def counts(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> dict[str, int]:

@@ -8,12 +8,18 @@ from pathlib import Path
 
 from coupled_adam.atomic import require_writable, write_whole
 from coupled_adam.embeddings.optional import require
-from coupled_adam.study.report_plan import all_planned, read_plans
-from coupled_adam.study.results import merge_results
+from coupled_adam.study.report_plan import StudyPlan, all_planned, read_plans
+from coupled_adam.study.results import Result, merge_results
 from coupled_adam.study.tables import write_tables_to
 
 FILE_NAME = "report.html"
 FIGURES = "figures"
+
+
+def require_packages() -> None:
+    """Refuse when matplotlib, jinja2 or scipy is missing, with the command that installs them."""
+    for package in ("matplotlib", "jinja2", "scipy"):
+        require(package, "study", "to write a report")
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
@@ -28,18 +34,26 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
 
     Raises:
         ValueError: when there is no finished run, or the folders contradict each other.
-        ImportError: when matplotlib, jinja2 or scipy is missing, with the command that installs them.
+        ImportError: as `require_packages`.
     """
-    for package in ("matplotlib", "jinja2", "scipy"):
-        require(package, "study", "to write a report")
-    from coupled_adam.study.figures import draw_figures, write_figures
-    from coupled_adam.study.report_page import render_report
+    require_packages()
+    return write_report_of(*read_report(folders), out)
 
+
+def read_report(folders: Sequence[Path]) -> tuple[list[Result], list[StudyPlan]]:
+    """The finished runs of study folders, and what their studies planned; raises as `write_report` does."""
     results = merge_results(folders)
     if not results:
         names = ", ".join(str(folder) for folder in folders) or "no folder"
         raise ValueError(f"{names}: no finished run to report; run the study first with `coupled-adam study run`")
-    plans = read_plans(folders, results)
+    return results, read_plans(folders, results)
+
+
+def write_report_of(results: Sequence[Result], plans: Sequence[StudyPlan], out: Path) -> Path:
+    """Write the report of what `read_report` found, to a folder; returns the path of report.html."""
+    from coupled_adam.study.figures import draw_figures, write_figures
+    from coupled_adam.study.report_page import render_report
+
     path = out / FILE_NAME
     require_writable(path)
     plates = draw_figures(results)

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
 from coupled_adam.embeddings.optional import require
 from coupled_adam.study.metrics import Better
@@ -77,6 +77,15 @@ class Comparison:
     def significantly_worse(self) -> bool | None:
         """Whether 0 is significantly better than 1 by the paper's test; None: no claim."""
         return self._beyond_threshold(-1 if self.better == "higher" else 1)
+
+    @property
+    def outcome(self) -> Literal["better", "worse", "open", "no claim"]:
+        """What the paper's test says of 1 against 0; open: no significant difference."""
+        if self.significant is None:
+            return "no claim"
+        if self.significant:
+            return "better"
+        return "worse" if self.significantly_worse else "open"
 
     def _beyond_threshold(self, sign: int) -> bool | None:
         """Eqs. student_signficance_loss and student_signficance_other."""

@@ -53,7 +53,7 @@ def verdict_of_pair(
         loss: what to call the loss.
         table: which embeddings the ratios are of.
     """
-    outcomes = [outcome_of(comparison) for comparison in losses]
+    outcomes: list[Outcome] = [comparison.outcome for comparison in losses]
     outcome: Outcome = "no claim" if not outcomes else outcomes[0] if len(set(outcomes)) == 1 else "mixed"
     sentence = _loss_sentence(first, second, losses, outcomes, loss)
     return Verdict(outcome, sentence, _ratio_sentence(first, second, ratios, table))
@@ -83,15 +83,6 @@ def verdict_of_many(
     if all(each.higher == each.others for each in lowest) and len({each.name for each in lowest}) == 1:
         return Verdict("better", text, embeddings)
     return Verdict("open" if len(lowest) == 1 else "mixed", text, embeddings)
-
-
-def outcome_of(comparison: Comparison) -> Outcome:
-    """What the paper's test says of one comparison."""
-    if comparison.significant is None:
-        return "no claim"
-    if comparison.significant:
-        return "better"
-    return "worse" if comparison.significantly_worse else "open"
 
 
 def percent(ratio: float) -> str:
@@ -262,7 +253,7 @@ def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison], table
     centred = all((ratio.mean1 or 0.0) < CENTRED_BELOW for ratio in ratios)
     has_length = f"mean {table}embedding has {new} of a typical embedding's length, against {old} with {first}"
     total = len(ratios)
-    counts = Counter(outcome_of(ratio) for ratio in ratios)
+    counts: Counter[Outcome] = Counter(ratio.outcome for ratio in ratios)
     if counts["no claim"] == total:
         return _sentence(f"with {second} the {has_length}; with so few seeds this is no claim.")
     if counts["better"] == total:
