@@ -1,6 +1,5 @@
 """Models and their loss on a real GPU: float32 as on the CPU, bf16 as near to it as torch's own autocast."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,16 +13,8 @@ from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.loss import linear_cross_entropy
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 V, T = 1000, 128
-
-
-@pytest.fixture(autouse=True)
-def exact_float32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def model_of(architecture: str) -> LanguageModel:

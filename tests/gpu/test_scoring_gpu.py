@@ -1,7 +1,5 @@
 """Scores of requests on a real GPU: float32 as on the CPU, bf16 near to it, and bf16 unless told otherwise."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -12,16 +10,8 @@ from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 V, T = 5000, 128
-
-
-@pytest.fixture(autouse=True)
-def exact_float32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])

@@ -24,6 +24,7 @@ from coupled_adam.study.results import Result
 from coupled_adam.study.runner import Outcome, run_study
 from coupled_adam.training.config import to_toml
 
+FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
 COMMAND = [sys.executable, "-c", "from coupled_adam.commands.study import app; app()"]
 # Real runs that take their time, so that there is time to disturb them, and none of the processor's.
 SLOW_WORKER = """

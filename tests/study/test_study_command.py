@@ -11,36 +11,22 @@ from typing import Any
 
 import pytest
 import typer
-from study_runs import ADAMW, COUPLED, study_corpus, write_study
-from typer.testing import CliRunner, Result
+from study_cli import study
+from study_runs import ADAMW, COUPLED, FAKE_WORKER, study_corpus, write_study
+from typer.testing import CliRunner
 
 from coupled_adam.commands import demo as demo_command
-from coupled_adam.commands import study as study_command
-from coupled_adam.study import launchers, runner
+from coupled_adam.study import launchers
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.notation import MISSING
 from coupled_adam.study.plan import STUDIES, load_study
 from coupled_adam.study.results import read_results
 
-FAKE = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
+pytestmark = pytest.mark.usefixtures("quick", "empty_folder")
 PAIR = ADAMW + COUPLED
 FAILING = PAIR + '[[optimizers]]\nname = "fails"\nembeddings = "adamw"\nset = { "optimizer.lr" = 3e-3 }\n'
 
 cli = CliRunner(env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
-
-
-def study(*arguments: str) -> Result:
-    result = cli.invoke(study_command.app, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Workers that answer at once, on a machine without GPUs, in an empty folder."""
-    monkeypatch.setattr(launchers, "WORKER", FAKE)
-    monkeypatch.setattr(runner, "visible_gpus", list)
-    monkeypatch.chdir(tmp_path)
 
 
 def test_list_shows_every_study_with_its_size() -> None:
@@ -206,7 +192,7 @@ def test_a_study_is_planned_run_and_watched_without_torch(tmp_path: Path) -> Non
 import sys
 from coupled_adam.commands import study
 from coupled_adam.study import launchers, runner
-launchers.WORKER, runner.visible_gpus = {FAKE!r}, list
+launchers.WORKER, runner.visible_gpus = {FAKE_WORKER!r}, list
 study._report = lambda *_: None  # its figures do load torch, when all runs are done
 for command in (["list"], ["run", "demo", "--dry-run"], ["run", {str(file)!r}, "--out", "out"], ["status", "out"]):
     study.app(command, standalone_mode=False)
@@ -332,7 +318,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_run(tmp_path: Pat
 def test_a_study_goes_on_when_nobody_reads_what_it_shows(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     program = (
-        f"import sys; from coupled_adam.study import launchers; launchers.WORKER = {FAKE!r}\n"
+        f"import sys; from coupled_adam.study import launchers; launchers.WORKER = {FAKE_WORKER!r}\n"
         "from coupled_adam.commands.study import app; app()"
     )
     process = subprocess.Popen(

@@ -10,11 +10,11 @@ import pytest
 from fabricated_study import COUPLED as COUPLED_SETTINGS
 from fabricated_study import STANDARD, fabricate, scaled, sgd
 from rich.console import Console
+from study_cli import study
 from study_runs import ADAMW, COUPLED, write_study
-from typer.testing import CliRunner, Result
 
-from coupled_adam.commands import study as study_command
-from coupled_adam.study import launchers, overview, runner
+from coupled_adam.commands.wide_tables import wide_enough
+from coupled_adam.study import launchers, overview
 from coupled_adam.study.expansion import Cell, cells_of, config_hash, settings_that_differ
 from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.plan import load_study
@@ -24,26 +24,11 @@ from coupled_adam.study.results import read_results
 from coupled_adam.study.tables import build_tables
 from coupled_adam.training.config import load_config, to_toml
 
-FAKE = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
+pytestmark = pytest.mark.usefixtures("quick", "empty_folder")
 PAIR = ADAMW + COUPLED
 NARROW = 80
 MANY = {"standard": STANDARD, "coupled": COUPLED_SETTINGS, "coupled n=2": scaled(2), "sgd f=100": sgd(100)}
 MANY |= {"sgd f=400": sgd(400)}
-
-
-def study(*arguments: str, width: int = 200) -> Result:
-    cli = CliRunner(env={"COLUMNS": str(width), "TERMINAL_WIDTH": str(width)})
-    result = cli.invoke(study_command.app, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Workers that answer at once, on a machine without GPUs, in an empty folder."""
-    monkeypatch.setattr(launchers, "WORKER", FAKE)
-    monkeypatch.setattr(runner, "visible_gpus", list)
-    monkeypatch.chdir(tmp_path)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -186,15 +171,15 @@ def test_a_few_optimizers_with_long_names_keep_their_digits(tmp_path: Path) -> N
 def test_a_wide_terminal_is_left_as_it_is(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "s", optimizers=MANY, with_runs=False)
     table = overview.comparison_of(build_tables(read_results(folder))[0])
-    assert overview.wide_enough(Console(width=300), table).width == 300
-    assert overview.wide_enough(Console(width=20), table).width > 60
+    assert wide_enough(Console(width=300), table).width == 300
+    assert wide_enough(Console(width=20), table).width > 60
 
 
 def test_a_console_that_has_lost_its_reader_stays_quiet(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "s", with_runs=False)
     table = overview.comparison_of(build_tables(read_results(folder))[0])
     lost = Console(quiet=True, file=io.StringIO())
-    wider = overview.wide_enough(lost, table)
+    wider = wide_enough(lost, table)
     assert (wider.quiet, wider.file) == (True, lost.file)
 
 

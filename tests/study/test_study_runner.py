@@ -48,8 +48,6 @@ from coupled_adam.study.progress import Running
 from coupled_adam.study.results import from_json, merge_results, read_results, to_json, write_evaluation
 from coupled_adam.training.config import load_config
 
-FAKE = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
-
 
 def named(*names: str) -> str:
     """Optimizers of these names, each with a learning rate of its own."""
@@ -57,13 +55,6 @@ def named(*names: str) -> str:
         f'[[optimizers]]\nname = "{name}"\nembeddings = "adamw"\nset = {{ "optimizer.lr" = {number}e-3 }}\n'
         for number, name in enumerate(names, 1)
     )
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that answer at once, and a machine without GPUs."""
-    monkeypatch.setattr(launchers, "WORKER", FAKE)
-    monkeypatch.setattr(runner, "visible_gpus", list)
 
 
 def records(out: Path) -> dict[str, dict[str, Any]]:

@@ -10,16 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import small_config, write_corpus
+from small_runs import small_config
 from typer.testing import CliRunner, Result
 
 from coupled_adam.cli import app
 from coupled_adam.training.config import load_config, to_toml
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture

@@ -9,18 +9,13 @@ from typing import Any
 import pytest
 import torch
 from parallel_worker import OPTIMIZERS
-from small_runs import assert_same_tensors, rows, saved_tensors, small_config, train, write_corpus
+from small_runs import assert_same_tensors, rows, saved_tensors, small_config, train
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 pytestmark = pytest.mark.timeout(400)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

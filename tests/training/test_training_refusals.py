@@ -9,19 +9,6 @@ import pytest
 from small_runs import small_config, train, write_corpus
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
-def whole_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that came to its end."""
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    train(small_config(corpus), folder)
-    return folder
-
-
 @pytest.mark.parametrize("refused", ["data", "wordsim", "tensorboard", "wandb"])
 def test_a_refused_resume_leaves_the_run_as_it_was(
     refused: str, whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,19 +20,6 @@ from coupled_adam.training.feed import Feed, MicroBatch
 from coupled_adam.training.trainer import TrainingStopped
 
 
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="session")
-def whole_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    train(small_config(corpus), folder)
-    return folder
-
-
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
     """Send this process a signal while it takes a step."""
     read = Feed.micro_batches

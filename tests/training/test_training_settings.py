@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import VOCABULARY, rows, saved_tensors, small_config, train, write_corpus
+from small_runs import VOCABULARY, rows, saved_tensors, small_config, train
 from torch import Tensor
 
 from coupled_adam.data.batches import Batches
@@ -17,11 +17,6 @@ from coupled_adam.training.optimizers import build_optimizers, centre
 from coupled_adam.training.parallel import Ranks
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import TrainingStopped
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def losses(folder: Path) -> list[float]:
