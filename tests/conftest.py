@@ -13,6 +13,10 @@ if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
 import pytest
 import torch
 
+from coupled_adam.base.cpu import limit_instructions
+
+limit_instructions()  # otherwise bfloat16 products kill the test process on some machines
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="needs a CUDA device")

@@ -1,11 +1,13 @@
 """The command `coupled-adam`: its options, and the list of its commands (each in a file of commands/)."""
 
 import os
+import sys
 from typing import Annotated
 
 import typer
 
 from coupled_adam import __version__
+from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.commands import data, study
 from coupled_adam.commands.demo import demo
 from coupled_adam.commands.eval import evaluate
@@ -29,6 +31,11 @@ def main() -> None:
     # this once, when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    # Where a command does work, and not where it only explains itself: finding out can take seconds, once a machine.
+    if not {"-h", "--help", "--version"}.intersection(sys.argv):
+        note = limit_instructions()
+        if note and os.environ.get("LOCAL_RANK", "0") == "0":
+            typer.echo(f"Note: {note}", err=True)
     app()
 
 

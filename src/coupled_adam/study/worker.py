@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from coupled_adam.base.cpu import limit_instructions
+
 Tasks = queue.SimpleQueue[dict[str, Any] | None]
 
 
@@ -34,6 +36,7 @@ def main() -> None:
             answers.write(json.dumps({"status": status, "message": message, "is_last": is_last}) + "\n")
             answers.flush()
 
+        limit_instructions()  # again: on a cluster this is another machine than the one that started the study
         try:
             # Both load torch, while the first task is on its way.
             import coupled_adam.study.measurement

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.models.config import flops_per_token
@@ -167,6 +168,8 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
     batches = Batches(corpus.tokens("train"), config.model.context, settings.batch_size, config.seed, config.data.order)
     is_cuda = ranks.device.type == "cuda"
     bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_cuda)
+    if bf16 and not is_cuda:
+        limit_instructions()  # the command line did so already; a script that calls run_training did not
     compile = is_cuda if settings.compile == "auto" else settings.compile
     can_capture = is_cuda and ranks.mode == "none"
     if settings.cuda_graphs is True and not can_capture:
