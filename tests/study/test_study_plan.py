@@ -124,6 +124,18 @@ def test_untied_heads_couple_each_table_and_both() -> None:
     }
 
 
+def test_single_gpu_125m_is_the_papers_smallest_model_in_a_short_run() -> None:
+    found = shipped("single-gpu-125m")
+    assert grid(found) == {("125M", 250_000_000)}
+    assert {(cell.optimizer, cell.seed) for cell in found} == {
+        (o, s) for o in ("standard", "coupled") for s in (1, 2, 3)
+    }
+    paper = next(cell.config.model for cell in shipped("paper-small-scale") if cell.model == "125M")
+    for cell in found:
+        assert cell.config.model == paper
+        assert (cell.config.total_steps, cell.config.tokens_per_step) == (7630, 32 * 1024)
+
+
 def test_single_gpu_scaled_has_five_exponents_beside_the_standard() -> None:
     found = shipped("single-gpu-scaled")
     assert grid(found) == {("30M", 262_000_000)}

@@ -38,6 +38,7 @@ STUDIES = (
     "untied-heads",
     "centring",
     "single-gpu-scaled",
+    "single-gpu-125m",
     "paper-small-scale",
     "paper-scaled",
     "paper-sgd",
