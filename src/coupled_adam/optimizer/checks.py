@@ -115,7 +115,8 @@ def check_agreement(groups: list[dict[str, Any]], defaults: dict[str, Any], firs
             if group[key] != defaults[key]:
                 raise ValueError(
                     f"group {index}: {key} is {group[key]}, but {defaults[key]} for the optimizer. The gradient norm "
-                    f"is taken over all groups; pass it to CoupledAdamW, or set optimizer.{key} later"
+                    f"is taken over all groups; pass it to CoupledAdamW, or set optimizer.{key} later. Groups that "
+                    "were given to another optimizer keep its options: make new ones"
                 )
 
 
