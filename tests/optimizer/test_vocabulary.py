@@ -146,6 +146,17 @@ def test_the_only_head_being_inside_a_layer_is_ambiguous() -> None:
         param_groups(model)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_that_is_one_of_a_list_is_not_a_layer(tied: bool) -> None:
+    model = GPT(tied=tied)
+    listed = nn.ModuleList([nn.Linear(H, H), model])
+    assert coupled_names(param_groups(listed)) == [f"1.{name}" for name in coupled_names(param_groups(model))]
+    del model.lm_head
+    model.out = nn.Linear(H, 128)
+    with pytest.raises(ValueError, match=r"ambiguous.*'1.out.weight' \(128, 16\)"):
+        param_groups(listed)
+
+
 def test_accessors_of_a_model_inside_another_module_are_used() -> None:
     module = Parts(backbone=Accessors("wte", None), classifier=nn.Linear(H, 3))
     del module.backbone.lm_head

@@ -18,7 +18,7 @@ from torch import nn
 
 from coupled_adam.optimizer.checks import check_couple, is_flattened
 from coupled_adam.optimizer.computed_tables import ComputedTable
-from coupled_adam.optimizer.inventory import Inventory, is_in_a_layer
+from coupled_adam.optimizer.inventory import Inventory
 from coupled_adam.optimizer.vocabulary import Reading, VocabularyTable, find_readings, only_reading
 
 COUPLED_ROLES = {
@@ -178,7 +178,9 @@ def _candidates(readings: list[Reading], inventory: Inventory) -> set[nn.Paramet
     """What may be a table or a head: not decayed, whichever tables the user has chosen."""
     tables = {table.weight for reading in readings for table in reading.tables}
     sources = {source for reading in readings for table in reading.computed for source in table.sources}
-    return sources | {w for w in tables if w not in inventory.linears or not is_in_a_layer(inventory.linears[w])}
+    return sources | {
+        w for w in tables if w not in inventory.linears or not inventory.is_in_a_layer(inventory.linears[w])
+    }
 
 
 def _matched_parameters(patterns: Sequence[str], inventory: Inventory) -> dict[nn.Parameter, str]:

@@ -8,6 +8,7 @@ Legend: V vocabulary rows, H hidden size.
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import takewhile
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -56,6 +57,10 @@ class Inventory:
         tokens = {weight: name for weight, name in self.embeddings.items() if not _is_of_positions(name)}
         has_computed = any(table.role == "input" for table in self.computed)
         self.token_embeddings = tokens if tokens or has_computed else self.embeddings
+        # Where the model is, if it is one of several in a list: what holds all embeddings is not a layer.
+        above = (name.split(".")[:-1] for name in self.token_embeddings.values())
+        shared = takewhile(lambda components: len(set(components)) == 1, zip(*above, strict=False))
+        self.stem = [components[0] for components in shared]
 
     def _parts(self) -> Iterator[tuple[str, nn.Module]]:
         """The modules that are the model itself: no parts of adapters, of unused copies or of an adaptive softmax."""
@@ -116,15 +121,31 @@ class Inventory:
     def called_heads(self) -> dict[nn.Parameter, str]:
         """The Linears with the name of a head."""
         rows = [weight.shape[0] for weight in self.largest_embeddings()]
-        return {weight: name for weight, name in self.linears.items() if _is_called_head(name, weight.shape[0], rows)}
+        return {
+            weight: name for weight, name in self.linears.items() if self._is_called_head(name, weight.shape[0], rows)
+        }
+
+    def _is_called_head(self, name: str, outputs: int, rows: list[int]) -> bool:
+        last = name.rpartition(".")[2]
+        # Half as many rows: either of the two may be padded. No upper limit: a head may predict several tokens at once.
+        is_tall = any(2 * outputs >= count for count in rows)
+        return bool(
+            HEADS.fullmatch(last) or (PERHAPS_HEADS.fullmatch(last) and not self.is_in_a_layer(name) and is_tall)
+        )
+
+    def is_in_a_layer(self, name: str) -> bool:
+        """Whether a module or parameter is inside one of the numbered layers: 'h.0.fc' is, 'heads.0' is not."""
+        above = name.split(".")[:-1]
+        start = len(self.stem) if above[: len(self.stem)] == self.stem else 0
+        return any(component.isdecimal() for component in above[start:])
 
     def heads_about(self, rows: list[int]) -> dict[nn.Parameter, str]:
         """The Linears that may predict a vocabulary of so many rows, padded or not: by their name or by their size."""
         return {
             weight: name
             for weight, name in self.linears.items()
-            if _is_called_head(name, weight.shape[0], rows)
-            or (not is_in_a_layer(name) and _may_be_head(tuple(weight.shape), rows))
+            if self._is_called_head(name, weight.shape[0], rows)
+            or (not self.is_in_a_layer(name) and _may_be_head(tuple(weight.shape), rows))
         }
 
     def matrices_about(self, rows: list[int]) -> dict[nn.Parameter, str]:
@@ -132,7 +153,7 @@ class Inventory:
         return {
             weight: name
             for weight, name in self.others.items()
-            if not is_in_a_layer(name) and _may_be_head(tuple(weight.shape), rows)
+            if not self.is_in_a_layer(name) and _may_be_head(tuple(weight.shape), rows)
         }
 
     def computed_heads_about(self, rows: list[int]) -> list[ComputedTable]:
@@ -140,18 +161,18 @@ class Inventory:
         computed = [
             table
             for table in self.computed
-            if table.role == "output" and not is_in_a_layer(table.name) and _may_be_head(table.shape, rows)
+            if table.role == "output" and not self.is_in_a_layer(table.name) and _may_be_head(table.shape, rows)
         ]
         return [*computed, *self._without_rows(rows)]
 
     def _without_rows(self, rows: list[int]) -> Iterator[ComputedTable]:
         """Heads with tokens, but not one row of a matrix for each."""
         for weight, name in self.others.items():
-            if weight.shape[1] in rows and weight.shape[0] not in rows and not is_in_a_layer(name):
+            if weight.shape[1] in rows and weight.shape[0] not in rows and not self.is_in_a_layer(name):
                 yield transposed(name, weight)
         for name, module in self.model.named_modules():
             is_pointwise = isinstance(module, nn.Conv1d | nn.Conv2d) and set(module.kernel_size) == {1}
-            if is_pointwise and module.out_channels in rows and not is_in_a_layer(plain_name(name)):
+            if is_pointwise and module.out_channels in rows and not self.is_in_a_layer(plain_name(name)):
                 yield pointwise(plain_name(name), module)
 
     def undecayed(self) -> set[nn.Parameter]:
@@ -180,28 +201,11 @@ class Inventory:
         return direct | positions | adapters | vectors | self.called_heads().keys()
 
 
-def _is_called_head(name: str, outputs: int, rows: list[int]) -> bool:
-    last = name.rpartition(".")[2]
-    # Half as many rows: either of the two may be padded. No upper limit: a head may predict several tokens at once.
-    is_tall = any(2 * outputs >= count for count in rows)
-    return bool(HEADS.fullmatch(last) or (PERHAPS_HEADS.fullmatch(last) and not is_in_a_layer(name) and is_tall))
-
-
 def _may_be_head(shape: tuple[int, ...], rows: list[int]) -> bool:
     """Whether a matrix has about as many outputs as an embedding has rows; either of the two may be padded."""
     outputs, inputs = shape
     # A square one, such as the pooler of BERT, maps hidden states to hidden states.
     return outputs in rows or (outputs != inputs and any(count <= 2 * outputs <= 4 * count for count in rows))
-
-
-def is_in_a_layer(name: str) -> bool:
-    """Whether a module or parameter is inside one of several numbered modules.
-
-    Example:
-        >>> is_in_a_layer("h.0.fc"), is_in_a_layer("heads.0")
-        (True, False)
-    """
-    return any(component.isdecimal() for component in name.split(".")[:-1])
 
 
 def _is_of_positions(name: str) -> bool:

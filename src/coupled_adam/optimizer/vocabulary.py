@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from coupled_adam.optimizer.computed_tables import ComputedTable
-from coupled_adam.optimizer.inventory import HEADS, PERHAPS_HEADS, WRAPPERS, Inventory, is_in_a_layer
+from coupled_adam.optimizer.inventory import HEADS, PERHAPS_HEADS, WRAPPERS, Inventory
 
 # Of tables whose rows are tokens; only good enough for advice.
 TOKEN_NAMES = re.compile(r"wte|.*(tok|word|vocab).*")
@@ -63,7 +63,7 @@ def _with_all_tables(reading: Reading, inventory: Inventory) -> Reading:
     heads = [
         _table(inventory, weight, "output", f"Linear {module!r}, a head with as many outputs as {like} has rows")
         for weight, module in inventory.linears.items()
-        if weight not in known and weight.shape[0] in rows and _is_further_head(module, weight)
+        if weight not in known and weight.shape[0] in rows and _is_further_head(module, weight, inventory)
     ]
     embeddings = [
         _table(inventory, weight, "input", f"nn.Embedding with as many rows as {like}")
@@ -73,14 +73,14 @@ def _with_all_tables(reading: Reading, inventory: Inventory) -> Reading:
     computed = [
         table
         for table in inventory.computed
-        if table not in reading.computed and table.shape[0] in rows and not is_in_a_layer(table.name)
+        if table not in reading.computed and table.shape[0] in rows and not inventory.is_in_a_layer(table.name)
     ]
     return Reading(reading.tables + heads + embeddings, reading.computed + computed)
 
 
-def _is_further_head(module: str, weight: nn.Parameter) -> bool:
+def _is_further_head(module: str, weight: nn.Parameter, inventory: Inventory) -> bool:
     # With V = H a square Linear is more often something else, such as the pooler of BERT.
-    return "head" in module or (not is_in_a_layer(module) and weight.shape[0] != weight.shape[1])
+    return "head" in module or (not inventory.is_in_a_layer(module) and weight.shape[0] != weight.shape[1])
 
 
 def _from_accessors(inventory: Inventory) -> list[Reading]:
@@ -116,7 +116,7 @@ def _from_input_accessor(inputs: Reading, inventory: Inventory) -> list[Reading]
     exact = {
         weight: module
         for weight, module in inventory.linears.items()
-        if weight.shape[0] in rows and _is_further_head(module, weight)
+        if weight.shape[0] in rows and _is_further_head(module, weight, inventory)
     }
     if exact:
         rule = "Linear with as many outputs as get_input_embeddings() has rows"
@@ -190,7 +190,7 @@ def _from_equal_rows(inventory: Inventory) -> list[Reading]:
             readings.append(replace(inputs, tables=[_table(inventory, weight, "output", rule), *inputs.tables]))
     for head in inventory.computed:
         inputs = _inputs_with(head.shape[0], head.name, inventory)
-        if head.role == "output" and inputs.rows and not is_in_a_layer(head.name):
+        if head.role == "output" and inputs.rows and not inventory.is_in_a_layer(head.name):
             readings.append(replace(inputs, computed=[head, *inputs.computed]))
     # A classifier of two classes beside a table of two token types is no vocabulary: the largest table must be in it.
     # And a layer may have as many outputs as there are tokens by chance: one head must be outside the layers.
@@ -217,7 +217,7 @@ def _inputs_with(rows: int, head: str, inventory: Inventory) -> Reading:
 def _has_outer_head(reading: Reading, inventory: Inventory) -> bool:
     heads = [inventory.linears[table.weight] for table in reading.tables if table.weight in inventory.linears]
     heads += [table.name for table in reading.computed if table.role == "output"]
-    return any(not is_in_a_layer(head) for head in heads)
+    return any(not inventory.is_in_a_layer(head) for head in heads)
 
 
 def _from_embeddings_alone(inventory: Inventory) -> list[Reading]:
