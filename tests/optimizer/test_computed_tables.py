@@ -152,6 +152,17 @@ def test_an_adaptive_softmax_is_an_error_that_explains() -> None:
     assert names(param_groups(model, couple="none"))["decay"] == ["fc.weight"]
 
 
+def test_an_adaptive_softmax_of_a_hugging_face_model_is_an_error_inside_it_and_around_it() -> None:
+    model = hugging_face_llama()
+    model.lm_head = nn.AdaptiveLogSoftmaxWithLoss(H, V, cutoffs=[20])
+    with pytest.raises(ValueError, match=r"the head 'lm_head'.*clusters"):
+        param_groups(model)
+    around = Parts(backbone=model.model, loss=nn.AdaptiveLogSoftmaxWithLoss(H, V, cutoffs=[20]))
+    with pytest.raises(ValueError, match=r"the head 'loss'.*clusters"):
+        param_groups(around)
+    assert coupled_names(param_groups(around, couple="input")) == ["backbone.embed_tokens.weight"]
+
+
 class Transposed(nn.Module):
     """As in TransformerLens: logits are `x @ W_U`."""
 
