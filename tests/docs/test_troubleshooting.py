@@ -113,6 +113,30 @@ def _() -> None:
     CoupledAdamW(nn.ModuleList([nn.Embedding(5, 2), nn.Linear(2, 5), nn.Embedding(7, 2), nn.Linear(2, 7)]))
 
 
+@raises("Invalid couple value: … would make this AdamW under another name")
+def _() -> None:
+    CoupledAdamW(language_model(), couple="none")
+
+
+@raises("couple='output': … has no output layer over the vocabulary")
+def _() -> None:
+    CoupledAdamW(nn.EmbeddingBag(5, 2))
+
+
+@raises("couple=…: the … cannot be coupled, because …")
+def _() -> None:
+    model = language_model(tied=False)
+    nn.utils.parametrizations.weight_norm(model.head)
+    CoupledAdamW(model)
+
+
+@raises("group …: these groups were given to another optimizer")
+def _() -> None:
+    groups = param_groups(language_model())
+    torch.optim.AdamW(groups)
+    CoupledAdamW(groups)
+
+
 @raises("no vocabulary table found")
 def _() -> None:
     CoupledAdamW(nn.Linear(2, 5))

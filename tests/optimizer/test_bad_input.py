@@ -29,6 +29,8 @@ from coupled_adam import CoupledAdamW
         ({"couple": ["no.such.*"]}, "'no.such.*' matches no trainable parameter"),
         ({"couple": ["norm.weight"]}, r"'norm.weight' has shape \(6,\), expected \(V, H\)"),
         ({"couple": "none"}, r"torch\.optim\.AdamW\(param_groups\(model, couple='none'\)\)"),
+        ({"couple": None}, r"Invalid couple value: None.*torch\.optim\.AdamW\(param_groups\(model, couple='none'\)\)"),
+        ({"couple": 3}, r"Invalid couple value: 3; expected 'output', 'input', 'all' or a list of name patterns"),
         ({"differentiable": True}, r"differentiable=True is not supported; use torch\.optim\.AdamW"),
     ],
     ids=str,
@@ -36,6 +38,15 @@ from coupled_adam import CoupledAdamW
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CoupledAdamW(LanguageModel(), **options)
+
+
+@pytest.mark.parametrize("couple", [None, 3, "lm_head.weight", []])
+def test_the_advice_for_couple_offers_no_value_that_is_refused(couple: Any) -> None:
+    with pytest.raises(ValueError, match="Invalid couple value") as error:
+        CoupledAdamW(LanguageModel(), couple=couple)
+    expected = str(error.value).partition("expected ")[2].partition(";")[0]
+    assert "'output', 'input', 'all'" in expected
+    assert "none" not in expected
 
 
 def test_no_coupled_group_is_never_a_silent_adamw() -> None:

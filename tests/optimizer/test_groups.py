@@ -16,6 +16,7 @@ import torch
 from group_models import GPT, H, Headless, Parts, T, V, Wrapper, coupled_names, found_by, names
 from torch import nn
 
+from coupled_adam import CoupledAdamW
 from coupled_adam.optimizer import groups as groups_module
 from coupled_adam.optimizer.groups import param_groups
 
@@ -127,6 +128,19 @@ def test_no_pattern_makes_a_head_decayed(pattern: str) -> None:
     groups = param_groups(model, weight_decay=0.1, couple=[pattern])
     decayed = [name for group in groups if group["weight_decay"] for name, _ in group["params"]]
     assert decayed == ([] if pattern == "fc.weight" else ["fc.weight"])
+
+
+@pytest.mark.parametrize("name", ["fc_out", "lm_head", "score"])
+@pytest.mark.parametrize("outputs", [65, 96, 40])
+def test_no_pattern_makes_a_head_of_any_name_decayed(name: str, outputs: int) -> None:
+    """As tall as the embedding, padded, or shorter."""
+    model = Parts(chars=nn.Embedding(65, H), fc=nn.Linear(H, 200))
+    setattr(model, name, nn.Linear(H, outputs))
+    groups = param_groups(model, weight_decay=0.1, couple=["chars.weight"])
+    assert names(groups)["decay"] == ["fc.weight"]
+    model.places = nn.Embedding(256, H)
+    groups = param_groups(model, weight_decay=0.1, couple=["places.weight"])
+    assert f"{name}.weight" not in names(groups).get("decay", [])
 
 
 def test_pattern_without_match_names_near_parameters() -> None:
@@ -270,6 +284,24 @@ def test_summary_shows_tables_groups_and_the_saved_bytes() -> None:
     assert ["these groups", f"{adamw - saving:,}"] in lines
     assert ["AdamW", f"{adamw:,}"] in lines
     assert ["saving", f"{saving:,} ({100 * saving / adamw:.1f} %)"] in lines
+
+
+def test_groups_serve_any_number_of_coupled_optimizers_each_with_its_own_options() -> None:
+    groups = param_groups(GPT(tied=False))
+    before = [dict(group) for group in groups]
+    first = CoupledAdamW(groups, lr=1e-3)
+    second = CoupledAdamW(groups, lr=5e-4, max_grad_norm=1.0)
+    assert {group["lr"] for group in first.param_groups} == {1e-3}
+    assert {group["lr"] for group in second.param_groups} == {5e-4}
+    assert list(groups) == before
+    assert torch.optim.AdamW(groups, lr=3e-4).param_groups[0]["lr"] == 3e-4
+
+
+def test_groups_that_torch_has_written_its_options_into_are_refused() -> None:
+    groups = param_groups(GPT(tied=False))
+    torch.optim.AdamW(groups, lr=0.125)
+    with pytest.raises(ValueError, match=r"group 0: .*another optimizer.*lr=0\.125.*param_groups\(model\) again"):
+        CoupledAdamW(groups, lr=5e-4)
 
 
 def test_summary_is_the_same_after_torch_has_rewritten_the_groups() -> None:

@@ -35,17 +35,31 @@ def test_tied_linear_wins_over_one_that_only_has_the_size_of_a_table() -> None:
     assert "h.0.fc.weight" in names(groups)["decay"]
 
 
-def test_headless_model_couples_its_only_embedding() -> None:
+def test_only_embedding_of_a_plain_model_counts_as_tied_because_its_code_may_use_it_as_the_head() -> None:
     groups = param_groups(Headless(tokens=V))
     assert names(groups) == {"output_embeddings": ["tokens.weight"], "decay": ["fc.weight"]}
-    assert found_by(groups) == {"tokens.weight": ("tied", "only nn.Embedding")}
+    (role, rule) = found_by(groups)["tokens.weight"]
+    assert role == "tied"
+    assert rule.startswith("only nn.Embedding; no head module")
 
 
-def test_headless_model_couples_its_largest_embedding() -> None:
-    groups = param_groups(Headless(positions=T, tokens=V), couple="input")
+def test_a_position_table_with_a_usual_name_leaves_one_embedding() -> None:
+    groups = param_groups(Headless(wpe=2 * V, tokens=V), couple="input")
     assert coupled_names(groups) == ["tokens.weight"]
-    assert names(groups)["no_decay"] == ["positions.weight"]
-    assert found_by(groups) == {"tokens.weight": ("tied", "largest nn.Embedding")}
+    assert names(groups)["no_decay"] == ["wpe.weight"]
+    assert found_by(groups)["tokens.weight"][1].startswith("only nn.Embedding but for position tables")
+
+
+@pytest.mark.parametrize("name", ["pos", "positions", "pe", "position_encoding", "embed_positions", "types"])
+@pytest.mark.parametrize("rows", [T, V, 256])
+def test_several_embeddings_that_no_head_belongs_to_are_ambiguous(name: str, rows: int) -> None:
+    model = Parts(tok=nn.Embedding(65, H), **{name: nn.Embedding(rows, H)})
+    with pytest.raises(ValueError, match="ambiguous") as error:
+        param_groups(model)
+    assert "'tok.weight' (65, 16)" in str(error.value)
+    assert f"'{name}.weight' ({rows}, 16)" in str(error.value)
+    assert "couple=['tok.weight']" in str(error.value)
+    assert coupled_names(param_groups(model, couple=["tok.weight"])) == ["tok.weight"]
 
 
 def test_two_largest_embeddings_without_a_head_are_ambiguous() -> None:
@@ -104,10 +118,59 @@ def test_accessors_win_over_sizes() -> None:
 
 
 @pytest.mark.parametrize("head", [None, NotImplementedError(), AttributeError(), TypeError()])
-def test_accessor_without_a_head_makes_the_input_table_tied(head: Exception | None) -> None:
+def test_accessor_without_a_head_leaves_an_input_table(head: Exception | None) -> None:
     model = Accessors("wpe", head)
     del model.lm_head
-    assert found_by(param_groups(model)) == {"wpe.weight": ("tied", "Hugging Face get_input_embeddings()")}
+    found = {"wpe.weight": ("input", "Hugging Face get_input_embeddings()")}
+    assert found_by(param_groups(model, couple="none")) == found
+    assert coupled_names(param_groups(model, couple="input")) == ["wpe.weight"]
+    assert coupled_names(param_groups(model, couple="all")) == ["wpe.weight"]
+    with pytest.raises(ValueError, match=r"no output layer.*couple='input' or couple=\['wpe\.weight'\]"):
+        param_groups(model)
+
+
+@pytest.mark.parametrize("width", [V, 2 * V])
+def test_layers_as_tall_as_the_embedding_are_no_heads_of_a_hugging_face_model(width: int) -> None:
+    model = Accessors("wte", None)
+    del model.lm_head
+    model.h = nn.ModuleList([Parts(fc=nn.Linear(H, width))])
+    assert names(param_groups(model, couple="input"))["decay"] == ["h.0.fc.weight"]
+    with pytest.raises(ValueError, match="no output layer"):
+        param_groups(model)
+
+
+def test_the_only_head_being_inside_a_layer_is_ambiguous() -> None:
+    """A tied model may have no head module, and a layer by chance as many outputs as there are tokens."""
+    model = Parts(tokens=nn.Embedding(V, H), layers=nn.ModuleList([Parts(fc=nn.Linear(H, V))]))
+    with pytest.raises(ValueError, match=r"ambiguous.*'tokens.weight' \(100, 16\); 'layers\.\*\.fc\.weight'"):
+        param_groups(model)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_that_is_one_of_a_list_is_not_a_layer(tied: bool) -> None:
+    model = GPT(tied=tied)
+    listed = nn.ModuleList([nn.Linear(H, H), model])
+    assert coupled_names(param_groups(listed)) == [f"1.{name}" for name in coupled_names(param_groups(model))]
+    del model.lm_head
+    model.out = nn.Linear(H, 128)
+    with pytest.raises(ValueError, match=r"ambiguous.*'1.out.weight' \(128, 16\)"):
+        param_groups(listed)
+
+
+def test_accessors_of_a_model_inside_another_module_are_used() -> None:
+    module = Parts(backbone=Accessors("wte", None), classifier=nn.Linear(H, 3))
+    del module.backbone.lm_head
+    with pytest.raises(ValueError, match="no output layer"):
+        param_groups(module)
+    module.own_head = nn.Linear(H, V)
+    assert coupled_names(param_groups(module)) == ["own_head.weight"]
+
+
+def test_accessors_of_an_inner_model_do_not_hide_the_tables_around_it() -> None:
+    """Such as a text encoder that conditions a language model."""
+    module = Parts(condition=Accessors("wte", None), tokens=nn.Embedding(2 * V, H), out=nn.Linear(H, 2 * V, bias=False))
+    del module.condition.lm_head
+    assert coupled_names(param_groups(module)) == ["out.weight"]
 
 
 def test_padded_head_that_the_accessors_do_not_know_is_a_candidate() -> None:
@@ -178,16 +241,6 @@ def test_hugging_face_norms_and_positions_are_not_decayed_and_conv1d_is() -> Non
         "post_attention_layernorm",
         "norm",
     }
-
-
-@pytest.mark.parametrize("build", [hf_gpt2, hf_llama], ids=["gpt2", "llama"])
-def test_hugging_face_base_model_couples_its_only_table(build: Callable[..., nn.Module]) -> None:
-    base = build().base_model
-    groups = param_groups(base)
-    (table,) = groups.tables
-    assert table.weight is base.get_input_embeddings().weight
-    assert (table.role, table.rule) == ("tied", "Hugging Face get_input_embeddings()")
-    assert coupled_names(groups) == [table.name]
 
 
 def test_sharded_tables_count_with_all_their_rows(tmp_path: Any) -> None:
@@ -298,7 +351,31 @@ def test_the_example_in_the_error_is_the_likeliest_table(
         param_groups(Parts(**modules))
 
 
-@pytest.mark.parametrize("name", ["output", "output_layer", "head", "to_logits", "decoder", "proj_out", "lm_head"])
+HEAD_NAMES = [
+    "output",
+    "output_layer",
+    "head",
+    "to_logits",
+    "decoder",
+    "proj_out",
+    "lm_head",
+    "out",
+    "fc_out",
+    "logits",
+    "vocab_proj",
+    "generator",
+    "final",
+    "classifier",
+    "out_proj",
+    "prediction_head",
+    "output_proj",
+    "to_vocab",
+    "W_U",
+    "score",
+]
+
+
+@pytest.mark.parametrize("name", HEAD_NAMES)
 @pytest.mark.parametrize(("rows", "outputs"), [(100, 128), (128, 100)], ids=["head", "embedding"])
 def test_padding_of_head_or_embedding_never_leaves_the_head_silently_to_adamw(
     name: str, rows: int, outputs: int
@@ -306,8 +383,9 @@ def test_padding_of_head_or_embedding_never_leaves_the_head_silently_to_adamw(
     model = Parts(tok_embeddings=nn.Embedding(rows, 8), layers=nn.ModuleList([nn.Linear(8, 40)]))
     setattr(model, name, nn.Linear(8, outputs, bias=False))
     candidates = rf"'tok_embeddings.weight' \({rows}, 8\); '{name}.weight' \({outputs}, 8\)"
-    with pytest.raises(ValueError, match=candidates):
+    with pytest.raises(ValueError, match=candidates) as error:
         param_groups(model)
+    assert f"couple=['{name}.weight']" in str(error.value)
     groups = names(param_groups(model, couple=["tok_embeddings.weight"]))
     assert groups["decay"] == ["layers.0.weight"]
 
@@ -318,3 +396,58 @@ def test_layers_that_share_the_name_of_a_head_are_none() -> None:
     model = Parts(tokens=nn.Embedding(V, H), layers=nn.ModuleList([block]), head=nn.Linear(H, 10, bias=False))
     groups = names(param_groups(model))
     assert groups == {"output_embeddings": ["tokens.weight"], "decay": ["layers.0.output.weight", "head.weight"]}
+
+
+def test_a_square_or_a_much_taller_or_shorter_linear_is_no_head() -> None:
+    model = Parts(tokens=nn.Embedding(V, 64), pooler=nn.Linear(64, 64), up=nn.Linear(64, 256), down=nn.Linear(64, 49))
+    groups = names(param_groups(model))
+    assert groups["output_embeddings"] == ["tokens.weight"]
+    assert groups["decay"] == ["pooler.weight", "up.weight", "down.weight"]
+
+
+def test_a_head_in_a_numbered_place_of_its_own_is_a_candidate() -> None:
+    model = nn.Sequential(nn.Embedding(V, H), nn.Linear(H, H), nn.Linear(H, 128))
+    with pytest.raises(ValueError, match=r"ambiguous.*'0.weight' \(100, 16\); '2.weight' \(128, 16\)"):
+        param_groups(model)
+
+
+def test_a_bag_of_embeddings_is_an_input_table() -> None:
+    model = Parts(words=nn.EmbeddingBag(V, H), classifier=nn.Linear(H, 4))
+    with pytest.raises(ValueError, match="no output layer"):
+        param_groups(model)
+    assert names(param_groups(model, couple="input"))["decay"] == ["classifier.weight"]
+    model.predict = nn.Linear(H, V)
+    assert coupled_names(param_groups(model, couple="all")) == ["predict.weight", "words.weight"]
+
+
+class RawHead(nn.Module):
+    """A head that is a parameter, not an nn.Linear."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(V, H)
+        self.W_U = nn.Parameter(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("rows", [V, 128])
+def test_a_matrix_of_the_users_own_module_may_be_the_head(rows: int) -> None:
+    with pytest.raises(ValueError, match=rf"ambiguous.*'tokens.weight' \(100, 16\); 'W_U' \({rows}, 16\)"):
+        param_groups(RawHead(rows, H))
+    assert names(param_groups(RawHead(rows, H), couple=["tokens.weight"]))["no_decay"] == ["W_U"]
+
+
+def test_untied_encoder_decoder_has_all_its_tables_found() -> None:
+    """T5 whose four tables were given tensors of their own after construction."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": V, "d_model": H, "d_ff": 40, "d_kv": 8, "num_layers": 1, "num_heads": 2}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+    for module in (model.encoder.embed_tokens, model.decoder.embed_tokens, model.lm_head):
+        module.weight = nn.Parameter(module.weight.detach().clone())
+    groups = param_groups(model, couple="all")
+    tables = {"shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"}
+    assert set(coupled_names(groups)) == tables
+    tokens = torch.randint(0, V, (2, 5))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    with_gradient = {name for name, p in model.named_parameters() if p.grad is not None and p.shape == (V, H)}
+    assert with_gradient < tables
+    assert names(groups)["output_embeddings"] == ["lm_head.weight"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from coupled_adam.models.language_model import LanguageModel
-from coupled_adam.optimizer.vocabulary import plain_name
+from coupled_adam.optimizer.inventory import plain_name
 
 STANDARD_DEVIATION = 0.02
 # The matrices that write into the residual stream, two per layer: GPT-2 and Llama.

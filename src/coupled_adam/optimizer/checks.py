@@ -1,6 +1,6 @@
 """What a user can get wrong, each as an error that names the thing, the value and the remedy."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -30,13 +30,26 @@ def check_max_grad_norm(value: object) -> None:
         raise ValueError(f"Invalid max_grad_norm value: {value!r}. Use a positive number, or None for no clipping")
 
 
-def check_couple_of_optimizer(couple: str | Sequence[str]) -> None:
-    """ "none" is for the groups of a baseline."""
-    if couple == "none":
+def check_couple(couple: object, words: Iterable[str]) -> None:
+    """One of the words, or a list of name patterns."""
+    expected = ", ".join(repr(word) for word in words)
+    if isinstance(couple, str):
+        if couple not in words:
+            remedy = f"put a name pattern into a list: couple=[{couple!r}]"
+            raise ValueError(f"Invalid couple value: {couple!r}; expected {expected}; {remedy}")
+    elif not isinstance(couple, Sequence) or not couple or not all(isinstance(item, str) for item in couple):
+        raise ValueError(f"Invalid couple value: {couple!r}; expected {expected} or a list of name patterns")
+
+
+def check_couple_of_optimizer(couple: object) -> None:
+    """ "none" is for the groups of a baseline, and None means the same to whoever writes it."""
+    if couple is None or couple == "none":
         raise ValueError(
-            "Invalid couple value: 'none' would make this AdamW under another name; for a baseline with the same "
-            "groups use torch.optim.AdamW(param_groups(model, couple='none'))"
+            f"Invalid couple value: {couple!r} would make this AdamW under another name; expected 'output', 'input', "
+            "'all' or a list of name patterns; for a baseline with the same groups use "
+            "torch.optim.AdamW(param_groups(model, couple='none'))"
         )
+    check_couple(couple, ("output", "input", "all"))
 
 
 def check_couple_unused(couple: str | Sequence[str]) -> None:
@@ -56,6 +69,16 @@ def check_any_coupled(groups: list[dict[str, Any]]) -> None:
             "Pass the model itself, CoupledAdamW(model, ...), or mark the vocabulary tables' group: "
             "{'params': [table], 'coupled': True, 'weight_decay': 0.0}"
         )
+
+
+def check_groups_are_new(groups: Sequence[dict[str, Any]]) -> None:
+    """torch.optim writes its options into the groups it is given, where they would win over those of a second one."""
+    for index, group in enumerate(groups):
+        if "param_names" in group:
+            raise ValueError(
+                f"group {index}: these groups were given to another optimizer, which has written its options into "
+                f"them (lr={group.get('lr')}); call param_groups(model) again for every optimizer"
+            )
 
 
 def check_group(index: int, group: dict[str, Any], defaults: dict[str, Any]) -> None:
@@ -92,7 +115,8 @@ def check_agreement(groups: list[dict[str, Any]], defaults: dict[str, Any], firs
             if group[key] != defaults[key]:
                 raise ValueError(
                     f"group {index}: {key} is {group[key]}, but {defaults[key]} for the optimizer. The gradient norm "
-                    f"is taken over all groups; pass it to CoupledAdamW, or set optimizer.{key} later"
+                    f"is taken over all groups; pass it to CoupledAdamW, or set optimizer.{key} later. Groups that "
+                    "were given to another optimizer keep its options: make new ones"
                 )
 
 

@@ -17,7 +17,7 @@ from torch.optim.adamw import AdamW
 from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_differentiable
 
 from coupled_adam.optimizer import checks, state_dicts
-from coupled_adam.optimizer.groups import param_groups
+from coupled_adam.optimizer.groups import ParamGroups, param_groups
 from coupled_adam.optimizer.sharding import second_moment_like
 from coupled_adam.optimizer.step import GroupTensors, coupled_adamw_step
 
@@ -106,6 +106,9 @@ class CoupledAdamW(AdamW):
         else:
             checks.check_couple_unused(couple)
             groups = params
+            if isinstance(params, ParamGroups):
+                checks.check_groups_are_new(params)
+                groups = [dict(group) for group in params]  # torch writes into them; the list can be used again
         super().__init__(
             groups,
             lr=lr,

@@ -16,14 +16,10 @@ from typing import Any
 
 from torch import nn
 
-from coupled_adam.optimizer.checks import is_flattened
-from coupled_adam.optimizer.vocabulary import (
-    Inventory,
-    Reading,
-    VocabularyTable,
-    find_readings,
-    only_reading,
-)
+from coupled_adam.optimizer.checks import check_couple, is_flattened
+from coupled_adam.optimizer.computed_tables import ComputedTable
+from coupled_adam.optimizer.inventory import Inventory
+from coupled_adam.optimizer.vocabulary import Reading, VocabularyTable, find_readings, only_reading
 
 COUPLED_ROLES = {
     "output": ("output", "tied"),
@@ -32,15 +28,25 @@ COUPLED_ROLES = {
     "none": (),
 }
 GROUP_OF_ROLE = {"output": "output_embeddings", "tied": "output_embeddings", "input": "input_embeddings"}
+ADAPTERS_ARE_NO_TABLES = (
+    ". Adapters such as LoRA's are never coupled: train the whole table, with peft by modules_to_save, or use "
+    "torch.optim.AdamW(param_groups(model, couple='none'))"
+)
 GROUP_ORDER = ("coupled", "output_embeddings", "input_embeddings", "decay", "no_decay")
 
 
 class ParamGroups(list[dict[str, Any]]):
     """Parameter groups for torch.optim that can say how they came about: `print(groups)`."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], tables: Sequence[VocabularyTable]) -> None:
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        tables: Sequence[VocabularyTable],
+        computed: Sequence[ComputedTable] = (),
+    ) -> None:
         super().__init__(groups)
         self.tables = list(tables)
+        self.computed = list(computed)
 
     def __str__(self) -> str:
         return self.summary()
@@ -53,6 +59,8 @@ class ParamGroups(list[dict[str, Any]]):
             mark = "yes" if table.weight in coupled else "no" if table.weight.requires_grad else "no (frozen)"
             shape, dtype = str(tuple(table.weight.shape)), str(table.weight.dtype).removeprefix("torch.")
             table_rows.append((table.name, shape, dtype, table.role, mark, table.rule))
+        for computed in self.computed:
+            table_rows.append((computed.name, str(computed.shape), "", computed.role, "no", computed.how))
 
         group_rows = [("group", "tensors", "parameters", "weight decay")]
         for group in self:
@@ -104,23 +112,25 @@ def param_groups(model: nn.Module, weight_decay: float = 1e-2, couple: str | Seq
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; pass the torch.nn.Module that is to be trained")
     _require_weight_decay(weight_decay)
-    _require_couple(couple)
+    check_couple(couple, COUPLED_ROLES)
     _refuse_flattened_parameters(model)
 
     inventory = Inventory(model)
     readings = find_readings(inventory)
     if isinstance(couple, str):
-        tables = only_reading(readings)
+        reading = only_reading(readings)
+        _require_couplable(reading, couple, model)
+        tables, computed = reading.tables, reading.computed
         group_of = {table.weight: GROUP_OF_ROLE[table.role] for table in tables}
         coupled_groups = {group_of[table.weight] for table in tables if table.role in COUPLED_ROLES[couple]}
     else:
         matched = _matched_parameters(couple, inventory)
-        tables = _tables_beside(matched, readings, inventory)
+        tables, computed = _tables_beside(matched, readings, inventory), []
         group_of = {table.weight: GROUP_OF_ROLE[table.role] for table in tables}
         group_of.update(dict.fromkeys(matched, "coupled"))
         coupled_groups = {"coupled"}
 
-    undecayed = inventory.undecayed()
+    undecayed = inventory.undecayed() | _candidates(readings, inventory)
     members: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in GROUP_ORDER}
     for parameter, (name, *_) in inventory.names.items():
         if parameter.requires_grad:
@@ -128,15 +138,49 @@ def param_groups(model: nn.Module, weight_decay: float = 1e-2, couple: str | Seq
             members[group].append((name, parameter))
     if coupled_groups and not any(members[name] for name in coupled_groups):
         frozen = ", ".join(repr(table.name) for table in tables if group_of[table.weight] in coupled_groups)
-        remedy = "set requires_grad=True on one of them, or couple others"
-        raise ValueError(f"couple={couple!r}: the tables to couple are frozen ({frozen}); {remedy}")
+        raise ValueError(
+            f"couple={couple!r}: the tables to couple are frozen ({frozen}); set requires_grad=True on one of them, "
+            f"or couple others{ADAPTERS_ARE_NO_TABLES if inventory.adapters else ''}"
+        )
     groups = [
         {"name": name, "params": pairs, "weight_decay": weight_decay if name == "decay" else 0.0}
         | ({"coupled": True} if name in coupled_groups else {})
         for name, pairs in members.items()
         if pairs
     ]
-    return ParamGroups(groups, tables)
+    return ParamGroups(groups, tables, computed)
+
+
+def _require_couplable(reading: Reading, couple: str, model: nn.Module) -> None:
+    """Never leave a table that was asked for silently to AdamW."""
+    roles = COUPLED_ROLES[couple]
+    baseline = "For AdamW without coupling use torch.optim.AdamW(param_groups(model, couple='none'))"
+    for table in reading.computed:
+        if table.role in roles:
+            kind, other = {"output": ("head", "input"), "input": ("embedding", "output")}[table.role]
+            raise ValueError(
+                f"couple={couple!r}: the {kind} {table.name!r} {table.shape} cannot be coupled, because {table.how}; "
+                f"{table.remedy}, or leave it uncoupled with couple={other!r}. {baseline}"
+            )
+    if couple == "output" and not any(table.role in roles for table in reading.tables):
+        inputs = [table.name for table in reading.tables] + [table.name for table in reading.computed]
+        names = ", ".join(map(repr, inputs))
+        remedy = "to couple the input table all the same, pass couple='input'"
+        if reading.tables:
+            remedy += f" or couple=[{reading.tables[0].name!r}]"
+        raise ValueError(
+            f"couple='output': {type(model).__name__} has no output layer over the vocabulary, only the input table "
+            f"{names}. Coupled Adam is a method for output layers; {remedy}. {baseline}"
+        )
+
+
+def _candidates(readings: list[Reading], inventory: Inventory) -> set[nn.Parameter]:
+    """What may be a table or a head: not decayed, whichever tables the user has chosen."""
+    tables = {table.weight for reading in readings for table in reading.tables}
+    sources = {source for reading in readings for table in reading.computed for source in table.sources}
+    return sources | {
+        w for w in tables if w not in inventory.linears or not inventory.is_in_a_layer(inventory.linears[w])
+    }
 
 
 def _matched_parameters(patterns: Sequence[str], inventory: Inventory) -> dict[nn.Parameter, str]:
@@ -168,12 +212,12 @@ def _tables_beside(
     matched: dict[nn.Parameter, str], readings: list[Reading], inventory: Inventory
 ) -> list[VocabularyTable]:
     """The matched tables, then the others of the vocabulary; the matched ones settle which reading holds."""
-    settled = [reading for reading in readings if any(table.weight in matched for table in reading)]
-    found = {table.weight: table for reading in settled or readings for table in reading}
+    settled = [reading for reading in readings if any(table.weight in matched for table in reading.tables)]
+    found = {table.weight: table for reading in settled or readings for table in reading.tables}
     tables = []
     for weight, pattern in matched.items():
         role = "input" if weight in inventory.embeddings else "output"
-        table = found.get(weight, inventory.table(weight, role, ""))
+        table = found.get(weight, VocabularyTable(inventory.names[weight][0], weight, role, ""))
         tables.append(replace(table, rule=f"pattern {pattern!r}"))
     return tables + [table for table in found.values() if table.weight not in matched]
 
@@ -181,16 +225,6 @@ def _tables_beside(
 def _require_weight_decay(weight_decay: object) -> None:
     if not (isinstance(weight_decay, Real) and 0 <= float(weight_decay) < math.inf):
         raise ValueError(f"Invalid weight_decay value: {weight_decay}")
-
-
-def _require_couple(couple: object) -> None:
-    words = ", ".join(repr(word) for word in COUPLED_ROLES)
-    if isinstance(couple, str):
-        if couple not in COUPLED_ROLES:
-            remedy = f"put a name pattern into a list: couple=[{couple!r}]"
-            raise ValueError(f"Invalid couple value: {couple!r}; expected {words}; {remedy}")
-    elif not isinstance(couple, Sequence) or not couple or not all(isinstance(item, str) for item in couple):
-        raise ValueError(f"Invalid couple value: {couple!r}; expected {words} or a list of name patterns")
 
 
 def _refuse_flattened_parameters(model: nn.Module) -> None:

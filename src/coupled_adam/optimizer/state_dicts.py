@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from coupled_adam.optimizer.checks import named_params
+from coupled_adam.optimizer.inventory import plain_name
 from coupled_adam.optimizer.sharding import (
     PartialSum,
     Reduction,
@@ -23,7 +24,6 @@ from coupled_adam.optimizer.sharding import (
     local_part,
     process_groups,
 )
-from coupled_adam.optimizer.vocabulary import plain_name
 
 StateDict = dict[str, Any]
 

@@ -1,25 +1,22 @@
 """Which tensors of a model are vocabulary tables: input embeddings, output heads, or both in one.
 
 The first rule that applies decides: Hugging Face's accessors; a Linear tied to an nn.Embedding; a Linear with as many
-outputs as an nn.Embedding has rows; the largest nn.Embedding. Where a rule allows two answers it is an error. Names
-decide only what sizes cannot: which table is of positions, and which Linear is a head that is padded.
+outputs as an nn.Embedding has rows; the only nn.Embedding of a model without anything like a head. Where a rule allows
+two answers it is an error that lists them. Names decide only what sizes cannot: which table is of positions, and
+which Linear of another size is a head.
 
 Legend: V vocabulary rows, H hidden size.
 """
 
 import re
-from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-# Components that DDP, torch.compile and activation checkpointing put into parameter names.
-WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
-POSITION_TABLES = re.compile(r"wpe|pos(ition(al)?)?_emb(ed(ding)?)?s?(_table)?")
-# A Linear with such a name predicts tokens, whatever its size; padded heads have more rows than the embedding.
-HEADS = re.compile(r"lm_head|embed_out|unembed|unembedding|output_projection")
-# Other layers have these names too: a head is one outside the numbered layers, about as tall as the embedding.
-PERHAPS_HEADS = re.compile(r"output|output_layer|head|to_logits|decoder|proj_out")
+from coupled_adam.optimizer.computed_tables import ComputedTable
+from coupled_adam.optimizer.inventory import HEADS, PERHAPS_HEADS, WRAPPERS, Inventory
+
 # Of tables whose rows are tokens; only good enough for advice.
 TOKEN_NAMES = re.compile(r"wte|.*(tok|word|vocab).*")
 
@@ -34,123 +31,126 @@ class VocabularyTable:
     rule: str  # how it was found, for people
 
 
-# One consistent answer to "which tables belong to the vocabulary?". A model that allows two is ambiguous.
-Reading = list[VocabularyTable]
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One consistent answer to "which tables belong to the vocabulary?". A model that allows two is ambiguous."""
 
+    tables: list[VocabularyTable]
+    computed: list[ComputedTable] = field(default_factory=list)
 
-class Inventory:
-    """The parameters of a model by name, and the weights of its nn.Embedding and nn.Linear modules."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        pairs = list(model.named_parameters(remove_duplicate=False))
-        count = Counter(plain_name(name) for name, _ in pairs)
-        self.names: dict[nn.Parameter, list[str]] = {}  # the name of named_parameters() first, then aliases
-        for name, parameter in pairs:
-            plain = plain_name(name)
-            # State dicts are matched by name, so two tensors must not share one.
-            self.names.setdefault(parameter, []).append(plain if count[plain] == 1 else name)
-        self.embeddings = self._weights(nn.Embedding)
-        self.linears = self._weights(nn.Linear)
-        tokens = {weight: name for weight, name in self.embeddings.items() if not _is_of_positions(name)}
-        self.token_embeddings = tokens or self.embeddings
-        self.heads = {weight: name for weight, name in self.linears.items() if self._is_called_head(weight, name)}
-
-    def _weights(self, kind: type[nn.Module]) -> dict[nn.Parameter, str]:
-        weights: dict[nn.Parameter, str] = {}  # with the name of the first module that has it
-        for name, module in self.model.named_modules():
-            if isinstance(module, kind) and (weight := self.weight(module)) is not None:
-                weights.setdefault(weight, plain_name(name))
-        return weights
-
-    def weight(self, module: object) -> nn.Parameter | None:
-        """The (V, H) weight of `module`, if it is a parameter of this model."""
-        weight = getattr(module, "weight", None)
-        is_table = isinstance(weight, nn.Parameter) and weight.ndim == 2 and weight in self.names
-        return weight if is_table else None
-
-    def table(self, weight: nn.Parameter, role: str, rule: str) -> VocabularyTable:
-        return VocabularyTable(self.names[weight][0], weight, role, rule)
-
-    def largest_embeddings(self) -> list[nn.Parameter]:
-        """The largest nn.Embedding that is not called a position table; several where they are equally large."""
-        largest = max((weight.numel() for weight in self.token_embeddings), default=0)
-        return [weight for weight in self.token_embeddings if weight.numel() == largest]
-
-    def _is_called_head(self, weight: nn.Parameter, name: str) -> bool:
-        *_, last = components = name.split(".")
-        if HEADS.fullmatch(last):
-            return True
-        is_in_a_layer = any(component.isdecimal() for component in components)
-        # Half as many rows: either of the two may be padded.
-        is_tall = any(2 * weight.shape[0] >= embedding.shape[0] for embedding in self.largest_embeddings())
-        return bool(PERHAPS_HEADS.fullmatch(last)) and not is_in_a_layer and is_tall
-
-    def undecayed(self) -> set[nn.Parameter]:
-        """Position and other tables, heads, norms, biases."""
-        direct = {
-            parameter
-            for module in self.model.modules()
-            if isinstance(module, nn.Embedding) or "Norm" in type(module).__name__
-            # Not what is nested deeper: a PreNorm module holds the whole block it normalizes for.
-            for parameter in module.parameters(recurse=False)
-        }
-        positions = {
-            parameter
-            for parameter, names in self.names.items()
-            # Position tables may be computed by a network, whose matrices are as any others.
-            if parameter not in self.linears and any(map(_is_of_positions, names))
-        }
-        return direct | positions | self.heads.keys() | {parameter for parameter in self.names if parameter.ndim < 2}
-
-
-def _is_of_positions(name: str) -> bool:
-    return any(POSITION_TABLES.fullmatch(component) for component in name.split("."))
-
-
-def plain_name(name: str) -> str:
-    return ".".join(component for component in name.split(".") if component not in WRAPPERS)
+    @property
+    def rows(self) -> list[int]:
+        return [table.weight.shape[0] for table in self.tables] + [table.shape[0] for table in self.computed]
 
 
 def find_readings(inventory: Inventory) -> list[Reading]:
     """All readings that the first applicable rule allows; none for a model without nn.Embedding."""
     certain = _from_accessors(inventory) or _from_tied_linears(inventory)
     if certain:
-        return [_with_further_heads(reading, inventory) for reading in certain]
-    return _from_equal_rows(inventory) or _from_largest_embedding(inventory)
+        return [_with_all_tables(reading, inventory) for reading in certain]
+    return _from_equal_rows(inventory) or _from_embeddings_alone(inventory)
 
 
-def _with_further_heads(reading: Reading, inventory: Inventory) -> Reading:
-    """Add the heads beside the main one, as in multi-token prediction: called so, and with V outputs."""
-    V = reading[0].weight.shape[0]
-    known = {table.weight for table in reading}
-    return reading + [
-        inventory.table(
-            weight, "output", f"Linear {module!r}, a head with as many outputs as {reading[0].name!r} has rows"
-        )
+def _table(inventory: Inventory, weight: nn.Parameter, role: str, rule: str) -> VocabularyTable:
+    return VocabularyTable(inventory.names[weight][0], weight, role, rule)
+
+
+def _with_all_tables(reading: Reading, inventory: Inventory) -> Reading:
+    """Add what has as many rows: encoders' and value embeddings, heads of multi-token prediction, computed weights."""
+    rows = set(reading.rows)
+    known = {table.weight for table in reading.tables}
+    like = repr(reading.tables[0].name) if reading.tables else repr(reading.computed[0].name)
+    heads = [
+        _table(inventory, weight, "output", f"Linear {module!r}, a head with as many outputs as {like} has rows")
         for weight, module in inventory.linears.items()
-        if weight not in known and weight.shape[0] == V and "head" in module
+        if weight not in known and weight.shape[0] in rows and _is_further_head(module, weight, inventory)
     ]
+    embeddings = [
+        _table(inventory, weight, "input", f"nn.Embedding with as many rows as {like}")
+        for weight in inventory.token_embeddings
+        if weight not in known and weight.shape[0] in rows
+    ]
+    computed = [
+        table
+        for table in inventory.computed
+        if table not in reading.computed and table.shape[0] in rows and not inventory.is_in_a_layer(table.name)
+    ]
+    return Reading(reading.tables + heads + embeddings, reading.computed + computed)
+
+
+def _is_further_head(module: str, weight: nn.Parameter, inventory: Inventory) -> bool:
+    # With V = H a square Linear is more often something else, such as the pooler of BERT.
+    return "head" in module or (not inventory.is_in_a_layer(module) and weight.shape[0] != weight.shape[1])
 
 
 def _from_accessors(inventory: Inventory) -> list[Reading]:
+    model = _hugging_face_model(inventory)
+    source_module, head_module = (
+        _without_adapter(_accessed(model, f"get_{kind}_embeddings")) for kind in ("input", "output")
+    )
+    source, computed_source = inventory.weight(source_module), inventory.computed_by(source_module)
+    if source is None and computed_source is None:
+        return []
+    head, computed_head = inventory.weight(head_module), inventory.computed_by(head_module)
+    computed = [table for table in (computed_head, computed_source) if table is not None]
+    inputs = []  # none if it is computed
+    if source is not None:
+        inputs.append(_table(inventory, source, "input", "Hugging Face get_input_embeddings()"))
+    if head is not None:
+        # Encoder and decoder may have vocabularies of their own: then the decoder's embedding can be tied to the head.
+        role = "tied" if head is source or head in inventory.embeddings else "output"
+        output = _table(inventory, head, role, "Hugging Face get_output_embeddings()")
+        return [Reading([output] if head is source else [output, *inputs], computed)]
+    if computed_head is not None:
+        return [Reading(inputs, computed)]
+    if head_module is not None:
+        return []  # an accessor that returns something else, such as a list of heads
+    return _from_input_accessor(Reading(inputs, computed), inventory)
+
+
+def _from_input_accessor(inputs: Reading, inventory: Inventory) -> list[Reading]:
+    """Transformers knows heads called `lm_head` only: without one, a Linear of the right size may be a head."""
+    rows = inputs.rows
+    if any(weight in inventory.linears for weight in (table.weight for table in inputs.tables)):
+        return []  # tied, which the next rule says
+    exact = {
+        weight: module
+        for weight, module in inventory.linears.items()
+        if weight.shape[0] in rows and _is_further_head(module, weight, inventory)
+    }
+    if exact:
+        rule = "Linear with as many outputs as get_input_embeddings() has rows"
+        heads = [_table(inventory, weight, "output", rule) for weight in exact]
+        return [replace(inputs, tables=heads + inputs.tables)]
+    if computed := inventory.computed_heads_about(rows):
+        return [replace(inputs, computed=inputs.computed + computed)]
+    padded = [
+        Reading([_table(inventory, weight, "output", f"Linear {module!r}")])
+        for weight, module in inventory.heads_about(rows).items()
+    ]
+    return [inputs, *padded]
+
+
+def _hugging_face_model(inventory: Inventory) -> nn.Module:
+    """The module with the accessors: the model, or the only one inside that has them and all embeddings."""
     model = inventory.model
     while len(children := dict(model.named_children())) == 1 and WRAPPERS.issuperset(children):
         (model,) = children.values()
-    weight = inventory.weight(_accessed(model, "get_input_embeddings"))
-    if weight is None:
-        return []
-    source = inventory.table(weight, "input", "Hugging Face get_input_embeddings()")
-    head_module = _accessed(model, "get_output_embeddings")
-    head = inventory.weight(head_module)
-    if head is not None:
-        output = inventory.table(head, "output", "Hugging Face get_output_embeddings()")
-        return [[replace(output, role="tied")] if head is weight else [output, source]]
-    # Transformers knows heads called `lm_head` only: None means headless unless a Linear looks like a head.
-    looks_like_head = any(linear.shape[0] == weight.shape[0] for linear in inventory.linears) or inventory.heads
-    if head_module is None and not looks_like_head:
-        return [[replace(source, role="tied")]]
-    return []
+    if _has_accessors(model):
+        return model
+    outermost: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for module in model.modules():
+        if module not in inside and _has_accessors(module):
+            outermost.append(module)
+            inside |= set(module.modules())
+    if len(outermost) == 1 and set(outermost[0].parameters()).issuperset(inventory.embeddings):
+        return outermost[0]
+    return model
+
+
+def _has_accessors(module: nn.Module) -> bool:
+    return callable(getattr(module, "get_input_embeddings", None))
 
 
 def _accessed(model: nn.Module, accessor_name: str) -> object:
@@ -161,52 +161,93 @@ def _accessed(model: nn.Module, accessor_name: str) -> object:
         return None  # TypeError: no Hugging Face accessor but a look-up that wants token ids
 
 
+def _without_adapter(module: object) -> object:
+    """The layer that peft has wrapped; for a copy that is trained instead, peft's wrapper has the copy's weight."""
+    while isinstance(module, nn.Module):
+        inner = module._modules.get("token_adapter") or module._modules.get("base_layer")
+        if inner is None:
+            break
+        module = inner
+    return module
+
+
 def _from_tied_linears(inventory: Inventory) -> list[Reading]:
     readings: dict[int, Reading] = {}  # by V
     for weight, module in inventory.embeddings.items():
         if weight in inventory.linears:
-            tied = inventory.table(weight, "tied", f"Linear tied to nn.Embedding {module!r}")
-            readings.setdefault(weight.shape[0], []).append(tied)
-    for weight in inventory.token_embeddings:
-        if weight not in inventory.linears and (reading := readings.get(weight.shape[0])):
-            rule = f"nn.Embedding with as many rows as {reading[0].name!r}"
-            reading.append(inventory.table(weight, "input", rule))
+            tied = _table(inventory, weight, "tied", f"Linear tied to nn.Embedding {module!r}")
+            readings.setdefault(weight.shape[0], Reading([])).tables.append(tied)
     return list(readings.values())
 
 
 def _from_equal_rows(inventory: Inventory) -> list[Reading]:
     readings = []
-    for head, head_module in inventory.linears.items():
-        alike = {w: module for w, module in inventory.embeddings.items() if w.shape[0] == head.shape[0]}
-        # With as many positions as tokens the position table has that size as well.
-        inputs = {w: module for w, module in alike.items() if w in inventory.token_embeddings} or alike
-        if inputs:
-            first = next(iter(inputs.values()))
-            output_rule = f"Linear with as many outputs as nn.Embedding {first!r} has rows"
-            input_rule = f"nn.Embedding with as many rows as Linear {head_module!r} has outputs"
-            reading = [inventory.table(weight, "input", input_rule) for weight in inputs]
-            readings.append([inventory.table(head, "output", output_rule), *reading])
+    for weight, module in inventory.linears.items():
+        inputs = _inputs_with(weight.shape[0], module, inventory)
+        if inputs.rows:
+            first = (inputs.tables or inputs.computed)[0].name.removesuffix(".weight")
+            rule = f"Linear with as many outputs as nn.Embedding {first!r} has rows"
+            readings.append(replace(inputs, tables=[_table(inventory, weight, "output", rule), *inputs.tables]))
+    for head in inventory.computed:
+        inputs = _inputs_with(head.shape[0], head.name, inventory)
+        if head.role == "output" and inputs.rows and not inventory.is_in_a_layer(head.name):
+            readings.append(replace(inputs, computed=[head, *inputs.computed]))
     # A classifier of two classes beside a table of two token types is no vocabulary: the largest table must be in it.
-    found = {table.weight for reading in readings for table in reading}
-    largest = _largest_embeddings(inventory)
-    if readings and not any(table.weight in found for (table,) in largest):
-        readings = largest + readings
+    # And a layer may have as many outputs as there are tokens by chance: one head must be outside the layers.
+    largest = inventory.largest_embeddings()
+    found = {table.weight for reading in readings for table in reading.tables}
+    has_largest = not largest or bool(found.intersection(largest))
+    if readings and not (has_largest and any(_has_outer_head(reading, inventory) for reading in readings)):
+        rule = "largest nn.Embedding"
+        readings = [Reading([_table(inventory, weight, "tied", rule)]) for weight in largest] + readings
     return readings
 
 
-def _from_largest_embedding(inventory: Inventory) -> list[Reading]:
-    readings = _largest_embeddings(inventory)
-    # Coupling the embedding alone would silently leave a padded head to AdamW.
-    heads = [[inventory.table(w, "output", f"Linear {module!r}")] for w, module in inventory.heads.items()]
-    return readings + heads if readings else []
+def _inputs_with(rows: int, head: str, inventory: Inventory) -> Reading:
+    """The embeddings with as many rows as a head has."""
+    alike = [weight for weight in inventory.embeddings if weight.shape[0] == rows]
+    computed = [table for table in inventory.computed if table.role == "input" and table.shape[0] == rows]
+    # With as many positions as tokens the position table has that size as well.
+    tokens = [weight for weight in alike if weight in inventory.token_embeddings]
+    rule = f"nn.Embedding with as many rows as Linear {head!r} has outputs"
+    inputs = tokens or ([] if computed else alike)
+    return Reading([_table(inventory, weight, "input", rule) for weight in inputs], computed)
 
 
-def _largest_embeddings(inventory: Inventory) -> list[Reading]:
-    rule = "only nn.Embedding" if len(inventory.embeddings) == 1 else "largest nn.Embedding"
-    return [[inventory.table(weight, "tied", rule)] for weight in inventory.largest_embeddings()]
+def _has_outer_head(reading: Reading, inventory: Inventory) -> bool:
+    heads = [inventory.linears[table.weight] for table in reading.tables if table.weight in inventory.linears]
+    heads += [table.name for table in reading.computed if table.role == "output"]
+    return any(not inventory.is_in_a_layer(head) for head in heads)
+
+
+def _from_embeddings_alone(inventory: Inventory) -> list[Reading]:
+    """Without a head of the right size, only one embedding beside nothing like a head is clear."""
+    computed = [table for table in inventory.computed if table.role == "input"]
+    rows = [weight.shape[0] for weight in inventory.token_embeddings] + [table.shape[0] for table in computed]
+    if not rows:
+        return []
+    is_hugging_face = callable(getattr(_hugging_face_model(inventory), "get_output_embeddings", None))
+    # Coupling the embedding alone would silently leave a head of another size to AdamW.
+    heads = {weight: f"Linear {module!r}" for weight, module in inventory.heads_about(rows).items()}
+    if not is_hugging_face:  # whose models have all kinds of parameters, but Linears as heads
+        heads |= {weight: f"parameter {name!r}" for weight, name in inventory.matrices_about(rows).items()}
+    computed = inventory.computed_heads_about(rows) + computed
+
+    others = " but for position tables" if len(inventory.embeddings) > len(inventory.token_embeddings) else ""
+    rule = f"only nn.Embedding{others}"
+    if computed or is_hugging_face or inventory.bags:  # which sum up a text, to be classified
+        inputs = [_table(inventory, weight, "input", rule) for weight in inventory.token_embeddings]
+    else:
+        rule += "; no head module, so the model's code may use it as the head"
+        inputs = [_table(inventory, weight, "tied", rule) for weight in inventory.token_embeddings]
+    if len(rows) == 1 and not heads:
+        return [Reading(inputs, computed)]
+    alone = [Reading([table]) for table in inputs] + [Reading([], [table]) for table in computed]
+    return alone + [Reading([_table(inventory, weight, "output", rule)]) for weight, rule in heads.items()]
 
 
 def only_reading(readings: list[Reading]) -> Reading:
+    """The reading of a model that allows one."""
     if not readings:
         raise ValueError(
             "no vocabulary table found: the model has no nn.Embedding; name the tables with "
@@ -214,26 +255,36 @@ def only_reading(readings: list[Reading]) -> Reading:
         )
     if len(readings) > 1:
         candidates = "; ".join(dict.fromkeys(_description(reading) for reading in readings))
+        advice = _likeliest(readings)
+        example = f", for example couple=[{advice!r}]" if advice else ""
         raise ValueError(
             f"the vocabulary table is ambiguous, candidates are {candidates}; name the tables to couple with "
-            f"couple=[patterns], for example couple=[{_likeliest(readings)[0].name!r}]"
+            f"couple=[patterns]{example}. An AdamW baseline with the same groups is "
+            "torch.optim.AdamW(param_groups(model, couple=[patterns]))"
         )
     return readings[0]
 
 
-def _likeliest(readings: list[Reading]) -> Reading:
-    """The last of the readings in which a table has the name of a head or of an embedding of tokens, if any has."""
+def _likeliest(readings: Iterable[Reading]) -> str:
+    """The last table of those that have the name of a head or of an embedding of tokens, if any has."""
 
-    def sounds_right(reading: Reading) -> bool:
-        modules = [table.name.removesuffix(".weight").split(".") for table in reading]
+    def sounds_right(tables: list[VocabularyTable]) -> bool:
+        if [table.role for table in tables] == ["output"]:
+            return True  # a head of another size than the embedding
+        modules = [table.name.removesuffix(".weight").split(".") for table in tables]
         has_head = any(HEADS.fullmatch(last) or PERHAPS_HEADS.fullmatch(last) for *_, last in modules)
         return has_head or any(TOKEN_NAMES.fullmatch(component) for module in modules for component in module)
 
-    return max(reversed(readings), key=sounds_right)
+    tables = [reading.tables for reading in readings if reading.tables]
+    return _pattern(max(reversed(tables), key=sounds_right)[0].name) if tables else ""
+
+
+def _pattern(name: str) -> str:
+    """Layers repeat: 'h.*.fc.weight' stands for all of them, and can be pasted."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def _description(reading: Reading) -> str:
-    # Layers repeat: 'h.*.fc.weight' stands for all of them, and is a pattern that can be pasted.
-    patterns = [re.sub(r"(?<=\.)\d+(?=\.)", "*", table.name) for table in reading]
-    parts = [f"{name!r} {tuple(table.weight.shape)}" for name, table in zip(patterns, reading, strict=True)]
+    parts = [f"{_pattern(table.name)!r} {tuple(table.weight.shape)}" for table in reading.tables]
+    parts += [f"{table.name!r} {table.shape}, which cannot be coupled: {table.how}" for table in reading.computed]
     return " with ".join(dict.fromkeys(parts))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from coupled_adam.optimizer.vocabulary import plain_name
+from coupled_adam.optimizer.inventory import plain_name
 
 RNG = "rng."
 
