@@ -210,7 +210,8 @@ def _separator(tokens: Mapping[str, int], separator: str | int | None, origin: s
     if isinstance(separator, str):
         if separator not in tokens:
             raise ValueError(
-                f"tokenizer {origin}: none of its tokens is {separator}; name the one that ends a document with --separator"
+                f"tokenizer {origin}: none of its tokens is {separator}; name the one that ends a document with "
+                "--separator"
             )
         return tokens[separator]
     if separator not in tokens.values():
