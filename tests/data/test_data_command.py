@@ -158,9 +158,7 @@ def test_info_finds_a_changed_shard_when_asked_to_verify(here: Path) -> None:
 
 
 def test_a_folder_of_nanogpt_is_shown_with_a_note(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "coupled_adam.data.overview.tiktoken_tokenizer", lambda *_: (_ for _ in ()).throw(ConnectionError)
-    )
+    monkeypatch.setattr("coupled_adam.data.overview.open_tokenizer", lambda *_: (_ for _ in ()).throw(ConnectionError))
     np.array([7, 7, 9], "<u2").tofile(here / "train.bin")
     result = runner.invoke(app, ["info", "."])
     assert result.exit_code == 0

@@ -283,7 +283,7 @@ def test_the_users_tokenizer_may_lie_in_the_folder(
 
 @pytest.mark.parametrize("stop_while", ["training the tokenizer", "tokenizing"])
 def test_a_trained_tokenizer_knows_the_training_documents_only(folder: Path, tmp_path: Path, stop_while: str) -> None:
-    from coupled_adam.data.tokenizing import train_bpe
+    from coupled_adam.byte_level_bpe import train_bpe
 
     def stop(progress: Progress) -> None:
         if progress.stage == stop_while and progress.done:

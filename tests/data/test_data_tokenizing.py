@@ -13,18 +13,12 @@ import pytest
 from data_corpora import documents, write_tokenizer
 from data_failing_worker import failing
 
+from coupled_adam.byte_level_bpe import train_bpe
+from coupled_adam.data.encoding import encoder, joined, packer
+from coupled_adam.data.prepare import prepare
 from coupled_adam.data.settings import bpe_size
-from coupled_adam.data.tokenizing import (
-    Tokenizer,
-    encoder,
-    joined,
-    json_tokenizer,
-    packer,
-    tiktoken_tokenizer,
-    token_texts,
-    train_bpe,
-)
 from coupled_adam.data.workers import Workers
+from coupled_adam.tokenizer import GPT2, open_tokenizer
 
 SHARED = os.environ.get("COUPLED_ADAM_TEST_DATA")
 with_shared = pytest.mark.skipif(SHARED is None, reason="COUPLED_ADAM_TEST_DATA names no folder with GPT-2's files")
@@ -34,8 +28,8 @@ def test_a_trained_tokenizer_has_the_size_asked_for_and_gives_texts_back(tmp_pat
     from tokenizers import Tokenizer as Reference
 
     train_bpe(documents(200), 400, tmp_path / "tokenizer.json")
-    tokenizer = json_tokenizer(tmp_path / "tokenizer.json", None)
-    assert tokenizer.vocabulary_size == 400
+    tokenizer = open_tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.size == 400
     reference = Reference.from_file(str(tmp_path / "tokenizer.json"))
     assert reference.id_to_token(tokenizer.separator) == "<|endoftext|>"
     for text in ["never seen: ζ\x00\n\n\t  \r\n", *documents(20, seed=1)]:
@@ -53,7 +47,7 @@ def test_the_same_texts_train_the_same_file_on_any_number_of_threads(
 
 
 def test_a_text_that_speaks_of_the_separator_does_not_end_the_document(tmp_path: Path) -> None:
-    tokenizer = json_tokenizer(write_tokenizer(tmp_path / "tokenizer.json"), None)
+    tokenizer = open_tokenizer(write_tokenizer(tmp_path / "tokenizer.json"))
     found = encoder(tokenizer)([("train", "a <|endoftext|> b<|endoftext|>", True), ("val", "<|endoftext|>", False)])
     assert found["train"].tokens.tolist().count(tokenizer.separator) == 1
     assert found["train"].tokens[-1] == tokenizer.separator
@@ -64,15 +58,17 @@ def test_a_text_that_speaks_of_the_separator_does_not_end_the_document(tmp_path:
 
 def test_the_separator_is_found_by_its_usual_names_or_named(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "tokenizer.json")
-    assert json_tokenizer(path, None).separator == 1
-    assert json_tokenizer(path, "<pad>").separator == 0
-    with pytest.raises(ValueError, match=r"tokenizer.json: none of its tokens is <eod>; name the one .* --separator"):
-        json_tokenizer(path, "<eod>")
+    assert open_tokenizer(path).separator == 1
+    assert open_tokenizer(path, "<pad>").separator == 0
+    with pytest.raises(ValueError, match=r"tokenizer.json: .*<eod>.*--separator"):
+        open_tokenizer(path, "<eod>")
     path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
-    assert json_tokenizer(path, None).separator == 1
+    assert open_tokenizer(path).separator == 1
     path.write_text(path.read_text().replace("</s>", "<stop>"))
-    with pytest.raises(ValueError, match=r"none of its tokens is <\|endoftext\|> or"):
-        json_tokenizer(path, None)
+    assert open_tokenizer(path).separator is None
+    (tmp_path / "text.txt").write_text("some text")
+    with pytest.raises(ValueError, match="--separator"):
+        prepare(f"text:{tmp_path / 'text.txt'}", str(path), tmp_path / "out")
 
 
 def test_the_vocabulary_reaches_to_the_highest_number_even_with_gaps(tmp_path: Path) -> None:
@@ -81,16 +77,16 @@ def test_the_vocabulary_reaches_to_the_highest_number_even_with_gaps(tmp_path: P
 
     path = tmp_path / "tokenizer.json"
     Library(WordLevel({"a": 0, "<far>": 70000}, unk_token="a")).save(str(path))
-    tokenizer = json_tokenizer(path, "<far>")
-    assert (tokenizer.vocabulary_size, tokenizer.separator, tokenizer.dtype) == (70001, 70000, "uint32")
+    tokenizer = open_tokenizer(path, "<far>")
+    assert (tokenizer.size, tokenizer.separator, tokenizer.dtype) == (70001, 70000, "uint32")
     assert encoder(tokenizer)([("train", "", True)])["train"].tokens.tolist() == [70000]
 
 
-@pytest.mark.parametrize("content", ["", "{}", "GGUF"])
+@pytest.mark.parametrize("content", ["", "{}", "[" * 100_000])
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ValueError, match=r"tokenizer.json is neither a tokenizer.json"):
-        json_tokenizer(tmp_path / "tokenizer.json", None)
+        open_tokenizer(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("spec", ["bpe:", "bpe:x", "bpe:256", "bpe:-5", "bpe:1048577", "bpe:4096.0"])
@@ -101,8 +97,8 @@ def test_impossible_sizes_are_refused(spec: str) -> None:
 
 def test_tokens_are_shown_so_that_they_cannot_steer_a_terminal(tmp_path: Path) -> None:
     train_bpe(["\x1b[2J \n"] * 9 + ["日本" * 3], 280, tmp_path / "tokenizer.json")
-    tokenizer = json_tokenizer(tmp_path / "tokenizer.json", None)
-    shown = token_texts(tokenizer, range(tokenizer.vocabulary_size))
+    tokenizer = open_tokenizer(tmp_path / "tokenizer.json")
+    shown = tokenizer.printable_tokens(range(tokenizer.size))
     assert all(text.isprintable() for text in shown)
     assert any("\\x1b" in text for text in shown)
     assert "'<|endoftext|>'" in shown
@@ -114,19 +110,19 @@ def test_gpt2_gives_the_tokens_of_its_published_files(monkeypatch: pytest.Monkey
 
     folder = Path(SHARED or "", "gpt2-bpe")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken_cache"))
-    tokenizer = tiktoken_tokenizer("gpt2", None)
-    assert (tokenizer.vocabulary_size, tokenizer.separator, tokenizer.dtype) == (50257, 50256, "uint16")
+    tokenizer = open_tokenizer("gpt2")
+    assert (tokenizer.size, tokenizer.separator, tokenizer.dtype) == (50257, 50256, "uint16")
     reference = Reference.from_file(str(folder / "tokenizer.json"))
     texts = [*documents(30), "x" * 5000, " " * 300 + "\n" * 300]
     found = encoder(tokenizer)([("train", text, True) for text in texts])["train"]
     assert found.tokens.tolist() == [token for text in texts for token in [*reference.encode(text).ids, 50256]]
     # As the same file through the other library.
-    other = json_tokenizer(folder / "tokenizer.json", None)
-    assert (other.vocabulary_size, other.separator) == (50257, 50256)
+    other = open_tokenizer(folder / "tokenizer.json")
+    assert (other.size, other.separator) == (50257, 50256)
     assert np.array_equal(encoder(other)([("train", text, True) for text in texts])["train"].tokens, found.tokens)
-    assert token_texts(tokenizer, [262, 198, 50256, 447]) == ["' the'", "'\\n'", "'<|endoftext|>'", "'\\xe2\\x80'"]
+    assert tokenizer.printable_tokens([262, 198, 50256, 447]) == ["' the'", "'\\n'", "'<|endoftext|>'", "'\\xe2\\x80'"]
     with pytest.raises(ValueError, match=r"separator '</s>': gpt2 has no such special token; it has <\|endoftext\|>"):
-        tiktoken_tokenizer("gpt2", "</s>")
+        open_tokenizer("gpt2", "</s>")
 
 
 def test_gpt2_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,13 +130,13 @@ def test_gpt2_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
     with pytest.raises(ConnectionError, match=r"could not download 'gpt2' .*set TIKTOKEN_CACHE_DIR to a folder"):
-        tiktoken_tokenizer("gpt2", None)
+        open_tokenizer("gpt2")
     with pytest.raises(ValueError, match="'gpt5' is neither a file or folder here nor a tiktoken name"):
-        tiktoken_tokenizer("gpt5", None)
+        open_tokenizer("gpt5")
 
 
 def test_tokens_of_another_tokenizer_are_refused() -> None:
-    tokenizer = Tokenizer("tiktoken", "gpt2", 50257, 50256)
+    tokenizer = GPT2
     assert packer(tokenizer)([("val", np.array([5, 6], "<u2"), True)])["val"].tokens.tolist() == [5, 6, 50256]
     with pytest.raises(ValueError, match="has the token 50257, but the tokenizer gpt2 has 50257 tokens"):
         joined([("train", [1, 50257], True)], tokenizer)
@@ -203,6 +199,6 @@ def _state(pid: int) -> str:
 
 def test_a_worker_loads_no_torch() -> None:
     """It would take each of them seconds, and gigabytes on machines with a GPU."""
-    code = "import sys, coupled_adam.data.tokenizing, coupled_adam.data.workers, coupled_adam.data.python_docs\n"
+    code = "import sys, coupled_adam.data.encoding, coupled_adam.data.workers, coupled_adam.data.python_docs\n"
     code += "assert 'torch' not in sys.modules and 'datasets' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from measure_reference import data_path, needs_test_data
 
-from coupled_adam.embeddings import open_tokenizer
+from coupled_adam.tokenizer import open_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 TEXT = ["the house and the river and the house", "the old house by the river", "river houses the river house"] * 5
@@ -154,7 +154,7 @@ def test_tiktoken_without_a_network_says_what_to_do(tmp_path: Path, monkeypatch:
 def test_a_missing_package_is_named_with_its_extra(
     module: str, extra: str, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "t.json").write_text("{}")
+    word_piece().save(str(tmp_path / "t.json"))
     (tmp_path / "t.gguf").write_bytes(b"GGUF")
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"{module} is needed .*pip install 'coupled-adam\[{extra}\]'"):

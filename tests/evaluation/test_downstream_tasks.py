@@ -24,8 +24,8 @@ from coupled_adam.evaluation.downstream.requests_file import Score
 from coupled_adam.evaluation.downstream.results import Downstream, file_name, read_downstream, read_file
 from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, read_documents
 from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, PAPER_TASKS
-from coupled_adam.evaluation.downstream.text_tokens import open_text_tokens
 from coupled_adam.evaluation.run_export import export_run
+from coupled_adam.evaluation.run_tokenizer import open_json_tokenizer
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.study.metrics import TASKS
 
@@ -97,7 +97,7 @@ def test_exported_model_has_the_same_scores_through_lm_evals_own_class(evaluated
 
 def test_two_halves_have_the_same_scores_and_results(evaluated: Evaluated, tmp_path: Path) -> None:
     requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
-    tokens = open_text_tokens(evaluated.run.parent / "corpus" / "tokenizer.json")
+    tokens = open_json_tokenizer(evaluated.run.parent / "corpus" / "tokenizer.json")
     write_task_requests(requests, tokens, tasks=PAPER_NAMES, task_data=evaluated.tasks, limit=None)
     answer_requests(evaluated.run, requests, scores)
     found, path = evaluate_scores(scores, run=evaluated.run, out=tmp_path / "results.json", task_data=evaluated.tasks)
@@ -131,7 +131,7 @@ def test_requests_are_those_of_lm_evals_own_task(
 
 
 def test_perplexity_beyond_all_numbers_is_refused(evaluated: Evaluated) -> None:
-    tokens = open_text_tokens(evaluated.run.parent / "corpus" / "tokenizer.json")
+    tokens = open_json_tokenizer(evaluated.run.parent / "corpus" / "tokenizer.json")
     hopeless = answering_model(tokens, lambda requests: [Score(-1000.0, False)] * len(requests))
     task = harness.load_task("lambada_openai", evaluated.tasks)
     with pytest.raises(ValueError, match=r"a metric of lm-eval exceeds .* may have diverged"):
@@ -233,7 +233,7 @@ def test_a_task_that_the_model_cannot_take_does_not_keep_the_others_from_it(
     assert stored is not None
     assert {*stored.tasks} == {"arc_easy", "winogrande"}
     requests = tmp_path / "requests.safetensors"
-    tokens = open_text_tokens(evaluated.run.parent / "corpus" / "tokenizer.json")
+    tokens = open_json_tokenizer(evaluated.run.parent / "corpus" / "tokenizer.json")
     write_task_requests(requests, tokens, tasks=["arc_challenge"], task_data=tasks, limit=None)
     with pytest.raises(ValueError, match=said):
         answer_requests(evaluated.run, requests, tmp_path / "scores.safetensors", with_loss=False)

@@ -175,7 +175,7 @@ def test_all_checkpoints_damaged_is_said_with_the_reasons(tmp_path: Path, corpus
         (["nothing", "model"], "nothing: not a run"),
         (["run", "corpus"], "corpus is not empty"),
         (["run", "model", "--checkpoint", "7"], "no checkpoint of step 7; it has 10"),
-        (["run", "model", "--tokenizer", "nothing.json"], "'nothing.json' is neither a tokenizer.json nor gpt2"),
+        (["run", "model", "--tokenizer", "nothing.json"], "there is no file nothing.json"),
         (["run", "model", "--dtype", "float16"], "float16"),
         (["run", "file/model"], "file"),
         (["broken", "model"], "broken/config.toml: not valid TOML"),

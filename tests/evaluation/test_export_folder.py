@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from coupled_adam.evaluation import export as export_module
 from coupled_adam.evaluation.export import export_model
 from coupled_adam.evaluation.model_card import Training, code, model_card
-from coupled_adam.evaluation.tokenizer_files import TokenizerFile, corpus_tokenizer
+from coupled_adam.evaluation.run_tokenizer import corpus_tokenizer
 from coupled_adam.inspection.tables import read_model
 from coupled_adam.models.config import ModelConfig, parameter_count
+from coupled_adam.tokenizer import Tokenizer
 from coupled_adam.training.config import load_config
 
 MODEL_FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
@@ -25,11 +26,11 @@ TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> TokenizerFile:
+def tokenizer(tmp_path: Path) -> Tokenizer:
     return corpus_tokenizer(write_corpus(tmp_path / "corpus"))
 
 
-def export(folder: Path, config: ModelConfig | None = None, tokenizer: TokenizerFile | None = None, **options: object):
+def export(folder: Path, config: ModelConfig | None = None, tokenizer: Tokenizer | None = None, **options: object):
     model = trained_model(config or small_config())
     export_model(model.config, dict(model.named_parameters()), tokenizer, folder, **options)
     return model
@@ -39,7 +40,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_all_files_are_there(tmp_path: Path, tokenizer: TokenizerFile) -> None:
+def test_all_files_are_there(tmp_path: Path, tokenizer: Tokenizer) -> None:
     export(tmp_path / "new" / "model", tokenizer=tokenizer)
     assert names(tmp_path / "new" / "model") == MODEL_FILES | TOKENIZER_FILES
     assert names(tmp_path / "new") == {"model"}
@@ -68,7 +69,7 @@ def test_weights_are_as_readable_as_the_files_beside_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_inspect_finds_the_tables_without_their_padding(
-    architecture: str, tied: bool, tmp_path: Path, tokenizer: TokenizerFile
+    architecture: str, tied: bool, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     model = export(tmp_path / "model", small_config(architecture, tied=tied), tokenizer)
     found = read_model(str(tmp_path / "model"))
@@ -80,7 +81,7 @@ def test_inspect_finds_the_tables_without_their_padding(
 
 
 def test_large_models_are_written_in_shards(
-    tmp_path: Path, tokenizer: TokenizerFile, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config("llama", tied=False)
     monkeypatch.setattr(export_module, "SHARD_BYTES", 50_000)
@@ -135,7 +136,7 @@ def test_overwriting_leaves_everything_but_models_alone(tmp_path: Path, monkeypa
 
 
 def test_failed_export_leaves_the_older_model_and_nothing_else(
-    tmp_path: Path, tokenizer: TokenizerFile, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export(tmp_path / "models" / "model")
     before = {path.name: path.read_bytes() for path in (tmp_path / "models" / "model").iterdir()}

@@ -21,14 +21,9 @@ from export_models import (
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coupled_adam.embeddings.single_tokens import byte_letters
+from coupled_adam.byte_level_bpe import byte_letters, gpt2_json_file, recover_merges
 from coupled_adam.evaluation.export import export_model
-from coupled_adam.evaluation.tokenizer_files import (
-    corpus_tokenizer,
-    gpt2_tokenizer_json,
-    open_for_export,
-    recover_merges,
-)
+from coupled_adam.evaluation.run_tokenizer import corpus_tokenizer, open_json_tokenizer
 
 CONTEXT = 32
 GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -89,18 +84,18 @@ def test_texts_of_different_lengths_are_continued_together_as_alone(architecture
 
 def test_end_of_text_is_the_separator_of_the_corpus_whatever_its_name(tmp_path: Path) -> None:
     write_tokenizer_json(tmp_path / "tokenizer.json", end="[STOP]")
-    tokenizer = open_for_export(tmp_path / "tokenizer.json", separator=0)
-    assert (tokenizer.end_of_text, tokenizer.end_of_text_token) == (0, "[STOP]")
-    assert open_for_export(tmp_path / "tokenizer.json").end_of_text is None  # nobody says which it is
+    tokenizer = open_json_tokenizer(tmp_path / "tokenizer.json", separator=0)
+    assert (tokenizer.separator, tokenizer.separator_token) == (0, "[STOP]")
+    assert open_json_tokenizer(tmp_path / "tokenizer.json").separator is None  # nobody says which it is
     for usual in (END, "</s>"):
         write_tokenizer_json(tmp_path / "tokenizer.json", end=usual)
-        assert open_for_export(tmp_path / "tokenizer.json").end_of_text_token == usual
+        assert open_json_tokenizer(tmp_path / "tokenizer.json").separator_token == usual
 
 
 def test_tokenizer_without_end_of_text_gets_no_new_token(tmp_path: Path) -> None:
     write_tokenizer_json(tmp_path / "tokenizer.json", end="[STOP]")
     model = trained_model(small_config())
-    tokenizer = open_for_export(tmp_path / "tokenizer.json")
+    tokenizer = open_json_tokenizer(tmp_path / "tokenizer.json")
     export_model(model.config, dict(model.named_parameters()), tokenizer, tmp_path / "model")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert len(loaded) == TOKENS
@@ -111,11 +106,11 @@ def test_tokenizers_of_other_kinds_keep_their_unknown_token(tmp_path: Path) -> N
     unigram = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0), (END, -2.0)], unk_id=0))
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()
     unigram.save(str(tmp_path / "tokenizer.json"))
-    opened = open_for_export(tmp_path / "tokenizer.json")
-    assert (opened.end_of_text, opened.unknown_token) == (2, "<unk>")
+    opened = open_json_tokenizer(tmp_path / "tokenizer.json")
+    assert (opened.separator, opened.unknown_token) == (2, "<unk>")
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, END: 2}, unk_token="[UNK]"))
     words.save(str(tmp_path / "tokenizer.json"))
-    assert open_for_export(tmp_path / "tokenizer.json").unknown_token == "[UNK]"
+    assert open_json_tokenizer(tmp_path / "tokenizer.json").unknown_token == "[UNK]"
 
 
 def test_merges_recovered_from_ranks_are_those_of_the_training(tmp_path: Path) -> None:
@@ -148,7 +143,7 @@ def test_gpt2_tokenizer_is_made_from_tiktoken(tmp_path: Path, monkeypatch: pytes
 
 def test_gpt2_tokenizer_equals_the_published_one(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "gpt2-bpe" / "tiktoken_cache"))
-    made = gpt2_tokenizer_json()
+    made = gpt2_json_file(tiktoken.get_encoding("gpt2"))
     parsed = json.loads(made)
     published = json.loads((shared / "gpt2-bpe" / "tokenizer.json").read_text(encoding="utf-8"))
     for part in ("model", "added_tokens", "normalizer", "pre_tokenizer"):
@@ -162,24 +157,24 @@ def test_gpt2_tokenizer_equals_the_published_one(shared: Path, monkeypatch: pyte
 def test_tokenizer_that_cannot_be_had_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=OSError))
     with pytest.raises(OSError, match=r"tiktoken could not download 'gpt2'.*TIKTOKEN_CACHE_DIR"):
-        open_for_export("gpt2")
+        open_json_tokenizer("gpt2")
     with pytest.raises(ValueError, match="does not say which tokenizer"):
         corpus_tokenizer(write_corpus(tmp_path / "unknown", tokenizer=None))
     with pytest.raises(ValueError, match=r"'cl100k_base' is neither a tokenizer.json nor gpt2"):
         corpus_tokenizer(write_corpus(tmp_path / "other", tokenizer="cl100k_base"))
     for content in ("[]", '{"model": {"vocab": 3}}', "\x00", '{"model": {"vocab": {}}}'):
         (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(ValueError, match=r"tokenizer\.json (is not a tokenizer\.json|has no tokens)"):
-            open_for_export(tmp_path / "tokenizer.json")
+        with pytest.raises(ValueError, match=r"tokenizer\.json (is neither a tokenizer\.json|has no tokens)"):
+            open_json_tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     write_tokenizer_json(tmp_path / "tokenizer.json")
     with pytest.raises(ValueError, match="has no token 300, which separates the documents"):
-        open_for_export(tmp_path / "tokenizer.json", separator=TOKENS)
+        open_json_tokenizer(tmp_path / "tokenizer.json", separator=TOKENS)
     config = small_config(vocabulary_size=TOKENS - 1)
     weights = dict(trained_model(config).named_parameters())
     with pytest.raises(ValueError, match="300 tokens, but the model's table 299 rows"):
-        export_model(config, weights, open_for_export(tmp_path / "tokenizer.json"), tmp_path / "model")
+        export_model(config, weights, open_json_tokenizer(tmp_path / "tokenizer.json"), tmp_path / "model")
     with pytest.raises(ValueError, match="Invalid end_of_text: 299"):
         export_model(config, weights, None, tmp_path / "model", end_of_text=299)

@@ -14,7 +14,7 @@ from coupled_adam.evaluation.downstream import scoring
 from coupled_adam.evaluation.downstream.requests_file import Score, TokenRequest
 from coupled_adam.evaluation.downstream.scoring import score_requests
 from coupled_adam.evaluation.export import export_model
-from coupled_adam.evaluation.tokenizer_files import open_for_export
+from coupled_adam.evaluation.run_tokenizer import open_json_tokenizer
 from coupled_adam.models.language_model import LanguageModel
 
 T = 32
@@ -61,7 +61,7 @@ def the_harness(model: LanguageModel, folder: Path) -> Any:
     """lm-evaluation-harness on the exported model."""
     huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="needs the extra eval")
     write_tokenizer_json(folder / "tokenizer.json")
-    tokenizer = open_for_export(str(folder / "tokenizer.json"))
+    tokenizer = open_json_tokenizer(str(folder / "tokenizer.json"))
     export_model(model.config, dict(model.named_parameters()), tokenizer, folder / "model")
     harness = huggingface.HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=4)
     assert harness.max_length == T

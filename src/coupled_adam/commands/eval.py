@@ -223,11 +223,11 @@ def _evaluate_model(
 
 def _write_requests(spec: str, file: Path, tasks: list[str], task_data: Path | None, limit: int | None) -> None:
     from coupled_adam.evaluation.downstream.halves import write_task_requests
-    from coupled_adam.evaluation.downstream.text_tokens import tokens_of
+    from coupled_adam.evaluation.run_tokenizer import tokenizer_of
 
     with progress_bar() as on_progress:
         found = write_task_requests(
-            file, tokens_of(spec), tasks=tasks, task_data=task_data, limit=limit, on_progress=on_progress
+            file, tokenizer_of(spec), tasks=tasks, task_data=task_data, limit=limit, on_progress=on_progress
         )
     count = sum(map(len, found.tasks.values()))
     typer.echo(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coupled_adam.data.corpus import Corpus
-from coupled_adam.data.tokenizing import json_tokenizer, tiktoken_tokenizer, token_texts
+from coupled_adam.tokenizer import open_tokenizer
 
 MOST_FREQUENT = 10
 
@@ -69,10 +69,9 @@ def shown(tokens: Sequence[int], tokenizer: str | Path | None) -> Sequence[str |
     if tokenizer is None:
         return [None] * len(tokens)
     try:
-        opened = json_tokenizer(tokenizer, None) if isinstance(tokenizer, Path) else tiktoken_tokenizer(tokenizer, None)
+        return open_tokenizer(tokenizer).printable_tokens(tokens)
     except (ValueError, OSError, ImportError):
         return [None] * len(tokens)
-    return token_texts(opened, tokens)
 
 
 def entropy(counts: npt.NDArray[np.int64]) -> float:

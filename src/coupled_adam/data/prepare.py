@@ -21,8 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coupled_adam.atomic import replacing
+from coupled_adam.byte_level_bpe import train_bpe
 from coupled_adam.data.blocks import Block, read_blocks
 from coupled_adam.data.corpus import UNFINISHED, Corpus, file_hash, open_corpus
+from coupled_adam.data.encoding import Pieces, encoder, packer
 from coupled_adam.data.guards import (
     files_of_corpus,
     only_one,
@@ -44,18 +46,8 @@ from coupled_adam.data.settings import SHARD_TOKENS, Settings, bpe_size, default
 from coupled_adam.data.shards import Journal, ShardWriter, read_journal, write_journal
 from coupled_adam.data.sources import Source, has_tokens, is_hub_dataset, open_source
 from coupled_adam.data.splitting import Fractions
-from coupled_adam.data.tokenizing import (
-    GPT2,
-    Pieces,
-    Tokenizer,
-    encoder,
-    json_tokenizer,
-    packer,
-    tiktoken_tokenizer,
-    tokenizer_path,
-    train_bpe,
-)
 from coupled_adam.data.workers import Workers, available_processes
+from coupled_adam.tokenizer import GPT2, SEPARATORS, Tokenizer, open_tokenizer, tokenizer_path
 
 BPE_CHARACTERS = 2**27
 """A tokenizer is trained on so much of the training text, from its beginning."""
@@ -214,7 +206,7 @@ class _Preparation:
         return open_source(
             self.settings.source,
             field=self.settings.field,
-            separator=tokenizer.separator if tokenizer else 0,
+            separator=(tokenizer.separator if tokenizer else None) or 0,
             processes=self.processes,
             found=found,
         )
@@ -232,22 +224,21 @@ class _Preparation:
         asked, separator = self.settings.tokenizer, self.settings.separator
         copy = self.unfinished / TOKENIZER_FILE
         if copy.is_file():
-            return json_tokenizer(copy, separator)
+            return _with_separator(open_tokenizer(copy, separator))
         if asked.startswith("bpe:"):
             assert source is not None
             self.report(Progress("training the tokenizer", None))
             with replacing(copy) as temporary:
                 train_bpe(self._training_texts(source), bpe_size(asked), temporary)
-            return json_tokenizer(copy, separator)
-        path = tokenizer_path(asked)
-        if path is not None:
-            json_tokenizer(path, separator)  # names the user's file if there is anything to say
+            return open_tokenizer(copy, separator)
+        if asked == GPT2.name and has_tokens(self.settings.source):
+            return GPT2  # without its file, which tokens that are there already do not need
+        tokenizer = _with_separator(open_tokenizer(asked, separator))
+        if tokenizer.kind == "json":
             with replacing(copy) as temporary:
-                shutil.copyfile(path, temporary)
-            return json_tokenizer(copy, separator)
-        if asked == "gpt2" and has_tokens(self.settings.source):
-            return Tokenizer("tiktoken", asked, GPT2, GPT2 - 1)
-        return tiktoken_tokenizer(asked, separator)
+                shutil.copyfile(tokenizer.name, temporary)
+            return open_tokenizer(copy, separator)
+        return tokenizer
 
     def _training_texts(self, source: Source) -> Iterator[str]:
         characters = 0
@@ -265,7 +256,7 @@ class _Preparation:
         """Count what a preparation before this one has written: saved counts could differ from the saved shards."""
         from coupled_adam.embeddings.unigram import add_counts, read_tokens
 
-        counts = np.zeros(tokenizer.vocabulary_size, np.int64)
+        counts = np.zeros(tokenizer.size, np.int64)
         for path in writer.paths():
             for tokens in read_tokens(path, tokenizer.dtype):
                 add_counts(counts, tokens, path)
@@ -342,7 +333,7 @@ class _Preparation:
         manifest = Manifest.model_validate(
             {
                 "tokenizer": TOKENIZER_FILE if tokenizer.kind == "json" else tokenizer.name,
-                "vocabulary_size": tokenizer.vocabulary_size,
+                "vocabulary_size": tokenizer.size,
                 "dtype": tokenizer.dtype,
                 "separator": tokenizer.separator,
                 "source": self.settings.source,
@@ -368,6 +359,17 @@ class _Preparation:
                     "give more documents (in a .txt file a line <|endoftext|> separates them), larger --val and "
                     "--test, or --val 0 and --test 0 to hold none out"
                 )
+
+
+def _with_separator(tokenizer: Tokenizer) -> Tokenizer:
+    """Refuse a tokenizer that cannot end a document."""
+    tokenizer.encode("")  # raises for a list of tokens that cannot split a text
+    if tokenizer.separator is None:
+        raise ValueError(
+            f"tokenizer {tokenizer.name}: none of its tokens is {' or '.join(SEPARATORS)}; name the one that ends a "
+            "document with --separator"
+        )
+    return tokenizer
 
 
 def _refuse_other_settings(folder: Path, settings: Settings) -> None:

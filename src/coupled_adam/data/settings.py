@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.data.tokenizing import BYTES
+from coupled_adam.byte_level_bpe import BYTES
 
 SHARD_TOKENS = 100_000_000
 

@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from coupled_adam.embeddings.download import fetch_word_pairs
     from coupled_adam.embeddings.measuring import measure
     from coupled_adam.embeddings.metrics import EmbeddingMetrics
-    from coupled_adam.embeddings.single_tokens import SingleTokens, open_tokenizer
     from coupled_adam.embeddings.unigram import count_unigram, count_unigram_text, load_unigram
     from coupled_adam.embeddings.word_pairs import WordPairs, load_word_pairs
     from coupled_adam.embeddings.word_similarity import WordSimilarity
+    from coupled_adam.tokenizer import SingleTokens, open_tokenizer
 else:
     _MODULES = {
-        "download": ("fetch_word_pairs",),
-        "measuring": ("measure",),
-        "metrics": ("EmbeddingMetrics",),
-        "single_tokens": ("SingleTokens", "open_tokenizer"),
-        "unigram": ("count_unigram", "count_unigram_text", "load_unigram"),
-        "word_pairs": ("WordPairs", "load_word_pairs"),
-        "word_similarity": ("WordSimilarity",),
+        "embeddings.download": ("fetch_word_pairs",),
+        "embeddings.measuring": ("measure",),
+        "embeddings.metrics": ("EmbeddingMetrics",),
+        "embeddings.unigram": ("count_unigram", "count_unigram_text", "load_unigram"),
+        "embeddings.word_pairs": ("WordPairs", "load_word_pairs"),
+        "embeddings.word_similarity": ("WordSimilarity",),
+        "tokenizer": ("SingleTokens", "open_tokenizer"),
     }
 
     def __getattr__(name: str) -> object:
         module = next((module for module, names in _MODULES.items() if name in names), None)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+        globals()[name] = getattr(import_module(f"coupled_adam.{module}"), name)
         return globals()[name]
 
     def __dir__() -> list[str]:

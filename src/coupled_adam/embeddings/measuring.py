@@ -17,12 +17,12 @@ from coupled_adam.embeddings.correlation import pearson
 from coupled_adam.embeddings.isotropy import isotropy
 from coupled_adam.embeddings.metrics import EmbeddingMetrics
 from coupled_adam.embeddings.moments import Moments, moments_of
-from coupled_adam.embeddings.single_tokens import SingleTokens
 from coupled_adam.embeddings.spectrum import spectrum_of
 from coupled_adam.embeddings.table import Array, Report, Table, open_table, part, scaled
 from coupled_adam.embeddings.unigram import check_counts
 from coupled_adam.embeddings.word_pairs import WordPairs
 from coupled_adam.embeddings.word_similarity import R_COS, R_COS_5, WordSimilarity, percent, similarity_of
+from coupled_adam.tokenizer import SingleTokens
 
 # What the authors' code adds to the unigram probability, so that unseen tokens have a logarithm.
 LOG_OFFSET = 1e-10

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from coupled_adam.embeddings.single_tokens import SingleTokens
 from coupled_adam.embeddings.table import Array
+from coupled_adam.tokenizer import SingleTokens
 
 Counts = npt.NDArray[np.int64]
 

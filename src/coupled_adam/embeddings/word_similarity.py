@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from coupled_adam.embeddings.correlation import pearson, spearman
-from coupled_adam.embeddings.single_tokens import SingleTokens
 from coupled_adam.embeddings.table import Table
 from coupled_adam.embeddings.word_pairs import (
     MEN,
@@ -23,6 +22,7 @@ from coupled_adam.embeddings.word_pairs import (
     WORDSIM_SIMILARITY,
     WordPairs,
 )
+from coupled_adam.tokenizer import SingleTokens
 
 R_COS = (SIMLEX, MEN, WORDSIM, RW)
 R_COS_5 = (MEN, RW, SIMLEX, WORDSIM_SIMILARITY, WORDSIM_RELATEDNESS)

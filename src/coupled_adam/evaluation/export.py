@@ -8,9 +8,11 @@
 Written with torch and safetensors alone, to a temporary folder that is renamed when it is whole.
 """
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,9 +21,9 @@ from torch import Tensor
 
 from coupled_adam.evaluation.hugging_face import hugging_face_config, hugging_face_name, hugging_face_weights
 from coupled_adam.evaluation.model_card import Training, model_card
-from coupled_adam.evaluation.tokenizer_files import TokenizerFile, write_json, write_tokenizer
 from coupled_adam.evaluation.whole_folder import replacing_folder, require_free
 from coupled_adam.models.config import ModelConfig, build_model
+from coupled_adam.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHARD_BYTES = 5 * 10**9
@@ -31,7 +33,7 @@ WEIGHTS = "model.safetensors"
 def export_model(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
-    tokenizer: TokenizerFile | None,
+    tokenizer: Tokenizer | None,
     folder: Path,
     *,
     end_of_text: int | None = None,
@@ -65,7 +67,7 @@ def export_model(
         raise ValueError(f"Invalid dtype: {dtype!r}; expected {' or '.join(DTYPES)}")
     tokens = None if tokenizer is None else tokenizer.size
     if tokenizer is not None and end_of_text is None:
-        end_of_text = tokenizer.end_of_text
+        end_of_text = tokenizer.separator
     _check_tokens(config, tokens, end_of_text)
     if vocabulary_size is not None and not 0 < vocabulary_size <= config.vocabulary_size:
         raise ValueError(
@@ -85,6 +87,39 @@ def export_model(
         if tokenizer is not None:
             write_tokenizer(temporary, tokenizer, config.context)
         _write_weights(temporary, tensors, DTYPES[dtype], _table_header(config, tokens or vocabulary_size))
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int) -> None:
+    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+
+    Args:
+        folder: where to.
+        tokenizer: what to write.
+        context: T, the longest text the model takes.
+    """
+    named = {
+        "bos_token": tokenizer.separator_token,
+        "eos_token": tokenizer.separator_token,
+        "unk_token": tokenizer.unknown_token,
+        # A text is padded to the length of others in its batch; the attention mask hides it.
+        "pad_token": tokenizer.separator_token,
+    }
+    special = {name: token for name, token in named.items() if token is not None}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **special,
+        "model_max_length": context,
+        "padding_side": "left",  # so that the texts of a batch go on where they end
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer.json").write_bytes(tokenizer.json_file)
+    write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "special_tokens_map.json", special)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file as `transformers` does: keys sorted, two spaces."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8", newline="\n")
 
 
 def _check_tokens(config: ModelConfig, tokens: int | None, end_of_text: int | None) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.evaluation.export import export_model
 from coupled_adam.evaluation.model_card import Training
-from coupled_adam.evaluation.tokenizer_files import TokenizerFile, corpus_tokenizer, open_for_export
+from coupled_adam.evaluation.run_tokenizer import corpus_tokenizer, open_json_tokenizer
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, run_config, run_corpus
 from coupled_adam.evaluation.whole_folder import require_free
 from coupled_adam.inspection.safetensors_files import open_safetensors
 from coupled_adam.models.config import ModelConfig
 from coupled_adam.tables_file import FILE_NAME as TABLES
+from coupled_adam.tokenizer import Tokenizer
 from coupled_adam.training.checkpoint_record import Record, read_record
 from coupled_adam.training.config import Config
 
@@ -59,9 +60,9 @@ def export_run(
     corpus, missing = _corpus(config, record)
     end_of_text = None if corpus is None else corpus.manifest.separator
     vocabulary_size = _vocabulary_size(path)
-    opened: TokenizerFile | None = None
+    opened: Tokenizer | None = None
     if tokenizer is not None:
-        opened, missing = open_for_export(tokenizer, end_of_text), None
+        opened, missing = open_json_tokenizer(tokenizer, end_of_text), None
         if vocabulary_size not in (None, opened.size):
             raise ValueError(
                 f"the tokenizer {tokenizer!r} has {opened.size} tokens, but the run was trained with "
@@ -103,7 +104,7 @@ def _corpus(config: Config, checkpoint: Record) -> tuple[Corpus | None, str | No
     return corpus, None if corpus else f"the corpus of the run, {config.data.folder}, is not here"
 
 
-def _tokenizer_of(corpus: Corpus) -> tuple[TokenizerFile | None, str | None]:
+def _tokenizer_of(corpus: Corpus) -> tuple[Tokenizer | None, str | None]:
     """The tokenizer of a corpus, or why there is none."""
     try:
         return corpus_tokenizer(corpus), None

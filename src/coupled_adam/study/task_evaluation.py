@@ -11,7 +11,7 @@ from coupled_adam.evaluation.downstream.evaluate import evaluate_run
 from coupled_adam.evaluation.downstream.harness import check_tasks
 from coupled_adam.evaluation.downstream.results import Downstream
 from coupled_adam.evaluation.downstream.tasks import METRIC
-from coupled_adam.evaluation.downstream.text_tokens import require_fit, run_text_tokens
+from coupled_adam.evaluation.run_tokenizer import require_fit, run_tokenizer
 from coupled_adam.study.metrics import TASK_LIMIT, task_key
 from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.training.config import Config
@@ -74,7 +74,7 @@ def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config]) -
                 f"`coupled-adam data prepare tokens:...`. {WITHOUT}"
             )
         try:
-            tokens = run_text_tokens(config, corpus)
+            tokens = run_tokenizer(config, corpus)
             require_fit(tokens, config.model.vocabulary_size, config.name)
         except (ValueError, OSError) as error:
             raise ValueError(f"evaluation.tasks: {error}. {WITHOUT}") from error

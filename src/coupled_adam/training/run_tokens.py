@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus, open_known_corpus
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.data.manifest import TOKENIZER_FILE
-from coupled_adam.embeddings.single_tokens import SingleTokens, open_tokenizer
+from coupled_adam.tokenizer import Tokenizer, open_tokenizer
 from coupled_adam.training.config import Config
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _folder(config: Config) -> Path:
     return Path(config.data.folder).expanduser()
 
 
-def word_tokenizer(corpus: Corpus, setting: str) -> SingleTokens:
+def word_tokenizer(corpus: Corpus, setting: str) -> Tokenizer:
     """The tokenizer of a corpus, which says which row of the table a word is.
 
     Args:

@@ -31,15 +31,11 @@ from coupled_adam.evaluation.downstream.results import (
     write_file,
 )
 from coupled_adam.evaluation.downstream.scoring import Precision, default_precision, score_requests
-from coupled_adam.evaluation.downstream.text_tokens import (
-    TextTokens,
-    open_text_tokens,
-    require_fit,
-    run_text_tokens,
-)
 from coupled_adam.evaluation.held_out_loss import SplitLoss, loss_over, pick_split
+from coupled_adam.evaluation.run_tokenizer import open_json_tokenizer, require_fit, run_tokenizer
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.tokenizer import Tokenizer
 from coupled_adam.training.checkpoint_record import Record, read_record
 from coupled_adam.training.config import Config
 from coupled_adam.training.devices import device_name, pick_device
@@ -89,7 +85,7 @@ def evaluate_run(
     if tasks:
         harness.check_tasks(tasks, task_data)
     opened = OpenedRun.of(run, checkpoint, device, precision, on_note)
-    tokens = opened.text_tokens(tokenizer) if tasks else None
+    tokens = opened.tokenizer_for(tokenizer) if tasks else None
     path = out or run / file_name(checkpoint, limit)
     tokenizer_hash, version = (None, None) if tokens is None else (tokens.sha256, harness.lm_eval_version())
     subject = opened.subject(tokenizer_hash, version, limit)
@@ -145,9 +141,9 @@ class OpenedRun:
         shape = self.config.model.to_model_config()
         return model_with(shape, load_weights(shape, self.path)).to(self.device)
 
-    def text_tokens(self, tokenizer: str | None) -> TextTokens:
+    def tokenizer_for(self, tokenizer: str | None) -> Tokenizer:
         """The tokenizer of the run, or the given one if it can be that."""
-        tokens = open_text_tokens(tokenizer) if tokenizer else run_text_tokens(self.config, self.corpus)
+        tokens = open_json_tokenizer(tokenizer) if tokenizer else run_tokenizer(self.config, self.corpus)
         require_fit(tokens, self.config.model.vocabulary_size, str(self.run))
         if tokenizer and self.corpus is not None and tokens.size != self.corpus.vocabulary_size:
             raise ValueError(

@@ -37,13 +37,14 @@ from coupled_adam.evaluation.downstream.requests_file import (
 )
 from coupled_adam.evaluation.downstream.results import Downstream, LossResult, Subject, file_name
 from coupled_adam.evaluation.downstream.scoring import Precision
-from coupled_adam.evaluation.downstream.text_tokens import TextTokens, tokens_of
+from coupled_adam.evaluation.run_tokenizer import tokenizer_of
 from coupled_adam.evaluation.weights import run_config
+from coupled_adam.tokenizer import Tokenizer
 
 
 def write_task_requests(
     file: Path,
-    tokens: TextTokens,
+    tokens: Tokenizer,
     *,
     tasks: Sequence[str],
     task_data: Path | None,
@@ -246,9 +247,9 @@ def _described(identity: dict[str, Any]) -> str:
     return f"{identity['name']!r} ({identity['optimizer']['embeddings']}, seed {identity['seed']})"
 
 
-def _tokenizer_of_requests(scores: ScoreFile, run: Path | None, tokenizer: str | None) -> TextTokens:
+def _tokenizer_of_requests(scores: ScoreFile, run: Path | None, tokenizer: str | None) -> Tokenizer:
     """The tokenizer that the requests were written with."""
-    tokens = tokens_of(tokenizer or run or str(scores.settings.get("tokenizer")))
+    tokens = tokenizer_of(tokenizer or run or str(scores.settings.get("tokenizer")))
     if tokens.sha256 != scores.settings.get("tokenizer_sha256"):
         raise ValueError(
             f"the requests were written with the tokenizer {scores.settings.get('tokenizer')}, and {tokens.name} is "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coupled_adam.evaluation.downstream.requests_file import Score, ScoreFile, TokenRequest
-from coupled_adam.evaluation.downstream.text_tokens import TextTokens
+from coupled_adam.tokenizer import Tokenizer
 
 Answer = Callable[[list[TokenRequest]], Sequence[Score]]
 OnRequests = Callable[[int, int], None]
@@ -23,7 +23,7 @@ LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**32}
 RECENT_TEXTS = 64
 
 
-def answering_model(tokens: TextTokens, answer: Answer) -> Any:
+def answering_model(tokens: Tokenizer, answer: Answer) -> Any:
     """A model of lm-eval whose requests one function answers.
 
     Args:
@@ -33,18 +33,21 @@ def answering_model(tokens: TextTokens, answer: Answer) -> Any:
     from lm_eval.api.model import TemplateLM
 
     encode = lru_cache(RECENT_TEXTS)(tokens.encode)
+    end_of_text = tokens.separator_token
 
     class AnsweringModel(TemplateLM):  # type: ignore[misc, unused-ignore]
         @property
         def eot_token_id(self) -> int:
-            if tokens.end_of_text is None:
+            if tokens.separator is None:
                 raise ValueError(
                     f"the tokenizer {tokens.name} has no token that ends a text, which stands for an empty context; "
                     "give one that has"
                 )
-            return tokens.end_of_text
+            return tokens.separator
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            if add_special_tokens is None:  # unless the text begins with one already
+                add_special_tokens = end_of_text is None or not string.startswith(end_of_text)
             return encode(string, add_special_tokens)
 
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:

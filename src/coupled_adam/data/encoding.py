@@ -1,0 +1,59 @@
+"""What the worker processes run: pieces of text to the tokens of each split."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coupled_adam.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of some pieces that belong to one split."""
+
+    tokens: npt.NDArray[Any]  # of the shards' dtype
+    documents: int
+    """Those that end here."""
+
+
+Pieces = Sequence[tuple[str, Any, bool]]
+"""For each piece its split, its content (text or tokens), and whether its document ends with it."""
+
+
+def encoder(tokenizer: Tokenizer) -> Callable[[Pieces], dict[str, Encoded]]:
+    """What a worker runs: pieces of text to the tokens of each split, every document followed by the separator."""
+
+    def run(pieces: Pieces) -> dict[str, Encoded]:
+        found = tokenizer.encode_documents([content for _, content, _ in pieces])
+        return joined(
+            [(split, tokens, ends) for (split, _, ends), tokens in zip(pieces, found, strict=True)], tokenizer
+        )
+
+    return run
+
+
+def packer(tokenizer: Tokenizer) -> Callable[[Pieces], dict[str, Encoded]]:
+    """The same for pieces that are tokens already."""
+    return lambda pieces: joined(pieces, tokenizer)
+
+
+def joined(pieces: Pieces, tokenizer: Tokenizer) -> dict[str, Encoded]:
+    """The tokens of pieces, one array for each split, with the separator where a document ends."""
+    parts: dict[str, list[npt.NDArray[Any]]] = {}
+    documents: dict[str, int] = {}
+    assert tokenizer.separator is not None, "prepare refuses tokenizers without one"
+    separator = np.array([tokenizer.separator], np.uint32)
+    for split, content, ends in pieces:
+        tokens = np.asarray(content, np.uint32)
+        if len(tokens) and tokens.max() >= tokenizer.size:
+            raise ValueError(
+                f"the source has the token {tokens.max()}, but the tokenizer {tokenizer.name} has "
+                f"{tokenizer.size} tokens; name the tokenizer of these tokens with --tokenizer"
+            )
+        parts.setdefault(split, []).extend([tokens, separator] if ends else [tokens])
+        documents[split] = documents.get(split, 0) + ends
+    kind = np.dtype(tokenizer.dtype).newbyteorder("<")
+    return {split: Encoded(np.concatenate(arrays).astype(kind), documents[split]) for split, arrays in parts.items()}

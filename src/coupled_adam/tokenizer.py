@@ -1,0 +1,318 @@
+"""Every kind of tokenizer behind one class: a tiktoken name, a tokenizer.json, the vocabulary of a GGUF file.
+
+`Tokenizer` holds a few facts, so that it can be sent to another process. The library behind it is opened when a text is
+first encoded. The packages tiktoken, tokenizers and gguf are needed only for tokenizers of their kind.
+
+Legend: V tokens of the vocabulary.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from coupled_adam.byte_level_bpe import END_OF_TEXT, as_byte_level, gpt2_json_file
+from coupled_adam.embeddings.optional import require
+
+# How tokenizers of well-known models call the token that ends a document, the likeliest first.
+SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+# Any word that all tokenizers know will do.
+WORD_BEFORE = "the"
+# Their pattern for splitting a text into words is the one that `ByteLevel` of the `tokenizers` library has built in.
+GPT2_ENCODINGS = ("gpt2", "r50k_base")
+GPT2_SIZE = 50257
+
+
+class SingleTokens(Protocol):
+    """What the measures of an embedding matrix need of a tokenizer."""
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+
+    def token_id(self, word: str) -> int | None:
+        """The token that stands for the word inside a text, or None where it is split."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without any added at its ends."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer: which tokens is a text, which single token is a word, and the file that an export writes."""
+
+    kind: Literal["tiktoken", "json", "gguf"]
+    name: str
+    """Opens it again: a name of tiktoken, or the path of a tokenizer.json or GGUF file."""
+    size: int
+    """V: one more than the highest token, since the numbers may have gaps."""
+    separator: int | None
+    """The token between documents; None where it has none with a usual name."""
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return Tokenizer, (self.kind, self.name, self.size, self.separator)  # each process opens the library itself
+
+    @property
+    def dtype(self) -> str:
+        """The smallest number type for its tokens."""
+        return "uint16" if self.size <= 2**16 else "uint32"
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a text, special tokens that it spells out included.
+
+        Args:
+            text: any.
+            add_special_tokens: also those that a tokenizer.json puts at the ends of a text.
+        """
+        if self.kind == "tiktoken":
+            return list(self._library.encode(text, allowed_special="all"))
+        return list(self._splitting_library.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_documents(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """The tokens of texts for training: a text that spells out the separator does not end its document."""
+        if self.kind == "tiktoken":
+            return [self._library.encode_ordinary(text) for text in texts]
+        return [found.ids for found in self._document_library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def token_id(self, word: str) -> int | None:
+        """The token that stands for the word inside a text, or None where it is split.
+
+        Where words are written with their leading space (GPT-2's "Ġhouse", SentencePiece's "▁house"), the token with
+        the space is the word as it stands in a text. So a word is looked up as it is written after another word.
+        """
+        if self.kind == "gguf":
+            vocabulary: GgufVocabulary = self._library
+            return vocabulary.ids.get(as_byte_level(" " + word) if vocabulary.byte_level else "▁" + word)
+        before, tokens = self.encode(WORD_BEFORE), self.encode(f"{WORD_BEFORE} {word}")
+        if len(tokens) != len(before) + 1 or tokens[:-1] != before:
+            return None
+        # An unknown word is a single token as well, but not its own.
+        return tokens[-1] if self._decode(tokens[-1]).strip().casefold() == word.casefold() else None
+
+    def printable_tokens(self, tokens: Sequence[int]) -> list[str]:
+        r"""Tokens as a terminal can show them: in quotes, with what is not visible as \n, \x1b or \xf0."""
+        if self.kind == "tiktoken":
+            contents = [self._library.decode_single_token_bytes(t).decode(errors="backslashreplace") for t in tokens]
+        else:
+            contents = [self._decode(token) for token in tokens]
+        return [repr(content).replace("\\\\x", "\\x") for content in contents]
+
+    @property
+    def separator_token(self) -> str | None:
+        """The token between documents, written out."""
+        if self.separator is None:
+            return None
+        if self.kind == "tiktoken":
+            return self._decode(self.separator)
+        return next(
+            token for token, number in _tokens_in(self.json_file, self.name).items() if number == self.separator
+        )
+
+    @property
+    def unknown_token(self) -> str | None:
+        """The token for what has no token; byte-level tokenizers need none and name the one between documents."""
+        model = json.loads(self.json_file)["model"]
+        tokens = _numbered(self.json_file, self.name)
+        unknown = model.get("unk_token") or tokens.get(model.get("unk_id"))
+        return unknown if unknown in tokens.values() else self.separator_token
+
+    @cached_property
+    def json_file(self) -> bytes:
+        """Its tokenizer.json; for GPT-2's encodings it is made from tiktoken's ranks."""
+        if self.kind == "json":
+            return Path(self.name).read_bytes()
+        if self.name in GPT2_ENCODINGS:
+            return gpt2_json_file(self._library)
+        raise ValueError(f"tokenizer: {self.name!r} is neither a tokenizer.json nor {' or '.join(GPT2_ENCODINGS)}")
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of its tokenizer.json."""
+        return hashlib.sha256(self.json_file).hexdigest()
+
+    def _decode(self, token: int) -> str:
+        if self.kind == "tiktoken":
+            return str(self._library.decode([token]))
+        return str(self._splitting_library.decode([token], skip_special_tokens=False))
+
+    @cached_property
+    def _library(self) -> Any:
+        """The library's own object."""
+        opener: Callable[[str], Any] = {"tiktoken": _tiktoken, "json": _from_file, "gguf": _gguf_vocabulary}[self.kind]
+        return opener(self.name)
+
+    @property
+    def _splitting_library(self) -> Any:
+        if self.kind == "gguf":
+            raise ValueError(
+                f"tokenizer: {self.name} lists its tokens but not how to split a text; pass the model's tokenizer.json"
+            )
+        return self._library
+
+    @cached_property
+    def _document_library(self) -> Any:
+        library = _from_file(self.name)
+        library.encode_special_tokens = True
+        return library
+
+
+# GPT-2's facts, for tokens that are there already and need no file of it.
+GPT2 = Tokenizer("tiktoken", "gpt2", GPT2_SIZE, GPT2_SIZE - 1)
+
+
+def open_tokenizer(spec: str | Path, separator: str | int | None = None) -> Tokenizer:
+    """Open a tokenizer, and the library that encodes with it.
+
+    Args:
+        spec: a `tokenizers` JSON file, a Hugging Face folder with tokenizer.json, a GGUF file, or a tiktoken name such
+            as "gpt2". tiktoken downloads its files once; TIKTOKEN_CACHE_DIR names a folder that has them.
+        separator: the token between documents, by its name or number; None: one with a usual name, if there is any.
+    """
+    tokenizer = read_tokenizer(spec, separator)
+    assert tokenizer._library is not None  # a missing package or a damaged file is found now, not in the first use
+    return tokenizer
+
+
+def read_tokenizer(spec: str | Path, separator: str | int | None = None) -> Tokenizer:
+    """The same without the library: a tokenizer.json can be read and written where `tokenizers` is not installed."""
+    path = tokenizer_path(spec)
+    if path is None:
+        return _read_tiktoken(str(spec), separator)
+    with path.open("rb") as file:
+        is_gguf = file.read(4) == b"GGUF"  # of gigabytes: not read as a whole
+    if is_gguf:
+        return Tokenizer("gguf", str(path), _gguf_vocabulary(str(path)).size, None)
+    tokens = _tokens_in(path.read_bytes(), str(path))
+    return Tokenizer("json", str(path), max(tokens.values()) + 1, _separator(tokens, separator, str(path)))
+
+
+def tokenizer_path(spec: str | Path) -> Path | None:
+    """The file that a name means, or that a folder has; None for names of tiktoken."""
+    path = Path(spec).expanduser()
+    if path.is_dir() and str(spec) not in GPT2_ENCODINGS:  # a model's folder may well be called gpt2
+        if not (path / "tokenizer.json").is_file():
+            raise ValueError(
+                f"tokenizer: the folder {path} has no tokenizer.json; "
+                "save it with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
+        return path / "tokenizer.json"
+    if path.suffix == ".json" and not path.is_file():
+        raise ValueError(f"tokenizer: there is no file {spec}; expected a tokenizer.json, bpe:N or a tiktoken name")
+    return path if path.is_file() else None
+
+
+def _separator(tokens: Mapping[str, int], separator: str | int | None, origin: str) -> int | None:
+    if separator is None:
+        return next((tokens[name] for name in SEPARATORS if name in tokens), None)
+    if isinstance(separator, str):
+        if separator not in tokens:
+            raise ValueError(
+                f"tokenizer {origin}: none of its tokens is {separator}; name the one that ends a document with "
+                "--separator"
+            )
+        return tokens[separator]
+    if separator not in tokens.values():
+        raise ValueError(f"tokenizer: {origin} has no token {separator}, which separates the documents of the corpus")
+    return separator
+
+
+def _tokens_in(content: bytes, origin: str) -> dict[str, int]:
+    """The tokens of a tokenizer.json with their numbers."""
+    try:
+        parsed = json.loads(content)
+        vocabulary = parsed["model"]["vocab"]
+        # Unigram models list their tokens with scores, the others map them to numbers.
+        tokens = {token: number for number, (token, _) in enumerate(vocabulary)} if isinstance(vocabulary, list) else {}
+        tokens |= vocabulary if isinstance(vocabulary, dict) else {}
+        tokens |= {token["content"]: token["id"] for token in parsed.get("added_tokens") or ()}
+        tokens = {str(token): int(number) for token, number in tokens.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"tokenizer: {origin} is neither a tokenizer.json of the `tokenizers` library nor GGUF ({error})"
+        ) from None
+    if not tokens:
+        raise ValueError(f"tokenizer: {origin} has no tokens")
+    return tokens
+
+
+def _numbered(content: bytes, origin: str) -> dict[int, str]:
+    return {number: token for token, number in _tokens_in(content, origin).items()}
+
+
+def _read_tiktoken(name: str, separator: str | int | None) -> Tokenizer:
+    encoding = _tiktoken(name)
+    special = {token: encoding.encode_single_token(token) for token in encoding.special_tokens_set}
+    if separator is None:
+        return Tokenizer("tiktoken", name, encoding.n_vocab, special.get(END_OF_TEXT))
+    if isinstance(separator, str) and separator not in special:
+        raise ValueError(
+            f"separator {separator!r}: {name} has no such special token; it has {', '.join(sorted(special))}"
+        )
+    return Tokenizer("tiktoken", name, encoding.n_vocab, _separator(special, separator, name))
+
+
+def _tiktoken(name: str) -> Any:
+    """An encoding of OpenAI's tiktoken."""
+    tiktoken = require("tiktoken", "study", f"to open the tokenizer {name!r}")
+    known = tiktoken.list_encoding_names()
+    if name not in known:
+        raise ValueError(
+            f"tokenizer: {name!r} is neither a file or folder here nor a tiktoken name ({', '.join(known)}); "
+            "pass the path of a tokenizer.json, a model folder or a GGUF file"
+        )
+    try:
+        return tiktoken.get_encoding(name)
+    except OSError as error:  # what requests raises without a network is one of these
+        raise ConnectionError(
+            f"tokenizer: tiktoken could not download {name!r} ({type(error).__name__}). Go online, set "
+            "TIKTOKEN_CACHE_DIR to a folder that has it, or pass the path of a tokenizer.json"
+        ) from error
+
+
+def _from_file(path: str) -> Any:
+    """A tokenizer.json of the `tokenizers` library, with nothing cut from a text or added to it."""
+    tokenizers = require("tokenizers", "study", f"to open the tokenizer {path}")
+    try:
+        library = tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the library raises nothing more specific
+        raise ValueError(
+            f"tokenizer: {path} is neither a tokenizer.json of the `tokenizers` library nor GGUF ({error})"
+        ) from error
+    library.no_truncation()
+    library.no_padding()
+    return library
+
+
+@dataclass(frozen=True)
+class GgufVocabulary:
+    """A list of tokens without the rules that split a text into them."""
+
+    size: int
+    ids: dict[str, int]
+    byte_level: bool
+    """Tokens are written as GPT-2 does, else as SentencePiece does."""
+
+
+def _gguf_vocabulary(path: str) -> GgufVocabulary:
+    gguf = require("gguf", "gguf", f"to read {path}")
+    try:
+        field = gguf.GGUFReader(path).get_field("tokenizer.ggml.tokens")
+    except (ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"tokenizer: {path} is a damaged GGUF file ({error}); download it again") from error
+    if field is None:
+        raise ValueError(f"tokenizer: {path} has no vocabulary; pass the tokenizer.json of the model")
+    tokens: list[str] = field.contents()
+    byte_level = sum(token.startswith("Ġ") for token in tokens)
+    sentence_piece = sum(token.startswith("▁") for token in tokens)
+    if byte_level == sentence_piece == 0:
+        raise ValueError(
+            f"tokenizer: no token of {path} starts with 'Ġ' or '▁', so words cannot be told from parts of words; "
+            "pass the tokenizer.json of the model"
+        )
+    ids: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        ids.setdefault(token, index)
+    return GgufVocabulary(len(tokens), ids, byte_level > sentence_piece)
