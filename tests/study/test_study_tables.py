@@ -19,7 +19,7 @@ from coupled_adam.study.ablation_groups import best_factor, sgd_groups
 from coupled_adam.study.comparison_table import pairs_of
 from coupled_adam.study.grid import Planned, gather_cells
 from coupled_adam.study.metrics import MAIN, METRICS, TASKS
-from coupled_adam.study.notation import MISSING, parse_shorthand
+from coupled_adam.study.notation import MISSING
 from coupled_adam.study.published import MODELS, published_numbers
 from coupled_adam.study.report_data import Size
 from coupled_adam.study.results import Result
@@ -27,6 +27,7 @@ from coupled_adam.study.statistics import compare
 from coupled_adam.study.table_formats import to_csv, to_latex_table, to_markdown_table, to_rich
 from coupled_adam.study.table_model import Table
 from coupled_adam.study.tables import NAMES, build_tables, write_tables_to
+from coupled_adam.uncertainty import parse_shorthand
 
 STANDARD = {"embeddings": "adamw", "scale_exponent": 0.0, "sgd_factor": None, "tied": True}
 COUPLED = {**STANDARD, "embeddings": "coupled"}

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from coupled_adam.study.grid import CellRuns, by_model_name, optimizer_labels
 from coupled_adam.study.metrics import METRICS, Metric, measured, named
-from coupled_adam.study.notation import shorthand
 from coupled_adam.study.report_data import loss_splits
 from coupled_adam.study.statistics import Comparison, Summary, compare
 from coupled_adam.study.table_model import (
@@ -19,6 +18,7 @@ from coupled_adam.study.table_model import (
     text_column,
 )
 from coupled_adam.training.amounts import short
+from coupled_adam.uncertainty import shorthand
 
 PAIR_COLUMNS = (
     text_column("D", "D", "$D$"),

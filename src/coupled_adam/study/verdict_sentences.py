@@ -12,8 +12,8 @@ from typing import Literal
 
 from coupled_adam.inspection.measures import CENTRED_BELOW
 from coupled_adam.study.metrics import METRICS
-from coupled_adam.study.notation import shorthand
 from coupled_adam.study.statistics import Comparison, Summary, Values, as_list, compare, summarise
+from coupled_adam.uncertainty import shorthand
 
 Outcome = Literal["better", "worse", "open", "mixed", "no claim"]
 Table = Literal["", "output "]
