@@ -378,7 +378,7 @@ def test_the_first_screen_says_which_table_of_an_untied_model_is_measured(tmp_pa
     four = untied_runs(tmp_path / "four", {"a": "standard", "b": "coupled", "c": "coupled", "d": "coupled"})
     for results in (two, four):  # side by side, and as rows
         page = render_report(results, [], [], tmp_path)
-        assert note in page[page.index('id="main-table"') : page.index('class="method"')]
+        assert note in page[page.index('id="main-table"') : page.index("<h2>Tables")]
         with_note = [table.name for table in build_tables(results) if note in table.notes]
         assert with_note == ["main"]
     tied = read_results(fabricate(tmp_path / "tied", with_runs=False))
