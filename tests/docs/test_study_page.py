@@ -78,8 +78,14 @@ def test_every_option_and_launcher_of_study_run_is_on_the_study_page() -> None:
 
 def test_tables_of_the_study_page_have_every_key_of_a_study_file() -> None:
     named = [key.strip("[]") for key in first_column(section("Every key"))]
-    kinds = (sections.ModelAxis, sections.OptimizerAxis, sections.EvaluationSection, sections.SlurmSection)
-    parts = ("models", "optimizers", "evaluation", "slurm")
+    kinds = (
+        sections.ModelAxis,
+        sections.OptimizerAxis,
+        sections.EvaluationSection,
+        sections.ReportSection,
+        sections.SlurmSection,
+    )
+    parts = ("models", "optimizers", "evaluation", "report", "slurm")
     expected = [key for key in Study.model_fields if key not in parts]
     expected += [key for kind in kinds for key in kind.model_fields]
     assert sorted(named) == sorted(expected)

@@ -33,9 +33,9 @@ from coupled_adam.evaluation.held_out_loss import loss_over
 from coupled_adam.evaluation.run_export import export_run
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.study.metrics import TASK_LIMIT
-from coupled_adam.study.notation import shorthand
 from coupled_adam.study.results import EVALUATION, FILE_NAME, read_results, to_json
 from coupled_adam.study.results import Result as StudyResult
+from coupled_adam.uncertainty import shorthand
 
 TASKS = "arc_easy,winogrande"
 

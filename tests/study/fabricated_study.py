@@ -7,11 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from coupled_adam.study.plan import study_text
 from coupled_adam.study.results import Result, to_json
 
 STANDARD = {"embeddings": "adamw", "scale_exponent": 0.0, "sgd_factor": None, "lr": 3e-3, "tied": True}
 COUPLED = {**STANDARD, "embeddings": "coupled"}
 OPTIMIZERS = {"standard": STANDARD, "coupled": COUPLED}
+PAGE_PARTS = (
+    "verdict",
+    "key-numbers",
+    "figure-embedding_cloud",
+    "main-table",
+    "curves",
+    "table-main",
+    "table-comparisons",
+    "table-runs",
+    "repeat",
+)
+"""The ids of what the page of the demo has."""
 
 
 def scaled(n: float) -> dict[str, Any]:
@@ -142,3 +155,14 @@ def write_run(result: Result, centred: bool, untied: bool, generator: np.random.
     if untied:
         arrays |= {f"input_{key}": value for key, value in arrays.items() if key != "token_count"}
     np.savez(run / "embeddings.npz", **{key: np.asarray(value, np.float32) for key, value in arrays.items()})
+
+
+def fabricated_demo(folder: Path, **settings: object) -> Path:
+    """The demo study with made-up numbers, named as its own plan names things."""
+    fabricate(folder, sizes=(("tiny", 364_864, 307_200),), **settings)  # type: ignore[arg-type]
+    text = (folder / "results.jsonl").read_text().replace("tiny-307200-", "tiny-307.2k-")
+    (folder / "results.jsonl").write_text(text)
+    for run in (folder / "runs").glob("tiny-307200-*"):
+        run.rename(run.with_name(run.name.replace("307200", "307.2k")))
+    (folder / "study.toml").write_text(study_text("demo"))
+    return folder

@@ -1,6 +1,7 @@
 """`coupled-adam study ...` and `coupled-adam demo` in this process, with a quick stand-in for the worker process."""
 
 import csv
+import io
 import json
 import re
 import subprocess
@@ -11,15 +12,19 @@ from typing import Any
 
 import pytest
 import typer
+from fabricated_study import fabricated_demo
+from rich.console import Console
 from study_cli import study
 from study_runs import ADAMW, COUPLED, FAKE_WORKER, study_corpus, write_study
 from typer.testing import CliRunner
 
 from coupled_adam.commands import demo as demo_command
+from coupled_adam.commands import study as study_command
 from coupled_adam.study import launchers
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.notation import MISSING
 from coupled_adam.study.plan import STUDIES, load_study
+from coupled_adam.study.report import read_report
 from coupled_adam.study.results import read_results
 
 pytestmark = pytest.mark.usefixtures("quick", "empty_folder")
@@ -33,6 +38,23 @@ def test_list_shows_every_study_with_its_size() -> None:
     shown = study("list").output
     for name, runs in zip(STUDIES, (6, 12, 18, 18, 18, 54, 99, 72, 8), strict=True):
         assert re.search(rf"│ {name} +│.*│ +{runs} │", shown)
+
+
+def test_what_is_printed_of_the_demo_begins_with_the_embeddings_and_marks_without_bold(tmp_path: Path) -> None:
+    folder = fabricated_demo(tmp_path / "demo", with_runs=False)
+    console = Console(file=io.StringIO(), width=500, force_terminal=False)
+    study_command._print_comparison(console, *read_report([folder]))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│")]
+    labels = [row[0].split(" (")[0].strip() for row in rows]
+    assert labels[:2] == ["‖μ‖ ratio", "ISO"]
+    assert labels[-1] == "loss"
+    assert [[cell.strip().endswith("*") for cell in row[1:]] for row in rows] == [[False, True]] * len(rows)
+    assert "bold" not in shown.lower()
+    note = load_study("demo").report.loss_note
+    assert note is not None
+    assert shown.count(note) == 1
+    assert shown.index("typical embedding's length") < shown.index("lower test loss") < shown.index(note)
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -70,7 +70,7 @@ def test_the_table_has_the_mean_over_the_seeds_that_cross(tmp_path: Path) -> Non
     (row,) = table.rows
     assert [cell.text for cell in row] == [
         *("4k", "S", "standard", "coupled", "400", "2 of 3"),
-        *("250(71)", "2.5k", "0.62(0.18)", "-0.167(0.577)"),
+        *("250(71)", "2.5k", "0.62(18)", "-0.167(577)"),
     ]
     assert row[7].numbers["mean"] == pytest.approx(2500)
 

@@ -5,6 +5,7 @@ Legend: S seeds.
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 from coupled_adam.study.figures import draw_figures, write_figures
 from coupled_adam.study.figures.ablations import draw_scale_complete, draw_scale_loss, draw_sgd_loss
 from coupled_adam.study.figures.clouds import draw_clouds
-from coupled_adam.study.figures.differences import draw_differences
+from coupled_adam.study.figures.differences import draw_differences, draw_task_differences
 from coupled_adam.study.figures.embeddings import draw_norm_and_frequency, draw_spectra
 from coupled_adam.study.figures.experiments import draw_experiments
 from coupled_adam.study.figures.run_files import mean_curve
@@ -78,8 +79,9 @@ def test_up_to_four_optimizers_stand_beside_each_other_and_of_more_the_pair(tmp_
 
 
 def test_differences_have_the_papers_confidence_bars(tmp_path: Path) -> None:
-    results = fabricated(tmp_path, metrics=("loss", "acc"), with_runs=False)
+    results = fabricated(tmp_path, metrics=("loss", "acc"), sizes=GRID_OF_SIZES[:2], with_runs=False)
     figure = drawn(draw_differences(results))
+    results = [result for result in results if result.tokens == 5 * 10**9]  # of the first marker
     assert [axes.get_ylabel() for axes in figure.axes] == [
         "difference in loss (nats per token)",
         "difference in accuracy",
@@ -95,18 +97,38 @@ def test_differences_have_the_papers_confidence_bars(tmp_path: Path) -> None:
 
 def test_only_significant_differences_are_filled(tmp_path: Path) -> None:
     for gain, is_filled in ((0.1, True), (-0.1, True), (0.0001, False)):
-        results = read_results(fabricate(tmp_path / str(gain), gain=gain, with_runs=False))
+        results = read_results(fabricate(tmp_path / str(gain), gain=gain, sizes=GRID_OF_SIZES, with_runs=False))
         marker = drawn(draw_differences(results)).axes[0].containers[0][0]
         assert (marker.get_markerfacecolor() != "none") == is_filled
 
 
 def test_one_seed_has_no_bar_and_accuracy_no_panel_where_it_is_absent(tmp_path: Path) -> None:
-    figure = drawn(draw_differences(fabricated(tmp_path, seeds=(1,), with_runs=False)))
+    figure = drawn(draw_differences(fabricated(tmp_path, seeds=(1,), sizes=GRID_OF_SIZES, with_runs=False)))
     assert len(figure.axes) == 1
     marker, caps, bars = figure.axes[0].containers[0]
     assert not caps
     assert not bars
     assert marker.get_markerfacecolor() == "none"
+
+
+def test_a_single_point_is_no_figure(tmp_path: Path, demo: list[Result]) -> None:
+    assert draw_differences(demo) is None
+    assert draw_experiments(demo) is None
+    one_f = fabricated(tmp_path, optimizers={**OPTIMIZERS, "sgd f=100": sgd(100)}, with_runs=False)
+    assert draw_sgd_loss(one_f) is None
+    one_task = [replace(result, metrics={**result.metrics, "race": 0.2 + 0.01 * result.seed}) for result in demo]
+    assert draw_task_differences(one_task) is None
+    both = [replace(result, metrics={**result.metrics, "lambada": 0.3}) for result in one_task]
+    assert draw_task_differences(both) is not None
+    grid = fabricated(tmp_path / "grid", sizes=GRID_OF_SIZES, metrics=("loss", "acc"), with_runs=False)
+    largest = [
+        result if result.model == "355M" else replace(result, metrics={"loss": result.metrics["loss"]})
+        for result in grid
+    ]
+    assert len(drawn(draw_differences(grid)).axes) == 2
+    assert [axes.get_ylabel() for axes in drawn(draw_differences(largest)).axes] == [  # one accuracy is no panel
+        "difference in loss (nats per token)"
+    ]
 
 
 def test_the_grid_of_sizes_has_the_line_n_is_d_over_20(tmp_path: Path) -> None:
@@ -237,7 +259,7 @@ def test_norms_are_drawn_over_log_frequency(demo: list[Result]) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "text"])
 def test_damaged_files_cost_their_figures_and_nothing_else(tmp_path: Path, damage: str) -> None:
-    results = fabricated(tmp_path)
+    results = fabricated(tmp_path, sizes=GRID_OF_SIZES[:2])
     for result in results:
         for name in ("embeddings.npz", "metrics.jsonl"):
             path = result.run_folder / name

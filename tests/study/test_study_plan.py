@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coupled_adam.study.expansion import Cell, cells_of, chosen, config_hash
-from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study, study_toml
+from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study, study_text, study_toml, with_settings
 from coupled_adam.training.config import differences, load_config
 
 # Tab. model_sizes and Sec. experiments of the paper: lr, heads, layers, width.
@@ -341,6 +341,17 @@ def test_unknown_studies_are_refused_with_the_list(tmp_path: Path) -> None:
     (tmp_path / "image.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"image.toml: not a TOML file: byte 0 is not UTF-8"):
         load_study(str(tmp_path / "image.toml"))
+
+
+def test_a_study_without_a_report_section_leads_with_the_loss() -> None:
+    """As those do that version 0.1 has written."""
+    before, section, after = study_text("demo").partition("[report]")
+    assert section
+    old = parse_study(before + after[after.index("[[optimizers]]") :], "old", Path())
+    assert (old.report.lead, old.report.loss_note) == ("loss", None)
+    assert [cell.config_hash for cell in cells_of(old)] == [cell.config_hash for cell in shipped("demo")]
+    changed, left = with_settings(old, ["report.lead=embeddings", "report.loss_note=Too small."])
+    assert (changed.report.lead, changed.report.loss_note, left) == ("embeddings", "Too small.", [])
 
 
 def test_a_study_is_frozen() -> None:

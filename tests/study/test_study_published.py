@@ -14,7 +14,6 @@ from scipy import stats
 
 from coupled_adam.models.config import ModelConfig, parameter_count
 from coupled_adam.study.metrics import MAIN, METRICS
-from coupled_adam.study.notation import parse_shorthand
 from coupled_adam.study.published import (
     ALL_TABLES,
     MODELS,
@@ -27,6 +26,7 @@ from coupled_adam.study.published import (
     published_numbers,
 )
 from coupled_adam.study.statistics import Summary, compare_summaries
+from coupled_adam.uncertainty import parse_shorthand
 
 BETTER = {metric.published_key: metric.better for metric in METRICS.values() if metric.published_key}
 STANDARD = {"embeddings": "adamw", "tied": True}

@@ -1,73 +1,29 @@
-"""The report: what is in the folder and on the page, that nothing is loaded, and what a real browser makes of it."""
+"""The report: what is in the folder and on the page, and that nothing is loaded."""
 
+import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fabricated_study import COUPLED, STANDARD, fabricate, scaled
-from report_browser import CHROMIUM, Browser
+from fabricated_study import COUPLED, PAGE_PARTS, STANDARD, fabricate, fabricated_demo, scaled
 
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.plan import load_study, study_text
 from coupled_adam.study.report import write_report
 from coupled_adam.study.report_page import commands, what_was_compared
+from coupled_adam.study.report_plan import StudyPlan, shared_report
 from coupled_adam.study.report_tables import address, headline
 from coupled_adam.study.results import merge_results, read_results
 
-ATTACK = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">{{ 7 * 7 }}"
 SIZES = [("125M", 124_373_760, 5 * 10**9), ("125M", 124_373_760, 10**10), ("355M", 354_000_000, 10**10)]
-PARTS = (
-    "verdict",
-    "main-table",
-    "figure-embedding_cloud",
-    "curves",
-    "table-main",
-    "table-comparisons",
-    "table-runs",
-    "repeat",
-)
-
-
-def fabricated_demo(folder: Path, **settings: object) -> Path:
-    """The demo study with made-up numbers, named as its own plan names things."""
-    fabricate(folder, sizes=(("tiny", 364_864, 307_200),), **settings)  # type: ignore[arg-type]
-    text = (folder / "results.jsonl").read_text().replace("tiny-307200-", "tiny-307.2k-")
-    (folder / "results.jsonl").write_text(text)
-    for run in (folder / "runs").glob("tiny-307200-*"):
-        run.rename(run.with_name(run.name.replace("307200", "307.2k")))
-    (folder / "study.toml").write_text(study_text("demo"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = fabricated_demo(tmp_path_factory.mktemp("report") / "demo")
-    page = write_report([folder], folder)
-    assert page == folder / "report.html"
-    return page
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Hostile names wherever a file can carry one."""
-    folder = tmp_path_factory.mktemp("hostile") / "a&b<i>"
-    optimizers = {"standard": STANDARD, ATTACK: COUPLED}
-    fabricate(folder, name=ATTACK, optimizers=optimizers, sizes=((ATTACK, 1000, 2000),), seeds=(1, 2))
-    text = (folder / "results.jsonl").read_text()
-    (folder / "results.jsonl").write_text(text.replace('"device": "cpu"', f'"device": {json.dumps(ATTACK)}'))
-    lines = study_text("demo").splitlines()
-    lines[1] = f"title = {json.dumps(ATTACK)} # {ATTACK}"
-    (folder / "study.toml").write_text("\n".join(lines))
-    return write_report([folder], folder)
 
 
 def test_the_folder_holds_figures_tables_and_the_page(demo: Path) -> None:
     folder = demo.parent
-    for name in ("embedding_cloud", "results", "training_loss", "mean_ratio_over_training", "singular_values"):
+    for name in ("embedding_cloud", "training_loss", "mean_ratio_over_training", "singular_values"):
         assert (folder / "figures" / f"{name}.svg").is_file()
         assert (folder / "figures" / f"{name}.pdf").is_file()
     for name in ("main", "comparisons", "runs"):
@@ -84,7 +40,6 @@ def test_the_first_screen_says_what_was_compared_and_what_came_out(demo: Path) -
         "Coupled Adam reaches a lower test loss than standard Adam",
         "2% of a typical embedding&#39;s length, against 85% with standard Adam",
         "mean-embedding ratio",
-        '<div class="verdict better"',
         ">standard Adam</text>",
         ">origin</text>",
     ):
@@ -95,12 +50,67 @@ def test_the_first_screen_says_what_was_compared_and_what_came_out(demo: Path) -
     assert "better" in row[0]
 
 
+def test_the_demo_leads_with_the_embeddings_and_says_beside_the_loss_what_it_is_worth(demo: Path) -> None:
+    study = load_study("demo")
+    assert study.report.lead == "embeddings"
+    note = study.report.loss_note
+    assert note is not None
+    html = demo.read_text()
+    verdict, rest = html[html.index('id="verdict"') :].split("</div>", 1)
+    ratio, loss = re.findall(r'<p class="better">(.*?)</p>', verdict)
+    assert "2% of a typical embedding" in ratio
+    assert "test loss" in loss
+    assert note in loss
+    cards = re.findall(r"<h2>(.*?)\N{NO-BREAK SPACE}(.)</h2>", rest)
+    assert cards[0] == ("mean-embedding ratio", "↓")
+    assert cards[-1] == ("test loss", "↓")
+    assert rest[rest.index("<h2>test loss") : rest.index("</section>")].count(note) == 1
+    rows = re.findall(r'<tr><th scope="row">([^<]*)\N{NO-BREAK SPACE}', html[html.index('class="headline"') :])
+    assert rows[0] == "mean-embedding ratio"
+    assert rows[-1] == "test loss"
+    with (demo.parent / "tables" / "main.csv").open(encoding="utf-8", newline="") as file:
+        columns = next(csv.reader(file))
+    assert columns.index("mu_norm_ratio") < columns.index("iso") < columns.index("loss")
+    assert note in (demo.parent / "tables" / "main.md").read_text()
+
+
+def test_other_studies_lead_with_the_loss(tmp_path: Path) -> None:
+    study = fabricate(tmp_path / "s", with_runs=False)
+    html = write_report([study], study).read_text()
+    first, second = re.findall(r'<p class="better">(.*?)</p>', html[html.index('id="verdict"') :])[:2]
+    assert "test loss" in first
+    assert "embeddings" in second
+    assert re.findall(r"<h2>(.*?)\N{NO-BREAK SPACE}", html)[0] == "test loss"
+    with (study / "tables" / "main.csv").open(encoding="utf-8", newline="") as file:
+        assert next(csv.reader(file))[4] == "loss"
+
+
+def test_large_numbers_say_from_which_size_they_are_and_what_the_others_say(tmp_path: Path) -> None:
+    html = write_report([fabricate(tmp_path / "s", sizes=SIZES, with_runs=False)], tmp_path / "s").read_text()
+    numbers = html[html.index('id="key-numbers"') : html.index("</section>")]
+    assert "The largest of 3 sizes: N = 355M, D = 10B" in numbers
+    assert "better in 3 of 3 sizes" in numbers
+
+
+def test_merged_studies_lead_with_what_all_of_them_lead_with(tmp_path: Path) -> None:
+    demo_text = study_text("demo")
+    plans = [
+        StudyPlan(tmp_path, "a", "", "", "", report=load_study("demo").report),
+        StudyPlan(tmp_path, "b", "", "", ""),
+    ]
+    assert 'lead = "embeddings"' in demo_text
+    assert shared_report(plans[:1]) == load_study("demo").report
+    assert shared_report(plans[:1] * 2) == load_study("demo").report  # the same note once
+    assert shared_report(plans).lead == "loss"
+    assert shared_report(plans).loss_note == load_study("demo").report.loss_note
+
+
 def test_every_part_of_the_page_is_there(demo: Path) -> None:
     html = demo.read_text()
-    for part in PARTS:
+    for part in PAGE_PARTS:
         assert f'id="{part}"' in html
     figures = list((demo.parent / "figures").glob("*.svg"))
-    assert html.count("<figure") == html.count("<figcaption>") == len(figures) >= 9
+    assert html.count("<figure") == html.count("<figcaption>") == len(figures) >= 7
     assert 'id="partial"' not in html
     assert 'id="unfinished"' not in html
     assert "coupled-adam study run" in html
@@ -122,7 +132,11 @@ def test_nothing_on_the_page_is_loaded_and_only_our_script_runs(demo: Path, host
     for page in (demo, hostile):
         html = page.read_text()
         assert html.startswith("<!DOCTYPE html>")
-        assert re.findall(r"<script[^>]*>", html) == ['<script type="application/json" id="curves-data">', "<script>"]
+        assert re.findall(r"<script[^>]*>", html) == [
+            '<script type="application/json" id="curves-data">',
+            '<script type="application/json" id="clouds-data">',
+            "<script>",
+        ]
         assert "<img" not in html
         for link in re.findall(r'(?:href|src)="([^"]*)"', html):
             assert link.startswith(("#", "./", "data:image/png;base64,")), link
@@ -148,8 +162,7 @@ def test_pictures_take_the_colours_of_the_page(demo: Path) -> None:
 
 def test_coupled_being_worse_is_said_on_the_page(tmp_path: Path) -> None:
     html = write_report([fabricated_demo(tmp_path / "s", gain=-0.1, with_runs=False)], tmp_path / "out").read_text()
-    assert '<div class="verdict worse"' in html
-    assert "Coupled Adam is worse in test loss than standard Adam" in html
+    assert '<p class="worse">Coupled Adam is worse in test loss than standard Adam' in html
     assert '<td class="claim worse">worse' in html
 
 
@@ -225,7 +238,7 @@ def test_a_validation_loss_is_called_so_on_the_page(tmp_path: Path) -> None:
     (folder / "results.jsonl").write_text(text.replace('"loss_split": "test"', '"loss_split": "val"'))
     html = write_report([folder], folder).read_text()
     assert "reaches a lower validation loss" in html
-    assert "The loss is that of the validation text: the corpus has no test split." in html[: html.index("Figures")]
+    assert "The loss is that of the validation text: the corpus has no test split." in html[: html.index("<h2>Tables")]
     assert not re.search("test loss", html, re.IGNORECASE)
 
 
@@ -245,7 +258,7 @@ def test_published_values_beside_the_headline_are_explained(tmp_path: Path) -> N
     explained = "In brackets: what the paper has"
     for name, sizes, there in (("a", SIZES[:1], True), ("b", [("tiny", 364_864, 307_200)], False)):
         html = write_report([fabricate(tmp_path / name, sizes=sizes, with_runs=False)], tmp_path / name).read_text()
-        assert (explained in html[: html.index("Figures")]) == there
+        assert (explained in html[: html.index("<h2>Tables")]) == there
 
 
 def test_averaged_curves_are_said_to_be(tmp_path: Path) -> None:
@@ -313,95 +326,6 @@ def test_many_optimizers_are_named_by_their_ends(tmp_path: Path) -> None:
     exponents = {f"coupled n={n}": scaled(n) for n in range(-3, 4)}
     words = what_was_compared(read_results(fabricate(tmp_path / "s", optimizers=exponents, with_runs=False)))
     assert words[0] == "Coupled n=-3, …, coupled n=3 (7 optimizers)"
-
-
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as browser:
-        yield browser
-
-
-@needs_chromium
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (375, 700)], ids=["desk", "phone"])
-def test_a_browser_shows_every_part_without_errors_at_any_width(
-    browser: Browser, demo: Path, width: int, height: int
-) -> None:
-    browser.open(demo, width, height)
-    assert browser.problems == []
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    for part in PARTS:
-        assert browser.evaluate(f"document.getElementById('{part}').getBoundingClientRect().height") > 10, part
-    figures = "Array.from(document.querySelectorAll('figure svg'), (svg) => svg.getBoundingClientRect())"
-    assert browser.evaluate(f"{figures}.every((box) => box.width > 250 && box.height > 100)")
-    bottom = browser.evaluate("document.getElementById('verdict').getBoundingClientRect().bottom")
-    assert bottom < height  # the verdict is on the first screen
-    if width > 1000:
-        for part in ("main-table", "figure-embedding_cloud"):
-            assert browser.evaluate(f"document.getElementById('{part}').getBoundingClientRect().bottom") < height
-
-
-@needs_chromium
-def test_the_curves_can_be_picked_and_read(browser: Browser, demo: Path) -> None:
-    browser.open(demo, 1000, 800)
-    assert browser.evaluate("document.querySelectorAll('#curves polyline').length") == 2
-    text = "document.getElementById('readout').textContent"
-    assert browser.evaluate(text) == "step 300standard Adam 0.85Coupled Adam 0.02"
-    browser.evaluate(
-        "(() => { const pick = document.getElementById('quantity'); pick.value = 'ISO';"
-        "pick.dispatchEvent(new Event('change')); })()"
-    )
-    assert browser.evaluate(text) == "step 300standard Adam 0.6Coupled Adam 0.97"
-    browser.evaluate(
-        "document.getElementById('curves').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}));"
-        "for (let i = 0; i < 60; i++) "
-        "document.getElementById('curves').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))"
-    )
-    assert browser.evaluate(text).startswith("step 50")
-    assert browser.problems == []
-
-
-@needs_chromium
-def test_a_browser_runs_no_hostile_name(browser: Browser, hostile: Path) -> None:
-    for width in (1280, 375):
-        browser.open(hostile, width, 800)
-        assert browser.problems == []
-        assert browser.evaluate("document.title") != "run"
-        assert browser.evaluate("document.querySelectorAll('img').length") == 0
-        assert browser.evaluate("document.documentElement.scrollWidth") <= width
-        assert "<script>" in browser.evaluate("document.querySelector('.compared').textContent")
-
-
-@needs_chromium
-def test_a_browser_draws_the_page_light_dark_and_on_paper(browser: Browser, demo: Path, tmp_path: Path) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    ink = "getComputedStyle(document.querySelector('figure svg text')).fill"
-    colours = {}
-    for name, options in (("light", {}), ("dark", {"dark": True}), ("paper", {"dark": True, "media": "print"})):
-        browser.open(demo, 800, 800, **options)  # type: ignore[arg-type]
-        colours[name] = (browser.evaluate(ground), browser.evaluate(ink))
-    assert colours["light"] == ("rgb(255, 255, 255)", "rgb(28, 32, 36)")
-    assert colours["dark"] == ("rgb(22, 24, 27)", "rgb(232, 234, 237)")
-    assert colours["paper"] == ("rgb(255, 255, 255)", "rgb(0, 0, 0)")
-    browser.pdf(tmp_path / "page.pdf")
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
-    assert browser.evaluate("Array.from(document.querySelectorAll('details')).every((each) => each.open)")
-
-
-@needs_chromium
-def test_the_browser_of_these_tests_sees_a_script_error(browser: Browser, demo: Path, tmp_path: Path) -> None:
-    """Without this the tests above could pass for want of ears."""
-    broken = tmp_path / "broken.html"
-    broken.write_text(demo.read_text().replace('id="readout"', 'id="gone"'))
-    browser.open(broken, 800, 800)
-    assert any("TypeError" in problem for problem in browser.problems)
-    forbidden = tmp_path / "forbidden.html"
-    forbidden.write_text(demo.read_text().replace("</body>", "<script>document.title = 'run'</script></body>"))
-    browser.open(forbidden, 800, 800)
-    assert any("Content Security Policy" in problem for problem in browser.problems)
-    assert browser.evaluate("document.title") != "run"
 
 
 @pytest.mark.parametrize(("metrics", "is_said"), [(("loss", "acc"), True), (("loss",), False)])

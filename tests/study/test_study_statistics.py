@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from coupled_adam.study.metrics import INPUT_PREFIX, METRICS
-from coupled_adam.study.notation import escape_latex, parse_shorthand, shorthand, to_html, to_latex, to_markdown
+from coupled_adam.study.notation import escape_latex, to_html, to_latex, to_markdown
 from coupled_adam.study.statistics import Summary, better_than_all, compare, compare_summaries, summarise
+from coupled_adam.uncertainty import parse_shorthand, shorthand
 
 PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
 ALTERNATIVES = {"lower": "less", "higher": "greater"}
@@ -225,14 +226,14 @@ def test_only_what_beats_every_other_is_best() -> None:
         (1.1, 0.06, 2, "1.10(6)"),
         (3.14, 0.002, 2, "3.14(0)"),
         (3.14, 0.0, 2, "3.14(0)"),
-        (25.0, 1.1, 1, "25.0(1.1)"),
+        (25.0, 1.1, 1, "25.0(11)"),
         (-54.4, 12.3, 0, "-54(12)"),
-        (0.5, 0.096, 2, "0.50(0.10)"),
+        (0.5, 0.096, 2, "0.50(10)"),
         (-0.001, 0.0004, 2, "0.00(0)"),
         (2.4331, None, 3, "2.433"),
     ],
 )
-def test_shorthand_as_the_paper_writes_it(mean: float, std: float | None, decimals: int, text: str) -> None:
+def test_shorthand_counts_units_of_the_last_digit(mean: float, std: float | None, decimals: int, text: str) -> None:
     assert shorthand(mean, std, decimals) == text
 
 
@@ -247,9 +248,14 @@ def test_shorthand_is_read_back_as_far_as_it_is_printed(mean: float, std: float 
         assert value.std is None
     else:
         assert value.std == float(Decimal(std).quantize(unit, ROUND_HALF_EVEN))
-        assert len(re.search(r"\(([\d.]+)\)", text)[1]) == 1 or value.std >= float(10 * unit)
+        assert int(re.search(r"\((\d+)\)$", text)[1]) * unit == Decimal(std).quantize(unit, ROUND_HALF_EVEN)
     assert shorthand(*value) == text
     assert parse_shorthand(text.replace("(", " (")) == value
+
+
+def test_shorthand_with_a_point_in_the_parentheses_is_still_read() -> None:
+    """The paper and version 0.1 write it so from ten units on."""
+    assert parse_shorthand("25.0(1.1)") == parse_shorthand("25.0(11)") == (25.0, 1.1, 1)
 
 
 @pytest.mark.parametrize("text", ["", "0.123(", "0.1(2)(3)", "nan", "1e5", "1.(2)", "0.1 (-2)"])

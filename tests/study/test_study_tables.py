@@ -19,14 +19,15 @@ from coupled_adam.study.ablation_groups import best_factor, sgd_groups
 from coupled_adam.study.comparison_table import pairs_of
 from coupled_adam.study.grid import Planned, gather_cells
 from coupled_adam.study.metrics import MAIN, METRICS, TASKS
-from coupled_adam.study.notation import MISSING, parse_shorthand
+from coupled_adam.study.notation import MISSING
 from coupled_adam.study.published import MODELS, published_numbers
 from coupled_adam.study.report_data import Size
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import compare
-from coupled_adam.study.table_formats import to_csv, to_latex_table, to_markdown_table, to_rich
+from coupled_adam.study.table_formats import for_console, to_csv, to_latex_table, to_markdown_table, to_rich
 from coupled_adam.study.table_model import Table
 from coupled_adam.study.tables import NAMES, build_tables, write_tables_to
+from coupled_adam.uncertainty import parse_shorthand
 
 STANDARD = {"embeddings": "adamw", "scale_exponent": 0.0, "sgd_factor": None, "tied": True}
 COUPLED = {**STANDARD, "embeddings": "coupled"}
@@ -429,6 +430,19 @@ def test_terminal_shows_published_values_beside_measured_ones() -> None:
     printed = console.file.getvalue()
     assert "3.04(1) [3.12(1)]" in printed
     assert "Bold: significantly better than the other one" in printed
+
+
+def test_an_asterisk_stands_for_bold_where_none_can_be_shown() -> None:
+    table = by_name(two_optimizers())["main"]
+    piped = rich.console.Console(width=160, file=io.StringIO(), force_terminal=False)
+    terminal = rich.console.Console(width=160, file=io.StringIO(), force_terminal=True, color_system="standard")
+    for console in (piped, terminal):
+        console.print(to_rich(for_console(table, console)))
+    assert "3.04(1)* [3.12(1)]" in piped.file.getvalue()
+    assert "*: significantly better" in piped.file.getvalue()
+    assert "bold" not in piped.file.getvalue().lower()
+    assert for_console(table, terminal) is table
+    assert "3.04(1)*" not in terminal.file.getvalue()
 
 
 def test_files_are_written_whole_and_old_ones_removed(tmp_path: Path) -> None:

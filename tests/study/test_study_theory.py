@@ -247,6 +247,19 @@ def test_a_damaged_theory_costs_its_figure_alone(measured: Path, tmp_path: Path)
     assert all(draw([]) is None for draw in draws)
 
 
+def test_a_single_checkpoint_is_no_curve(measured: Path, tmp_path: Path) -> None:
+    from coupled_adam.study.figures import theory as figures
+
+    results = read_results(copied(measured, tmp_path))
+    for result in results:
+        folder = TheoryFolder(result.run_folder)
+        whole = folder.read_run()
+        folder.write_run(replace(whole, checkpoints=whole.checkpoints[-1:]))
+    assert figures.draw_constants(results) is None
+    assert figures.draw_sums(results) is None
+    assert figures.draw_second_moments(results) is not None
+
+
 def test_theory_of_several_models_is_a_line_for_each(measured: Path) -> None:
     from coupled_adam.study.figures.theory import draw_constants
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fabricated_study import COUPLED, OPTIMIZERS, STANDARD, fabricate, scaled, sgd
 
+from coupled_adam.study.plan_sections import ReportSection
 from coupled_adam.study.report_data import main_pair, table_note, variants
 from coupled_adam.study.report_page import render_report, what_was_compared
 from coupled_adam.study.results import Result, read_results
@@ -378,13 +379,25 @@ def test_the_first_screen_says_which_table_of_an_untied_model_is_measured(tmp_pa
     four = untied_runs(tmp_path / "four", {"a": "standard", "b": "coupled", "c": "coupled", "d": "coupled"})
     for results in (two, four):  # side by side, and as rows
         page = render_report(results, [], [], tmp_path)
-        assert note in page[page.index('id="main-table"') : page.index('class="method"')]
+        assert note in page[page.index('id="main-table"') : page.index("<h2>Tables")]
         with_note = [table.name for table in build_tables(results) if note in table.notes]
         assert with_note == ["main"]
     tied = read_results(fabricate(tmp_path / "tied", with_runs=False))
     assert "untied" not in render_report(tied, [], [], tmp_path)
     without = [replace(each, metrics={**each.metrics, "input_iso": None, "input_mu_norm_ratio": None}) for each in two]
     assert table_note(without) == "The embeddings of untied models are measured in the output table."
+
+
+def test_the_verdict_begins_with_what_the_study_leads_with(tmp_path: Path) -> None:
+    results = read_results(fabricate(tmp_path / "s", with_runs=False))
+    plain, turned = verdict(results), verdict(results, ReportSection(lead="embeddings", loss_note="Too small."))
+    assert plain.text == f"{plain.loss} {plain.embeddings}"
+    assert turned.text == f"{plain.embeddings} {plain.loss} Too small."
+    assert [claim.outcome for claim in turned.claims] == ["better", "better"]
+    unmeasured = [replace(each, metrics={**each.metrics, "loss": None}) for each in results]
+    assert "Too small." not in verdict(unmeasured, ReportSection(loss_note="Too small.")).text
+    alone = [each for each in results if each.optimizer == "coupled"]
+    assert verdict(alone, ReportSection(lead="embeddings")).text == verdict(alone).text  # what to do comes last
 
 
 def test_a_name_with_a_comma_is_told_from_two_names(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 def _show(found: "Downstream", path: Path, *, as_json: bool) -> None:
     from coupled_adam.evaluation.downstream.results import to_json
     from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, label_of
-    from coupled_adam.study.notation import shorthand
+    from coupled_adam.uncertainty import shorthand
 
     if as_json:
         values = {"acc": found.accuracy, "acc_stderr": found.accuracy_error, **to_json(found), "file": str(path)}
@@ -329,7 +329,8 @@ def _place(name: str, order: tuple[str, ...]) -> int:
 def _shown_metric(task: "TaskResult") -> tuple[str, str]:
     """The metric that a task is judged by, with its standard error."""
     from coupled_adam.evaluation.downstream.tasks import METRIC
-    from coupled_adam.study.notation import MISSING, shorthand
+    from coupled_adam.study.notation import MISSING
+    from coupled_adam.uncertainty import shorthand
 
     name = METRIC if METRIC in task.metrics else next((key for key in task.metrics if "_stderr" not in key), None)
     if name is None or not math.isfinite(task.metrics[name]):

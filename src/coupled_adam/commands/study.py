@@ -316,11 +316,15 @@ def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
 def _print_comparison(console: Console, results: "Sequence[Result]", plans: "Sequence[StudyPlan]") -> None:
     from coupled_adam.inspection.overview import printable_lines
     from coupled_adam.study.overview import comparison_of
-    from coupled_adam.study.report_plan import all_planned
+    from coupled_adam.study.report_plan import all_planned, shared_report
+    from coupled_adam.study.table_formats import for_console
     from coupled_adam.study.tables import build_tables
     from coupled_adam.study.verdict import verdict
 
-    for table in build_tables(results, all_planned(plans))[:1]:
+    report = shared_report(plans)
+    without_note = report.model_copy(update={"loss_note": None})  # the verdict has it
+    for table in build_tables(results, all_planned(plans), without_note)[:1]:
+        table = for_console(table, console)
         shown = comparison_of(table)
         wide_enough(console, shown).print(shown)
         for note in table.notes:
@@ -328,8 +332,7 @@ def _print_comparison(console: Console, results: "Sequence[Result]", plans: "Seq
     for plan in plans:
         if plan.problem:
             console.print(Text(printable_lines(plan.problem), style="dim"))
-    found = verdict(results)
-    console.print(Text(f"{found.loss} {found.embeddings}"))
+    console.print(Text(verdict(results, report).text))
 
 
 def _print_outcome(console: Console, outcome: "Outcome", again: str) -> None:

@@ -4,8 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from coupled_adam.study.grid import CellRuns, by_model_name, optimizer_labels
-from coupled_adam.study.metrics import METRICS, Metric, measured, named
-from coupled_adam.study.notation import shorthand
+from coupled_adam.study.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.report_data import loss_splits
 from coupled_adam.study.statistics import Comparison, Summary, compare
 from coupled_adam.study.table_model import (
@@ -19,6 +18,7 @@ from coupled_adam.study.table_model import (
     text_column,
 )
 from coupled_adam.training.amounts import short
+from coupled_adam.uncertainty import shorthand
 
 PAIR_COLUMNS = (
     text_column("D", "D", "$D$"),
@@ -47,12 +47,14 @@ NOTES = (
 )
 
 
-def comparison_table(cells: Sequence[CellRuns]) -> Table:
+def comparison_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> Table:
     """The pairs of each D and N: standard against all others, and Coupled Adam against its scaled forms and SGD."""
     splits = loss_splits(run for cell in cells for run in cell.runs.values())
     metrics = [
         named(metric, splits)
-        for metric in measured(METRICS.values(), (run.metrics for cell in cells for run in cell.runs.values()))
+        for metric in measured(
+            in_order(METRICS.values(), lead), (run.metrics for cell in cells for run in cell.runs.values())
+        )
         if metric.better
     ]
     rows = []

@@ -8,6 +8,8 @@ from coupled_adam.evaluation.downstream.tasks import PAPER_TASKS
 from coupled_adam.study.notation import escape_latex
 
 Better = Literal["lower", "higher"]
+Lead = Literal["loss", "embeddings"]
+"""What tables and reports begin with."""
 
 ARROWS = {"lower": "↓", "higher": "↑", None: ""}
 LATEX_ARROWS = {"lower": r" ($\downarrow$)", "higher": r" ($\uparrow$)", None: ""}
@@ -158,6 +160,24 @@ def named(metric: Metric, splits: Collection[str]) -> Metric:
     else:
         label = "validation loss" if set(splits) == {"val"} else "test or validation loss"
     return replace(metric, label=label, latex=label)
+
+
+def in_order(metrics: Iterable[Metric], lead: Lead) -> list[Metric]:
+    """The metrics in the order of the paper's tables, or with those of the embeddings first, the mean-embedding ratio
+    before all others.
+
+    Example:
+        >>> [metric.key for metric in in_order(MAIN, "embeddings")]
+        ['mu_norm_ratio', 'iso', 'mu_norm', 'r_cos', 'rho_log', 'kappa', 'loss', 'acc']
+    """
+    if lead == "loss":
+        return list(metrics)
+    return sorted(metrics, key=lambda metric: (not is_of_a_table(metric), metric.key != "mu_norm_ratio"))
+
+
+def is_of_a_table(metric: Metric) -> bool:
+    """Whether it measures embeddings, and not what the model predicts."""
+    return metric.key in METRICS and metric.key not in NOT_OF_A_TABLE and metric not in TASKS
 
 
 def measured(metrics: Iterable[Metric], found: Iterable[Mapping[str, float | None]]) -> list[Metric]:

@@ -20,6 +20,7 @@ from coupled_adam.study.plan_sections import (
     EvaluationSection,
     ModelAxis,
     OptimizerAxis,
+    ReportSection,
     Settings,
     SlurmSection,
     TokensAxis,
@@ -70,6 +71,7 @@ class Study(Section):
     optimizers: Annotated[list[OptimizerAxis], Expected("tables [[optimizers]]")]
     """How the embeddings are trained."""
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    report: ReportSection = Field(default_factory=ReportSection)
     slurm: SlurmSection = Field(default_factory=SlurmSection)
 
     def base_of(self, model: ModelAxis | None) -> str:
@@ -82,7 +84,11 @@ AXES = ("seeds", "tokens", "models", "optimizers")
 # Each part is checked by itself: pydantic would report what is wrong in a list under numbers, and what is wrong in a
 # section beside the keys of all others.
 _LISTS: dict[str, type[Section]] = {"models": ModelAxis, "optimizers": OptimizerAxis}
-_SECTIONS: dict[str, type[Section]] = {"evaluation": EvaluationSection, "slurm": SlurmSection}
+_SECTIONS: dict[str, type[Section]] = {
+    "evaluation": EvaluationSection,
+    "report": ReportSection,
+    "slurm": SlurmSection,
+}
 
 
 def study_text(name: str) -> str:
@@ -157,7 +163,7 @@ def parse_study(text: str, source: str, folder: Path) -> Study:
 
 
 def _wrong_parts(values: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """What is wrong in each of [[models]], [[optimizers]], [evaluation] and [slurm], by their names."""
+    """What is wrong in each of [[models]], [[optimizers]], [evaluation], [report] and [slurm], by their names."""
     for name, kind in _LISTS.items():
         entries = values.get(name, [])
         if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
@@ -274,7 +280,7 @@ def study_toml(study: Study) -> str:
     for name in _LISTS:
         for entry in getattr(study, name):
             lines += ["", f"[[{name}]]", *_table(entry.model_dump(exclude_defaults=True))]
-    for name in ("evaluation", "slurm"):
+    for name in _SECTIONS:
         lines += ["", f"[{name}]", *_table(getattr(study, name).model_dump())]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,5 @@
-"""The parts of a study file: every key of a model, of an optimizer, of what is evaluated and of a cluster's jobs.
+"""The parts of a study file: every key of a model, of an optimizer, of what is evaluated, of the report and of a
+cluster's jobs.
 
 The text under a key says what it means. What is wrong between keys is found in `plan`.
 """
@@ -115,6 +116,18 @@ class EvaluationSection(Section):
     """The paper's theory, measured at ten milestones of each run, or at those that the config keeps."""
     theory_batches: Count = 20
     """Batches at each of them."""
+
+
+class ReportSection(Section):
+    """How the report is arranged, and what it says beside the loss."""
+
+    lead: Literal["loss", "embeddings"] = "loss"
+    """What the verdict, the tables and the page begin with."""
+    loss_note: Text | None = None
+    """What a reader has to know of the loss, said beside it; none: nothing."""
+
+
+DEFAULT_REPORT = ReportSection()
 
 
 class SlurmSection(Section):

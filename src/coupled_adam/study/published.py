@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from coupled_adam.study.metrics import METRICS
-from coupled_adam.study.notation import shorthand
+from coupled_adam.uncertainty import shorthand
 
 # Tables of the paper that show the same runs in one context; they differ in what is compared, so in what is bold.
 MAIN_TABLES = ("small_scale", "large_scale", "small_scale_downstream", "large_scale_downstream")
@@ -43,7 +43,7 @@ class Published:
 
     @property
     def text(self) -> str:
-        """As the paper prints it, in plain text."""
+        """In plain text; as the paper prints it, but 25.0(11) where that has 25.0(1.1), in five places."""
         return shorthand(self.mean, self.std, self.decimals)
 
 

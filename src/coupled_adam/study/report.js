@@ -1,21 +1,28 @@
 "use strict";
-// The plot of curves over training: pick a quantity and a size, point at a step or use the arrow keys.
+// Two plots that answer to the reader. Without this script the same data are there as pictures.
+const read = (id) => { const data = document.getElementById(id); return data && JSON.parse(data.textContent); };
+const make = (name, parent, text, type) => {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (type) made.className = type;
+  return parent.appendChild(made);
+};
+
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
+
+// Curves over training: all quantities of one size, read at one step.
 (() => {
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
-
-  const data = document.getElementById("curves-data");
-  if (!data) return;
-  const plots = JSON.parse(data.textContent);
+  const plots = read("curves-data");
+  if (!plots) return;
+  document.getElementById("curves-section").classList.add("scripted");
   const box = document.getElementById("curves"), readout = document.getElementById("readout");
-  const pickQuantity = document.getElementById("quantity"), pickSize = document.getElementById("size");
-  const H = 300, LEFT = 56, RIGHT = 14, TOP = 10, BOTTOM = 42;
-  const DASHES = { "-": "", "--": "7 4", ":": "2 3" };
-  let shown = null; // the plot, its scales, and the step that is read out
+  const legend = document.getElementById("legend"), pickSize = document.getElementById("size");
+  const note = document.getElementById("curves-note"); // takes the place of a last chart
+  const LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 24, HEIGHT = 190;
+  const DASHES = { "-": "", "--": "7 4", ":": "2 3" }, BORDERS = { "-": "solid", "--": "dashed", ":": "dotted" };
+  let charts = [], end = 1, step = 1;
 
-  const unique = (values) => [...new Set(values)];
-  const fill = (select, names) => names.forEach((name) => select.add(new Option(name)));
-  fill(pickQuantity, unique(plots.map((plot) => plot.quantity)));
-  fill(pickSize, unique(plots.map((plot) => plot.size)));
+  [...new Set(plots.map((plot) => plot.size))].forEach((size) => pickSize.add(new Option(size)));
   document.getElementById("size-label").hidden = pickSize.options.length < 2;
 
   const element = (name, attributes, parent, text) => {
@@ -31,90 +38,219 @@
     for (let i = Math.ceil(low / distance - 1e-9); i * distance <= high + span * 1e-9; i++) found.push(i * distance);
     return found;
   };
-  const written = (value) => String(Number(value.toPrecision(4)));
+  const written = (value, digits = 4) => String(Number(value.toPrecision(digits)));
 
   function draw() {
-    const plot = plots.find((p) => p.quantity === pickQuantity.value && p.size === pickSize.value);
+    const shown = plots.filter((plot) => plot.size === pickSize.value);
+    end = Math.max(...shown.flatMap((plot) => plot.lines.flatMap((line) => line.steps)));
+    step = end;
     box.replaceChildren();
-    readout.replaceChildren();
-    shown = null;
-    if (!plot) { readout.textContent = "Not measured here."; return; }
-    const W = Math.max(320, Math.min(1100, box.clientWidth || 700));
+    legend.replaceChildren();
+    const named = new Map(shown.flatMap((plot) => plot.lines).map((line) => [line.name, line]));
+    for (const line of named.values()) {
+      const item = make("span", legend), key = make("span", item, "", "key");
+      key.style.borderTop = `3px ${BORDERS[line.line] || "solid"} ${line.colour}`;
+      item.append(line.name);
+    }
+    // The places first: their width decides how many stand beside each other.
+    const parts = shown.map((plot) => {
+      const part = make("div", box, undefined, "curve"), title = make("h3", part, plot.quantity);
+      return { plot, part, at: make("span", title, "", "at") };
+    });
+    box.append(note);
+    charts = parts.map(drawOne);
+    mark(false);
+  }
+
+  function drawOne({ plot, part, at }) {
+    const W = Math.max(260, part.clientWidth), H = HEIGHT;
     const all = plot.lines.flatMap((line) => line.low.concat(line.high));
-    const xEnd = Math.max(...plot.lines.flatMap((line) => line.steps));
     let low = Math.min(...all), high = Math.max(...all);
     if (low > 0 && low < 0.5 * high) low = 0;
-    const margin = (high - low || 1) * 0.04;
+    const margin = (high - low || 1) * 0.06;
     high += margin;
     if (low !== 0) low -= margin;
-    const x = (step) => LEFT + (step / xEnd) * (W - LEFT - RIGHT);
+    const x = (s) => LEFT + (s / end) * (W - LEFT - RIGHT);
     const y = (value) => H - BOTTOM - ((value - low) / (high - low)) * (H - TOP - BOTTOM);
-    const svg = element("svg", { viewBox: `0 0 ${W} ${H}` }, box);
+    const svg = element("svg", { viewBox: `0 0 ${W} ${H}` }, part);
     for (const tick of ticks(low, high)) {
       element("line", { class: "rule", x1: LEFT, x2: W - RIGHT, y1: y(tick), y2: y(tick) }, svg);
-      element("text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, svg, written(tick));
+      element("text", { x: LEFT - 7, y: y(tick) + 4, "text-anchor": "end" }, svg, written(tick));
     }
-    for (const tick of ticks(0, xEnd)) {
-      element("text", { x: x(tick), y: H - BOTTOM + 18, "text-anchor": "middle" }, svg, written(tick));
+    const along = ticks(0, end);
+    for (const tick of along) {
+      const last = tick === along[along.length - 1];
+      element("text", { x: last ? Math.min(x(tick), W - RIGHT) : x(tick), y: H - 6,
+                        "text-anchor": last && x(tick) > W - RIGHT - 20 ? "end" : "middle" }, svg,
+              tick === 0 ? "step 0" : written(tick));
     }
-    element("text", { x: (LEFT + W - RIGHT) / 2, y: H - 4, "text-anchor": "middle" }, svg, "training step");
     for (const line of plot.lines) {
-      const along = (values) => line.steps.map((step, i) => `${x(step).toFixed(1)},${y(values[i]).toFixed(1)}`);
-      const band = along(line.high).concat(along(line.low).reverse()).join(" ");
+      const path = (values) => line.steps.map((s, i) => `${x(s).toFixed(1)},${y(values[i]).toFixed(1)}`);
+      const band = path(line.high).concat(path(line.low).reverse()).join(" ");
       element("polygon", { points: band, fill: line.colour, "fill-opacity": 0.18 }, svg);
-      element("polyline", { points: along(line.mean).join(" "), fill: "none", stroke: line.colour, "stroke-width": 2.2,
+      element("polyline", { points: path(line.mean).join(" "), fill: "none", stroke: line.colour, "stroke-width": 2.2,
                             "stroke-dasharray": DASHES[line.line] || "" }, svg);
     }
     const rule = element("line", { class: "step", y1: TOP, y2: H - BOTTOM, visibility: "hidden" }, svg);
     const dots = plot.lines.map((line) => element("circle", { r: 4, fill: line.colour, visibility: "hidden" }, svg));
-    shown = { plot, W, x, y, xEnd, rule, dots, step: xEnd };
-    read(false);
-  }
-
-  // Values at the step, and the legend in one.
-  function read(mark) {
-    const { plot, x, y, rule, dots, step } = shown;
-    const nearest = plot.lines.map((line) =>
-      line.steps.reduce((best, s, i) => (Math.abs(s - step) < Math.abs(line.steps[best] - step) ? i : best), 0));
-    const at = plot.lines[0].steps[nearest[0]];
-    readout.replaceChildren();
-    const label = document.createElement("span");
-    label.textContent = `step ${written(at)}`;
-    readout.append(label);
-    plot.lines.forEach((line, number) => {
-      const i = nearest[number], item = document.createElement("span"), key = document.createElement("span");
-      key.className = "key";
-      key.style.borderTopColor = line.colour;
-      key.style.borderTopStyle = { "--": "dashed", ":": "dotted" }[line.line] || "solid";
-      const range = line.low[i] === line.high[i] ? "" : ` (${written(line.low[i])} to ${written(line.high[i])})`;
-      item.append(key, `${line.name} ${written(line.mean[i])}${range}`);
-      readout.append(item);
-      dots[number].setAttribute("cx", x(line.steps[i]));
-      dots[number].setAttribute("cy", y(line.mean[i]));
-      dots[number].setAttribute("visibility", mark ? "visible" : "hidden");
+    svg.addEventListener("pointermove", (event) => {
+      const bounds = svg.getBoundingClientRect(), place = ((event.clientX - bounds.left) / bounds.width) * W;
+      step = Math.min(end, Math.max(0, ((place - LEFT) / (W - LEFT - RIGHT)) * end));
+      mark(true);
     });
-    rule.setAttribute("x1", x(at));
-    rule.setAttribute("x2", x(at));
-    rule.setAttribute("visibility", mark ? "visible" : "hidden");
+    return { plot, at, x, y, rule, dots };
   }
 
-  box.addEventListener("pointermove", (event) => {
-    if (!shown) return;
-    const bounds = box.getBoundingClientRect();
-    const place = ((event.clientX - bounds.left) / bounds.width) * shown.W;
-    shown.step = ((place - LEFT) / (shown.W - LEFT - RIGHT)) * shown.xEnd;
-    read(true);
-  });
-  box.addEventListener("pointerleave", () => { if (shown) { shown.step = shown.xEnd; read(false); } });
+  // The values of every chart at the step.
+  function mark(visible) {
+    let exact = step;
+    for (const { plot, at, x, y, rule, dots } of charts) {
+      at.replaceChildren();
+      plot.lines.forEach((line, number) => {
+        const i = line.steps.reduce((best, s, k) =>
+          (Math.abs(s - step) < Math.abs(line.steps[best] - step) ? k : best), 0);
+        const value = make("span", at, written(line.mean[i], 3));
+        value.style.color = line.colour;
+        value.title = line.low[i] === line.high[i] ? line.name
+          : `${line.name}: ${written(line.low[i])} to ${written(line.high[i])}`;
+        dots[number].setAttribute("cx", x(line.steps[i]));
+        dots[number].setAttribute("cy", y(line.mean[i]));
+        dots[number].setAttribute("visibility", visible ? "visible" : "hidden");
+        if (plot === charts[0].plot && number === 0) exact = line.steps[i];
+        if (number === 0) {
+          rule.setAttribute("x1", x(line.steps[i]));
+          rule.setAttribute("x2", x(line.steps[i]));
+        }
+      });
+      rule.setAttribute("visibility", visible ? "visible" : "hidden");
+    }
+    readout.textContent = `at step ${written(exact)}`;
+  }
+
+  box.addEventListener("pointerleave", () => { step = end; mark(false); });
   box.addEventListener("keydown", (event) => {
-    if (!shown || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+    if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
     event.preventDefault();
-    const direction = event.key === "ArrowLeft" ? -1 : 1;
-    shown.step = Math.min(shown.xEnd, Math.max(0, shown.step + (direction * shown.xEnd) / 50));
-    read(true);
+    step = Math.min(end, Math.max(0, step + ((event.key === "ArrowLeft" ? -1 : 1) * end) / 50));
+    mark(true);
   });
-  pickQuantity.addEventListener("change", draw);
   pickSize.addEventListener("change", draw);
   addEventListener("resize", draw);
+  draw();
+})();
+
+// The embeddings around the origin: drag to turn all clouds together, or let every token go from where it began.
+(() => {
+  const data = read("clouds-data"), box = document.getElementById("clouds");
+  if (!data || !box) return;
+  box.closest("figure").classList.add("scripted");
+  const [left, bottom, right, top] = data.window, middle = [(left + right) / 2, (bottom + top) / 2, 0];
+  let yaw = 0, pitch = 0, done = 1, held = null;
+  const views = make("div", box, undefined, "views");
+  const shown = data.clouds.map((cloud) => {
+    const view = make("div", views, undefined, "view");
+    make("p", view, cloud.name).style.color = cloud.colour;
+    const canvas = make("canvas", view);
+    canvas.tabIndex = 0;
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `Embeddings of ${cloud.name}; the arrow keys turn them`);
+    return { cloud, canvas };
+  });
+  const below = make("p", box, undefined, "turning");
+  const play = make("button", below, "▶ From before to after");
+  const reset = make("button", below, "Side view");
+  play.type = reset.type = "button";
+  make("span", below, "Drag to turn. Grey: before training, + the origin, × the mean.");
+
+  function draw() {
+    const style = getComputedStyle(document.documentElement);
+    const ink = style.getPropertyValue("--text"), faint = style.getPropertyValue("--faint");
+    const line = style.getPropertyValue("--line");
+    const [c, s, d, t] = [Math.cos(yaw), Math.sin(yaw), Math.cos(pitch), Math.sin(pitch)];
+    for (const { cloud, canvas } of shown) {
+      const W = canvas.clientWidth || 300, H = Math.round(W * Math.max(0.9, Math.min(1.1, (top - bottom) / (right - left))));
+      const ratio = window.devicePixelRatio || 1;
+      canvas.style.height = `${H}px`;
+      canvas.width = W * ratio;
+      canvas.height = H * ratio;
+      const pen = canvas.getContext("2d"), scale = Math.min(W / (right - left), H / (top - bottom));
+      pen.scale(ratio, ratio);
+      const place = (x, y, z) => {
+        const [px, py] = [x - middle[0], y - middle[1]];
+        const across = px * c + z * s, depth = z * c - px * s;
+        return [W / 2 + scale * across, H / 2 - scale * (py * d - depth * t)];
+      };
+      const stroke = (from, to, colour, width) => {
+        pen.strokeStyle = colour;
+        pen.lineWidth = width;
+        pen.beginPath();
+        pen.moveTo(...from);
+        pen.lineTo(...to);
+        pen.stroke();
+      };
+      const far = 4 * data.units;
+      for (const axis of [[far, 0, 0], [0, far, 0], [0, 0, far]]) {
+        stroke(place(...axis.map((v) => -v)), place(...axis), line, 1);
+      }
+      const points = (at, colour) => {
+        pen.fillStyle = colour;
+        pen.globalAlpha = 0.5;
+        for (let i = 0; i < cloud.after.length; i += 3) {
+          const [x, y] = place(...at(i));
+          pen.beginPath();
+          pen.arc(x, y, 1.9, 0, 7);
+          pen.fill();
+        }
+        pen.globalAlpha = 1;
+      };
+      const { before, after } = cloud;
+      points((i) => [0, 1, 2].map((k) => before[i + k] + done * (after[i + k] - before[i + k])), cloud.colour);
+      points((i) => [before[i], before[i + 1], before[i + 2]], faint);
+      const [ox, oy] = place(0, 0, 0), [mx, my] = place(...cloud.mean.map((v) => v * done));
+      stroke([ox - 9, oy], [ox + 9, oy], ink, 2.2);
+      stroke([ox, oy - 9], [ox, oy + 9], ink, 2.2);
+      stroke([mx - 5, my - 5], [mx + 5, my + 5], ink, 2.2);
+      stroke([mx - 5, my + 5], [mx + 5, my - 5], ink, 2.2);
+    }
+  }
+
+  const turn = (right_, up) => {
+    yaw += right_;
+    pitch = Math.max(-1.5, Math.min(1.5, pitch + up));
+    draw();
+  };
+  for (const { canvas } of shown) {
+    canvas.addEventListener("pointerdown", (event) => {
+      held = [event.clientX, event.clientY];
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (!held) return;
+      turn((event.clientX - held[0]) / 120, (event.clientY - held[1]) / 120);
+      held = [event.clientX, event.clientY];
+    });
+    for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => { held = null; });
+    canvas.addEventListener("keydown", (event) => {
+      const by = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.1], ArrowDown: [0, 0.1] }[event.key];
+      if (!by) return;
+      event.preventDefault();
+      turn(...by);
+    });
+  }
+  reset.addEventListener("click", () => { yaw = pitch = 0; draw(); });
+  play.addEventListener("click", () => {
+    const length = matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 1600;
+    let start = null;
+    const move = (now) => {
+      start = start === null ? now : start;
+      const part = length ? Math.min(1, (now - start) / length) : 1;
+      done = part * part * (3 - 2 * part);
+      draw();
+      if (part < 1) requestAnimationFrame(move);
+    };
+    requestAnimationFrame(move);
+  });
+  addEventListener("resize", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();
 })();

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coupled_adam.atomic import require_writable, write_whole
 from coupled_adam.embeddings.optional import require
-from coupled_adam.study.report_plan import StudyPlan, all_planned, read_plans
+from coupled_adam.study.report_plan import StudyPlan, all_planned, read_plans, shared_report
 from coupled_adam.study.results import Result, merge_results
 from coupled_adam.study.tables import write_tables_to
 
@@ -58,6 +58,6 @@ def write_report_of(results: Sequence[Result], plans: Sequence[StudyPlan], out: 
     require_writable(path)
     plates = draw_figures(results)
     write_figures(plates, out / FIGURES)
-    write_tables_to(out, results, all_planned(plans))
+    write_tables_to(out, results, all_planned(plans), shared_report(plans))
     write_whole(path, render_report(results, plans, plates, out))
     return path

@@ -12,8 +12,8 @@ QUANTITIES = (
     ("embeddings", "output_mu_norm_ratio", "mean-embedding ratio"),
     ("embeddings", "output_iso", "ISO"),
     ("embeddings", "input_mu_norm_ratio", "mean-embedding ratio, input table"),
-    ("train", "loss", "training loss (nats per token)"),
-    ("val", "loss", "validation loss (nats per token)"),
+    ("train", "loss", "training loss"),
+    ("val", "loss", "validation loss"),
     ("train", "grad_norm", "gradient norm"),
 )
 MOST_POINTS = 150

@@ -20,13 +20,16 @@ from markupsafe import Markup
 
 from coupled_adam import __version__
 from coupled_adam.study.figures import Plate
-from coupled_adam.study.figures.album import MAIN_PICTURE
+from coupled_adam.study.figures.album import MAIN_PICTURE, OVER_TRAINING
+from coupled_adam.study.figures.style import looks
 from coupled_adam.study.folder import TO_BE_MEASURED
 from coupled_adam.study.metrics import TASKS, measured, other_tasks
 from coupled_adam.study.plan import FILE_NAME
+from coupled_adam.study.report_clouds import clouds_data
 from coupled_adam.study.report_curves import curves_data, curves_note
 from coupled_adam.study.report_data import has_scale_exponents, limit_note, loss_note, sizes, table_note, variants
-from coupled_adam.study.report_plan import StudyPlan, Unfinished, all_planned
+from coupled_adam.study.report_numbers import key_numbers, strip
+from coupled_adam.study.report_plan import StudyPlan, Unfinished, all_planned, shared_report
 from coupled_adam.study.report_tables import PageTable, headline, page_table, run_links
 from coupled_adam.study.results import Result
 from coupled_adam.study.tables import build_tables
@@ -63,7 +66,14 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         out: the folder of the page, from which it links to run folders and files.
     """
     links = run_links(results, out)
-    tables = [page_table(table, links) for table in build_tables(results, all_planned(plans))]
+    report = shared_report(plans)
+    tables = [page_table(table, links) for table in build_tables(results, all_planned(plans), report)]
+    numbers, side_by_side = key_numbers(results, report), headline(results, report)
+    main_table = _main_table(tables, results) if side_by_side is None else None
+    # What the first screen has is not shown again; where it has the same numbers in another form, it is folded away.
+    folded = [*FOLDED, "main"] if side_by_side is not None else FOLDED
+    below = [table for table in tables if main_table is None or table.name != main_table.name]
+    colours = {name: look.colour for name, look in looks(variants(results)).items()}
     unfinished = merge_unfinished(plans)
     script = _asset("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -72,19 +82,24 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         title=" + ".join(dict.fromkeys(plan.title for plan in plans)),
         descriptions=[plan.description for plan in plans if plan.description],
         compared=what_was_compared(results),
-        verdict=verdict(results),
-        headline=headline(results),
+        verdict=verdict(results, report),
+        key_numbers=numbers,
+        headline=side_by_side,
+        strip=strip,
+        colours=colours,
         table_note=table_note(results),
         loss_note=loss_note(results),
         limit_note=limit_note(run for run in results if run.metrics.get("acc") is not None),
-        main_table=_main_table(tables, results),
-        tables=[table for table in tables if table.name not in FOLDED],
-        folded=[table for table in tables if table.name in FOLDED],
+        main_table=main_table,
+        tables=[table for table in below if table.name not in folded],
+        folded=[table for table in below if table.name in folded],
         main_picture=next((plate for plate in plates if plate.name == MAIN_PICTURE), None),
-        plates=[plate for plate in plates if plate.name != MAIN_PICTURE],
+        curve_plates=[plate for plate in plates if plate.name in OVER_TRAINING],
+        plates=[plate for plate in plates if plate.name not in (MAIN_PICTURE, *OVER_TRAINING)],
         progress=Progress(len(results), len(results) + len(unfinished)),
         unfinished=unfinished,
         problems=[plan.problem for plan in plans if plan.problem],
+        clouds=clouds_data(results),
         curves=curves_data(results),
         curves_note=curves_note(results),
         commands=commands(plans, results, out),

@@ -10,6 +10,7 @@ from coupled_adam.study.expansion import Cell, cells_of, settings_that_differ
 from coupled_adam.study.folder import CONFIG, StudyFolder
 from coupled_adam.study.grid import Planned
 from coupled_adam.study.plan import FILE_NAME, Study, load_study, one_paragraph
+from coupled_adam.study.plan_sections import ReportSection
 from coupled_adam.study.report_data import Size
 from coupled_adam.study.results import Result, read_results
 from coupled_adam.training.config import Config, load_config
@@ -40,6 +41,7 @@ class StudyPlan:
     """The text of study.toml; empty where there is none."""
     problem: str
     """What is not known of the plan, or was not checked; empty where there is no such thing."""
+    report: ReportSection = field(default_factory=ReportSection)
     planned: tuple[Planned, ...] = ()
     unfinished: tuple[Unfinished, ...] = ()
     cells: Mapping[Name, Cell] = field(default_factory=dict)
@@ -73,6 +75,14 @@ def all_planned(plans: Sequence[StudyPlan]) -> list[Planned]:
     return list({each.cell: each for plan in plans for each in plan.planned}.values())
 
 
+def shared_report(plans: Sequence[StudyPlan]) -> ReportSection:
+    """How the report of several studies is arranged: as they say where all say the same, with all that they say of the
+    loss."""
+    leads = {plan.report.lead for plan in plans}
+    notes = dict.fromkeys(plan.report.loss_note for plan in plans if plan.report.loss_note)
+    return ReportSection(lead=leads.pop() if len(leads) == 1 else "loss", loss_note=" ".join(notes) or None)
+
+
 def read_plan(folder: Path, results: Sequence[Result]) -> StudyPlan:
     """The plan of a study folder; one that cannot be read is said in `problem` and costs nothing else.
 
@@ -98,6 +108,7 @@ def read_plan(folder: Path, results: Sequence[Result]) -> StudyPlan:
         description=one_paragraph(study.description),
         toml=toml,
         problem="",
+        report=study.report,
         planned=tuple(_planned(cells)),
         unfinished=tuple(
             _unfinished(StudyFolder(folder), study, cell) for cell in cells if (cell.id, cell.seed) not in finished

@@ -14,8 +14,9 @@ from markupsafe import Markup, escape
 from coupled_adam.inspection.measures import MEASURES
 from coupled_adam.study.comparison_table import p_text, summary_cell
 from coupled_adam.study.comparison_table import verdict as claim_of
-from coupled_adam.study.metrics import MAIN, METRICS
+from coupled_adam.study.metrics import MAIN, METRICS, Metric, in_order
 from coupled_adam.study.notation import MISSING, to_html
+from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.published import find_published
 from coupled_adam.study.report_data import (
     compare_variants,
@@ -32,7 +33,7 @@ from coupled_adam.study.statistics import summarise
 from coupled_adam.study.table_model import Cell, Table
 from coupled_adam.training.amounts import short
 
-# The order of the first screen: what the study asks first, then the embeddings.
+# Where the loss leads; where the embeddings do, they come first.
 HEADLINE = ("loss", "acc", "mu_norm_ratio", "iso", "mu_norm", "r_cos", "rho_log", "kappa")
 WORDS = {measure.field: (measure.label, measure.meaning) for measure in MEASURES} | {
     "loss": ("test loss", "nats per token"),
@@ -84,6 +85,10 @@ class HeadlineRow:
     claim: str
     """What the test says of the second against the first."""
     p_value: str
+    values: Mapping[str, Sequence[float | None]]
+    """Of every seed, by the name of the optimizer in the study."""
+    note: str = ""
+    """What a reader has to know of it."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,13 @@ class Headline:
     """Whether values of the paper stand below the measured ones."""
 
 
-def headline(results: Sequence[Result]) -> Headline | None:
-    """The numbers side by side; None where there are several sizes or too many optimizers for that."""
+def headline(results: Sequence[Result], report: ReportSection = DEFAULT_REPORT) -> Headline | None:
+    """The numbers side by side; None where there are several sizes or too many optimizers for that.
+
+    Args:
+        results: the finished runs.
+        report: which metrics come first, and what to say of the loss.
+    """
     found = variants(results)
     sizes_of = {each: {size_of(run) for run in results if run.optimizer == each.name} for each in found}
     several = len(places(results)) > 1 or any(len(own) > 1 for own in sizes_of.values())
@@ -106,10 +116,9 @@ def headline(results: Sequence[Result]) -> Headline | None:
     size = {each: next(iter(own)) for each, own in sizes_of.items()}
     pair = main_pair(results) if len(found) == 2 else None
     rows, has_published = [], False
-    for metric in (METRICS[key] for key in HEADLINE):
-        summaries = {
-            each: summarise(values_of(runs_of(results, size[each], each), metric.key).values()) for each in found
-        }
+    for metric in in_order((METRICS[key] for key in HEADLINE), report.lead):
+        values = {each: list(values_of(runs_of(results, size[each], each), metric.key).values()) for each in found}
+        summaries = {each: summarise(seeds) for each, seeds in values.items()}
         if all(summary.mean is None for summary in summaries.values()):
             continue
         comparison, wins = None, {}
@@ -124,14 +133,22 @@ def headline(results: Sequence[Result]) -> Headline | None:
             has_published = has_published or published is not None
             shown = Cell(summary_cell(metric, summary).text, bold=bool(wins.get(variant)), published=published)
             cells.append(cell_html(shown))
-        p_value = "" if comparison is None or comparison.p_value is None else _p_of_claim(comparison.p_value)
+        p_value = "" if comparison is None or comparison.p_value is None else p_of_claim(comparison.p_value)
         claim = "" if comparison is None else claim_of(comparison)
-        label, meaning = WORDS[metric.key]
-        label = loss_name(results) if metric.key == "loss" else label
-        rows.append(HeadlineRow(f"{label}\N{NO-BREAK SPACE}{metric.arrow}", meaning, cells, claim, p_value))
+        label, meaning = label_and_meaning(metric, results)
+        note = (report.loss_note or "") if metric.key == "loss" else ""
+        seeds = {each.name: of_each for each, of_each in values.items()}
+        rows.append(HeadlineRow(label, meaning, cells, claim, p_value, seeds, note))
     differ = len(set(size.values())) > 1
     names = [f"{each.label}, N = {short(size[each].parameters)}" if differ else each.label for each in found]
     return Headline(names, rows, has_published)
+
+
+def label_and_meaning(metric: Metric, results: Sequence[Result]) -> tuple[str, str]:
+    """The name of a metric with its arrow, and what it is in a few words."""
+    label, meaning = WORDS[metric.key]
+    label = loss_name(results) if metric.key == "loss" else label
+    return f"{label}\N{NO-BREAK SPACE}{metric.arrow}", meaning
 
 
 def page_table(table: Table, links: Mapping[str, str]) -> PageTable:
@@ -199,6 +216,6 @@ def address(path: Path, start: Path) -> str:
     return f"./{quote(Path(os.path.relpath(path, start)).as_posix())}/"
 
 
-def _p_of_claim(p: float) -> str:
+def p_of_claim(p: float) -> str:
     """p is small where the second is better; where it is worse, the p of that is the rest."""
     return p_text(min(p, 1 - p))

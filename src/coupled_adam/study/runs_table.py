@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from coupled_adam.study.grid import CellRuns, model_labels, optimizer_labels
-from coupled_adam.study.metrics import METRICS, Metric, measured, named
-from coupled_adam.study.notation import MISSING, shorthand
+from coupled_adam.study.metrics import METRICS, Lead, Metric, in_order, measured, named
+from coupled_adam.study.notation import MISSING
 from coupled_adam.study.report_data import loss_splits
 from coupled_adam.study.results import Result
 from coupled_adam.study.table_model import Cell, Table, number_cell, number_column, text_column
 from coupled_adam.training.amounts import short
+from coupled_adam.uncertainty import shorthand
 
 COSTS: tuple[tuple[str, str, Callable[[Result], float | None]], ...] = (
     ("seconds", "seconds", lambda run: run.seconds),
@@ -25,11 +26,12 @@ ORIGINS: tuple[tuple[str, str, Callable[[Result], str | None]], ...] = (
 )
 
 
-def runs_table(cells: Sequence[CellRuns]) -> Table:
+def runs_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> Table:
     """One row per seed of every cell; a seed without a finished run has dashes."""
     runs = [run for cell in cells for run in cell.runs.values()]
     splits = loss_splits(runs)
-    metrics = [named(metric, splits) for metric in measured(METRICS.values(), (run.metrics for run in runs))]
+    shown = measured(in_order(METRICS.values(), lead), (run.metrics for run in runs))
+    metrics = [named(metric, splits) for metric in shown]
     columns = (
         text_column("D", "D", "$D$"),
         text_column("N", "N", "$N$"),

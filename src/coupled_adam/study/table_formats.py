@@ -2,12 +2,17 @@
 
 import csv
 import io
+from dataclasses import replace
 
+import rich.console
 import rich.table
 import rich.text
 
 from coupled_adam.study.notation import escape_latex, to_latex, to_markdown
 from coupled_adam.study.table_model import Cell, Column, Number, Table
+
+# What notes say of bold, where there is none.
+PLAIN_WORDS = (("Bold:", "*:"), ("is bold", "has an asterisk"))
 
 
 def to_csv(table: Table) -> str:
@@ -119,6 +124,20 @@ def to_rich(table: Table) -> rich.table.Table:
             shown.add_section()
         shown.add_row(*(_rich_cell(cell) for cell in row))
     return shown
+
+
+def for_console(table: Table, console: rich.console.Console) -> Table:
+    """The table as a console can show it: without bold, as in a file or a pipe, an asterisk marks what is bold."""
+    if console.color_system is not None:  # Rich writes styles, bold among them, only where there is one
+        return table
+    rows = tuple(
+        tuple(replace(cell, text=f"{cell.text}*", bold=False) if cell.bold else cell for cell in row)
+        for row in table.rows
+    )
+    notes = table.notes
+    for words, plain in PLAIN_WORDS:
+        notes = tuple(note.replace(words, plain) for note in notes)
+    return replace(table, rows=rows, notes=notes)
 
 
 def _rich_cell(cell: Cell) -> rich.text.Text:

@@ -30,10 +30,12 @@ from coupled_adam.study.metrics import (
     OTHERS,
     TASKS,
     Metric,
+    in_order,
     measured,
     named,
     other_tasks,
 )
+from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.published import (
     ALL_TABLES,
     SCALE_TABLES,
@@ -55,6 +57,7 @@ NAMES = (
     *("main", "downstream", "further", "scale", "scale_downstream"),
     *("sgd_search", "sgd_best", "sgd_best_downstream", "crossing", "theory", "comparisons", "runs"),
 )
+ABOUT_THE_LOSS = ("main", "scale", "sgd_search", "sgd_best", "crossing", "comparisons")
 DOWNSTREAM = (*TASKS, METRICS["acc"])
 FURTHER = (*OTHERS, *(metric for key, metric in METRICS.items() if key.startswith(INPUT_PREFIX)))
 
@@ -65,12 +68,15 @@ OPTIMIZER = text_column("optimizer", "optimizer")
 EXPONENT = text_column("n", "n", "$n$")
 
 
-def build_tables(results: Sequence[Result], planned: Sequence[Planned] = ()) -> list[Table]:
+def build_tables(
+    results: Sequence[Result], planned: Sequence[Planned] = (), report: ReportSection = DEFAULT_REPORT
+) -> list[Table]:
     """Every table that the runs give something for.
 
     Args:
         results: the finished runs.
         planned: the cells there should be; without it, the full grid of the sizes, optimizers and seeds that occur.
+        report: which metrics come first, and what to say of the loss.
 
     Returns:
         The tables by their names: main, downstream (with task results), further, scale (over n), sgd_search and
@@ -82,24 +88,37 @@ def build_tables(results: Sequence[Result], planned: Sequence[Planned] = ()) -> 
     scaled = scale_groups(cells)
     searched, best, choices = sgd_groups(cells)
     groups = list(by_model_name(cells).values())
+    metrics = in_order(MAIN, report.lead)
     tables = [
-        metric_table("main", "Results", groups, MAIN, ALL_TABLES),
+        metric_table("main", "Results", groups, metrics, ALL_TABLES),
         downstream_table("downstream", "Results: downstream tasks", groups, ALL_TABLES),
         further_table(groups),
-        metric_table("scale", "Scaled Coupled Adam", scaled, MAIN, SCALE_TABLES, EXPONENT),
+        metric_table("scale", "Scaled Coupled Adam", scaled, metrics, SCALE_TABLES, EXPONENT),
         downstream_table("scale_downstream", "Scaled Coupled Adam: downstream tasks", scaled, SCALE_TABLES, EXPONENT),
-        metric_table("sgd_search", "SGD: the search for f", searched, MAIN, SGD_SEARCH_TABLES),
-        metric_table("sgd_best", "SGD with the best f, and Coupled Adam", best, MAIN, SGD_BEST_TABLES, notes=choices),
+        metric_table("sgd_search", "SGD: the search for f", searched, metrics, SGD_SEARCH_TABLES),
+        metric_table(
+            "sgd_best", "SGD with the best f, and Coupled Adam", best, metrics, SGD_BEST_TABLES, notes=choices
+        ),
         downstream_table("sgd_best_downstream", "SGD with the best f: downstream tasks", best, SGD_BEST_TABLES),
         crossing_table(cells),
         theory_table(cells),
-        comparison_table(cells),
-        runs_table(cells),
+        comparison_table(cells, report.lead),
+        runs_table(cells, report.lead),
     ]
-    return [table for table in tables if table is not None and table.rows]
+    return [_with_loss_note(table, report.loss_note) for table in tables if table is not None and table.rows]
 
 
-def write_tables_to(study_folder: Path, results: Sequence[Result], planned: Sequence[Planned] = ()) -> list[Path]:
+def _with_loss_note(table: Table, note: str | None) -> Table:
+    """The table with what a reader has to know of the loss, where it has one."""
+    return replace(table, notes=(*table.notes, note)) if note and table.name in ABOUT_THE_LOSS else table
+
+
+def write_tables_to(
+    study_folder: Path,
+    results: Sequence[Result],
+    planned: Sequence[Planned] = (),
+    report: ReportSection = DEFAULT_REPORT,
+) -> list[Path]:
     """Write every table into the folder `tables` of a study, as CSV, Markdown and LaTeX.
 
     Each file is there as a whole or not at all; files of tables that the results no longer give are removed.
@@ -108,12 +127,13 @@ def write_tables_to(study_folder: Path, results: Sequence[Result], planned: Sequ
         study_folder: the folder of the study.
         results: as for `build_tables`.
         planned: as for `build_tables`.
+        report: as for `build_tables`.
 
     Returns:
         The files written.
     """
     folder = study_folder / FOLDER
-    tables = {table.name: table for table in build_tables(results, planned)}
+    tables = {table.name: table for table in build_tables(results, planned, report)}
     written = []
     for name in NAMES:
         for suffix, render in FORMATS.items():

@@ -4,7 +4,9 @@ A *size* is one combination of dataset size D and model; tied and untied models 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.report_data import (
     Variant,
     compare_variants,
@@ -22,15 +24,32 @@ from coupled_adam.study.verdict_sentences import Table, Verdict, verdict_of_many
 from coupled_adam.training.amounts import short
 
 
-def verdict(results: Sequence[Result]) -> Verdict:
-    """The verdict on the finished runs of a study."""
+def verdict(results: Sequence[Result], report: ReportSection = DEFAULT_REPORT) -> Verdict:
+    """The verdict on the finished runs of a study.
+
+    Args:
+        results: the finished runs.
+        report: which of the two sentences comes first, and what to say of the loss.
+    """
     found = variants(results)
     if len(found) == 1:
         only = f"Only {found[0].label} has finished runs, so there is nothing to compare yet."
         return Verdict("no claim", only, "Run the others, then make the report again.")
+    has_loss = any(result.metrics.get("loss") is not None for result in results)
+    note = (report.loss_note or "") if has_loss else ""
+    return replace(_verdict(results), lead=report.lead, loss_note=note)
+
+
+def compared_pair(results: Sequence[Result]) -> tuple[Variant, Variant] | None:
+    """The two optimizers that a study is about; None where it is an ablation over more, or has a single one."""
     pair = main_pair(results)
-    if pair is not None and _is_about(results, pair):
-        losses, ratios = (_comparisons(results, pair, metric) for metric in ("loss", "mu_norm_ratio"))
+    return pair if pair is not None and _is_about(results, pair) else None
+
+
+def _verdict(results: Sequence[Result]) -> Verdict:
+    pair = compared_pair(results)
+    if pair is not None:
+        losses, ratios = (comparisons_over_sizes(results, pair, metric) for metric in ("loss", "mu_norm_ratio"))
         table = _table_of([run for run in results if run.optimizer in (pair[0].name, pair[1].name)])
         return verdict_of_pair(pair[0].label, pair[1].label, losses, ratios, loss_name(results), table)
     all_losses, all_ratios = (_samples(results, metric) for metric in ("loss", "mu_norm_ratio"))
@@ -45,7 +64,7 @@ def _is_about(results: Sequence[Result], pair: tuple[Variant, Variant]) -> bool:
     return len(of_pair) > len(of_others)
 
 
-def _comparisons(results: Sequence[Result], pair: tuple[Variant, Variant], metric: str) -> list[Comparison]:
+def comparisons_over_sizes(results: Sequence[Result], pair: tuple[Variant, Variant], metric: str) -> list[Comparison]:
     """Of the pair, at every size where both were measured."""
     found = []
     for own in places(results):

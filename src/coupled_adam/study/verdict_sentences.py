@@ -8,18 +8,27 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from coupled_adam.inspection.measures import CENTRED_BELOW
-from coupled_adam.study.metrics import METRICS
-from coupled_adam.study.notation import shorthand
+from coupled_adam.study.metrics import METRICS, Lead
 from coupled_adam.study.statistics import Comparison, Summary, Values, as_list, compare, summarise
+from coupled_adam.uncertainty import shorthand
 
 Outcome = Literal["better", "worse", "open", "mixed", "no claim"]
 Table = Literal["", "output "]
 """Goes before the word "embeddings": those of an untied model are measured in its output table."""
 LEVEL = "significant at 95%"
 COMBINATIONS = "combinations of data and model size"
+
+
+class Claim(NamedTuple):
+    """One of the two sentences of a verdict."""
+
+    outcome: Outcome
+    sentence: str
+    note: str
+    """What a reader has to know of it; empty: nothing."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +39,26 @@ class Verdict:
     """Of the loss: significantly better or worse everywhere, undecided everywhere, different from size to size, or no
     claim because there are too few seeds."""
     loss: str
-    """The first sentence."""
+    """The sentence about the loss."""
     embeddings: str
-    """The second."""
+    """The sentence about the embeddings."""
+    embeddings_outcome: Outcome = "no claim"
+    """Of the mean-embedding ratio, likewise; no claim where more than two optimizers are compared."""
+    lead: Lead = "loss"
+    """Which of the two comes first."""
+    loss_note: str = ""
+    """What a reader has to know of the loss, said after its sentence."""
+
+    @property
+    def claims(self) -> list[Claim]:
+        """Both, in the order in which they are said."""
+        both = [Claim(self.outcome, self.loss, self.loss_note), Claim(self.embeddings_outcome, self.embeddings, "")]
+        return both if self.lead == "loss" else both[::-1]
+
+    @property
+    def text(self) -> str:
+        """The whole verdict as one paragraph."""
+        return " ".join(part for claim in self.claims for part in (claim.sentence, claim.note) if part)
 
 
 def verdict_of_pair(
@@ -54,9 +80,14 @@ def verdict_of_pair(
         table: which embeddings the ratios are of.
     """
     outcomes: list[Outcome] = [comparison.outcome for comparison in losses]
-    outcome: Outcome = "no claim" if not outcomes else outcomes[0] if len(set(outcomes)) == 1 else "mixed"
     sentence = _loss_sentence(first, second, losses, outcomes, loss)
-    return Verdict(outcome, sentence, _ratio_sentence(first, second, ratios, table))
+    of_ratios = _overall([comparison.outcome for comparison in ratios])
+    return Verdict(_overall(outcomes), sentence, _ratio_sentence(first, second, ratios, table), of_ratios)
+
+
+def _overall(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome over all sizes."""
+    return "no claim" if not outcomes else outcomes[0] if len(set(outcomes)) == 1 else "mixed"
 
 
 def verdict_of_many(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from coupled_adam.theory.record import PUBLISHED, CheckpointTheory, Optimizer, RunTheory, Spread
 from coupled_adam.training.amounts import short
 from coupled_adam.training.units import learning_rate
+from coupled_adam.uncertainty import shorthand
 
 DASH = "—"
 MOST_DECIMALS = 4
@@ -145,5 +146,4 @@ def spread(value: Spread | None, exponent_below: float = 1e-3) -> str:
         return f"{spread(Spread(value.mean * scale, value.std * scale))}e{exponent}"
     leading = float(f"{value.std:.0e}")  # one digit: 0.0096 counts as 0.01
     decimals = 3 if leading == 0 else min(MOST_DECIMALS, max(0, -math.floor(math.log10(leading))))
-    units = round(value.std * 10**decimals)
-    return f"{value.mean:z.{decimals}f}({units})"
+    return shorthand(value.mean, value.std, decimals)

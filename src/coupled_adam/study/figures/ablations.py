@@ -61,12 +61,13 @@ def draw_scale_complete(results: Sequence[Result]) -> Figure | None:
 
 
 def draw_sgd_loss(results: Sequence[Result]) -> Figure | None:
-    """The loss over SGD's factor f, a panel for each size, with the best f marked and the other optimizers as lines."""
+    """The loss over SGD's factor f, a panel for each size with two f or more, with the best f marked and the other
+    optimizers as lines."""
     family = [variant for variant in variants(results) if variant.role == "sgd" and variant.f is not None]
     found = {
         size: points
         for size in sizes(results)
-        if (points := _points(results, size, [(variant.f or 0.0, variant) for variant in family], "loss"))
+        if len(points := _points(results, size, [(variant.f or 0.0, variant) for variant in family], "loss")) > 1
     }
     if not found:
         return None

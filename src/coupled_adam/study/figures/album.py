@@ -141,6 +141,10 @@ ENTRIES = (
 )
 
 
+OVER_TRAINING = tuple(entry.name for entry in ENTRIES if entry.curves)
+"""The figures of curves over training, which the page also draws by itself."""
+
+
 def draw_figures(results: Sequence[Result]) -> list[Plate]:
     """Every figure that the results have data for, in the order of the report."""
     words = _caption_words(results)

@@ -26,14 +26,10 @@ def draw_clouds(results: Sequence[Result], table: str = "") -> Figure | None:
         results: finished runs.
         table: "" for the output table (or the one of a tied model), "input_" for the input table of an untied one.
     """
-    found = {}
-    for variant in shown_variants(results):
-        arrays = _first_arrays(runs_of(results, largest_size(results), variant), table)
-        if arrays is not None:
-            found[variant] = arrays
+    found = cloud_arrays(results, table)
     if not found:
         return None
-    low, high = _window([arrays[table + part] for arrays in found.values() for part in PARTS[:2]])
+    low, high = window([arrays[table + part] for arrays in found.values() for part in PARTS[:2]])
     panel_width = (WIDTH - 0.8) / max(len(found), 2)
     figure, rows = panels(1, len(found), 0.75 + panel_width * float((high - low)[1] / (high - low)[0]), share_y=True)
     colours = looks(variants(results))
@@ -46,6 +42,16 @@ def draw_clouds(results: Sequence[Result], table: str = "") -> Figure | None:
     figure.supxlabel("along the mean embedding", fontsize=10)
     legend_above(figure, rows[0][:1])
     return figure
+
+
+def cloud_arrays(results: Sequence[Result], table: str = "") -> dict[Variant, Arrays]:
+    """The arrays of one run of each optimizer that is shown, where a run has them."""
+    found = {}
+    for variant in shown_variants(results):
+        arrays = _first_arrays(runs_of(results, largest_size(results), variant), table)
+        if arrays is not None:
+            found[variant] = arrays
+    return found
 
 
 def shown_variants(results: Sequence[Result]) -> list[Variant]:
@@ -82,7 +88,7 @@ def _draw_cloud(axes: Axes, arrays: Arrays, table: str, colour: str) -> None:
         axes.plot([x], [y], marker, color=INK, markersize=size, markeredgewidth=2, label=label)
 
 
-def _window(clouds: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def window(clouds: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The corners (2,) of a window with nearly every point and the origin in it, nearly a square."""
     points = np.concatenate([cloud[:, :2] for cloud in clouds]).astype(np.float64)
     low = np.minimum(np.quantile(points, 0.002, axis=0), 0.0)

@@ -19,9 +19,10 @@ UNITS = {"loss": "loss (nats per token)", "acc": "accuracy"}
 
 
 def draw_differences(results: Sequence[Result]) -> Figure | None:
-    """A panel for each of loss and accuracy that was measured, a marker for each size.
+    """A panel for each of loss and accuracy that was measured at two sizes or more, a marker for each size.
 
-    The bars are the one-sided 95% confidence threshold: a marker whose bar misses zero is significant, and filled.
+    The bars are the one-sided 95% confidence threshold: a marker whose bar misses zero is significant, and filled. One
+    size alone is a number, which the tables have, and no figure.
     """
     pair = main_pair(results)
     if pair is None:
@@ -32,6 +33,7 @@ def draw_differences(results: Sequence[Result]) -> Figure | None:
             comparison = compare_variants(results, size, *pair, metric)
             if comparison is not None:
                 found.setdefault(metric, {})[size] = comparison
+    found = {metric: comparisons for metric, comparisons in found.items() if len(comparisons) > 1}
     if not found:
         return None
     figure, rows = panels(1, len(found), 3.1)
@@ -44,7 +46,8 @@ def draw_differences(results: Sequence[Result]) -> Figure | None:
 
 
 def draw_task_differences(results: Sequence[Result]) -> Figure | None:
-    """The tasks beside each other, and a marker for each model: that of its largest dataset with tasks."""
+    """The tasks beside each other, and a marker for each model: that of its largest dataset with tasks. None for a
+    single task of a single model."""
     pair = main_pair(results)
     if pair is None:
         return None
@@ -54,7 +57,7 @@ def draw_task_differences(results: Sequence[Result]) -> Figure | None:
         known = {key: comparison for key, comparison in compared.items() if comparison is not None}
         if known:
             found[size.parameters, size.model] = known
-    if not found:
+    if sum(len(known) for known in found.values()) < 2:
         return None
     shown = [task for task in TASKS if any(task.key in of_model for of_model in found.values())]
     names = model_names(sizes(results))

@@ -14,9 +14,9 @@ TOKENS_PER_PARAMETER = 20
 
 
 def draw_experiments(results: Sequence[Result]) -> Figure | None:
-    """A point for every size with a finished run."""
+    """A point for every size with a finished run; None for a single one."""
     shown = sizes(results)
-    if not shown:
+    if len(shown) < 2:
         return None
     figure, [[axes]] = panels(1, 1, 3.2)
     models = model_names(shown)

@@ -3,7 +3,7 @@
 A run whose files are missing or damaged is passed over, as if it had not been measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
@@ -28,7 +28,7 @@ def draw_constants(results: Sequence[Result]) -> Figure | None:
             theory = _first(results, largest, variant)
             if theory is not None:
                 shown[name if len(names) > 1 else variant.label] = theory
-    return draw_A(shown) if shown else None
+    return draw_A(shown) if _have_curves(shown) else None
 
 
 def draw_second_moments(results: Sequence[Result]) -> Figure | None:
@@ -56,7 +56,12 @@ def draw_sums(results: Sequence[Result]) -> Figure | None:
         for variant in (shown_variants(results) if results else ())
     }
     shown = {label: theory for label, theory in found.items() if theory is not None}
-    return draw_update_sums(shown) if shown else None
+    return draw_update_sums(shown) if _have_curves(shown) else None
+
+
+def _have_curves(shown: Mapping[str, RunTheory]) -> bool:
+    """Whether a run has two checkpoints: a run that kept only its last has no curve over training."""
+    return any(len(theory.checkpoints) > 1 for theory in shown.values())
 
 
 def _measured(results: Sequence[Result]) -> list[Result]:
