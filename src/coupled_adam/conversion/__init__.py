@@ -1,0 +1,1 @@
+"""Optimizer files of AdamW become files of CoupledAdamW, and back: what `coupled-adam convert` does."""
