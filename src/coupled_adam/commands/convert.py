@@ -11,7 +11,7 @@ from rich.text import Text
 from coupled_adam.commands.refusal import refuse
 
 if TYPE_CHECKING:
-    from coupled_adam.conversion.checkpoints import Conversion
+    from coupled_adam.conversion import Conversion
 
 ROLES = ("output", "input", "all")
 
@@ -21,13 +21,15 @@ def convert(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A checkpoint folder of the Hugging Face Trainer or of accelerate, or a PyTorch file with an optimizer.",
+            help="A checkpoint folder of the Hugging Face Trainer or accelerate, or a PyTorch file with an optimizer.",
             show_default=False,
         ),
     ],
     out: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="Folder or file to write; of the same sort as CHECKPOINT.", show_default=False),
+        typer.Argument(
+            metavar="OUT", help="Folder or file to write; of the same sort as CHECKPOINT.", show_default=False
+        ),
     ],
     to: Annotated[
         Literal["coupled", "adamw"], typer.Option(help="The optimizer that will load OUT.", show_default=False)
@@ -48,8 +50,9 @@ def convert(
     adamw_groups: Annotated[
         Literal["trainer", "single", "matrices", "tables"] | None,
         typer.Option(
-            help="How AdamW's groups are cut: as the Trainer does, not at all, matrices first, or as `param_groups` does. "
-            "By default what fits the file; for a new AdamW file `trainer` in a Trainer checkpoint, else `single`.",
+            help="How AdamW's groups are cut: as the Trainer does, one group, matrices and vectors, or as "
+            "`param_groups` does. Default: what fits the file; for a new AdamW file `trainer` in a Trainer "
+            "checkpoint, else `single`.",
         ),
     ] = None,
     frozen: Annotated[
@@ -64,10 +67,10 @@ def convert(
     (`--to adamw`); everything else stays as it is, the learning-rate schedule included. Files are read without running
     any code in them.
 
-    Try: `coupled-adam convert adamw/checkpoint-500 coupled/checkpoint-500 --to coupled`, then resume from the new folder
-    with CoupledAdamW.
+    Try: `coupled-adam convert adamw/checkpoint-500 coupled/checkpoint-500 --to coupled`, then resume from the new
+    folder with CoupledAdamW.
     """
-    from coupled_adam.conversion.checkpoints import convert_checkpoint
+    from coupled_adam.conversion import convert_checkpoint
     from coupled_adam.inspection.overview import printable
 
     chosen = None if not couple else couple[0] if len(couple) == 1 and couple[0] in ROLES else couple
@@ -84,24 +87,23 @@ def convert(
         )
     except (ValueError, OSError) as error:
         refuse(printable(str(error)))
-    _print_summary(conversion, out, to)
+    _print_summary(conversion, out, to, chosen)
 
 
-def _print_summary(conversion: "Conversion", out: Path, to: str) -> None:
+def _print_summary(conversion: "Conversion", out: Path, to: str, couple: str | list[str] | None) -> None:
     from rich.filesize import decimal
 
     from coupled_adam.commands.wide_tables import wide_enough
     from coupled_adam.inspection.overview import printable
 
-    right = {"justify": "right"}
     verb = "averaged" if to == "coupled" else "filled"
-    tables = Table("table", *(Column(name, **right) for name in (f"rows {verb}", "state before", "state after")))
+    tables = Table("table", *_numbers(f"rows {verb}", "state before", "state after"))
     for row in conversion.tables:
         V, _ = row.shape
         tables.add_row(Text(printable(row.name)), f"{V:,}", decimal(row.bytes_before), decimal(row.bytes_after))
     tables.add_section()
     tables.add_row("all parameters", "", decimal(conversion.bytes_before), decimal(conversion.bytes_after))
-    groups = Table("group", *(Column(name, **right) for name in ("tensors", "learning rate", "weight decay")))
+    groups = Table("group", *_numbers("tensors", "learning rate", "weight decay"))
     for index, group in enumerate(conversion.groups):
         numbers = f"{len(group['params']):,}", f"{float(group['lr']):g}", f"{float(group['weight_decay']):g}"
         groups.add_row(Text(printable(str(group.get("name", index)))), *numbers)
@@ -111,13 +113,21 @@ def _print_summary(conversion: "Conversion", out: Path, to: str) -> None:
     if conversion.schedulers:
         typer.echo("The learning-rate schedule goes on where it was.")
     typer.echo(f"Written: {printable(str(out))}. To go on from it:\n")
-    for line in _next_lines(conversion, out, to):
+    for line in _next_lines(conversion, out, to, couple):
         typer.echo(f"    {line}")
 
 
-def _next_lines(conversion: "Conversion", out: Path, to: str) -> list[str]:
+def _numbers(*names: str) -> list[Column]:
+    return [Column(name, justify="right") for name in names]
+
+
+def _next_lines(conversion: "Conversion", out: Path, to: str, couple: str | list[str] | None) -> list[str]:
+    chosen = {} if couple in (None, "output") else {"couple": couple}
     if conversion.is_trainer_checkpoint:
-        by_class = ', optimizer_cls_and_kwargs=(CoupledAdamW, {"model": model})' if to == "coupled" else ""
-        return [f"Trainer(model, arguments, ...{by_class}).train(resume_from_checkpoint={str(out)!r})"]
-    optimizer = "CoupledAdamW(model)" if to == "coupled" else "torch.optim.AdamW(...)"
-    return [f"optimizer = {optimizer}", f"optimizer.load_state_dict(...)  # what was loaded from {str(out)!r}"]
+        arguments = "".join(f", {key!r}: {value!r}" for key, value in chosen.items())
+        by_class = f"optimizer_cls_and_kwargs=(CoupledAdamW, {{'model': model{arguments}}})" if to == "coupled" else ""
+        trainer = f"trainer = Trainer(model, arguments, ...{', ' if by_class else ''}{by_class})"
+        return [trainer, f"trainer.train(resume_from_checkpoint={str(out)!r})"]
+    arguments = "".join(f", {key}={value!r}" for key, value in chosen.items())
+    optimizer = f"CoupledAdamW(model{arguments})" if to == "coupled" else "torch.optim.AdamW(...)"
+    return [f"optimizer = {optimizer}", f"optimizer.load_state_dict(...)  # the optimizer in {str(out)!r}"]

@@ -32,7 +32,9 @@ class ModelParameters:
     """Where this is known from, for messages."""
 
 
-def read_model_parameters(model: Path | None, source: Path, file: OptimizerFile, frozen: Sequence[str]) -> ModelParameters:
+def read_model_parameters(
+    model: Path | None, source: Path, file: OptimizerFile, frozen: Sequence[str]
+) -> ModelParameters:
     """The parameters of the model of an optimizer file.
 
     Args:
@@ -99,8 +101,10 @@ def _from_config(config: Path, frozen: Sequence[str]) -> ModelParameters:
             "with coupled_adam.convert_state_dict and the model itself"
         )
     try:
+        config_class = model_class.config_class or transformers.PreTrainedConfig
         with torch.device("meta"):
-            module = model_class(transformers.AutoConfig.from_pretrained(str(config.parent), local_files_only=True))
+            # Not AutoConfig, which would offer to run code beside the config.
+            module = model_class(config_class.from_pretrained(str(config.parent), local_files_only=True))
     except Exception as error:  # of a config that does not fit its class: anything
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"{config}: no {architecture} can be built from it ({reason})") from None
@@ -128,9 +132,7 @@ def _from_names(state_dict: StateDict, names: Sequence[str], origin: str) -> Mod
     ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
     states = [state_dict["state"].get(saved_id) for saved_id in ids]
     empty = torch.empty(0)
-    named = {
-        name: _parameter(state["exp_avg"] if state else empty) for name, state in zip(names, states, strict=True)
-    }
+    named = {name: _parameter(state["exp_avg"] if state else empty) for name, state in zip(names, states, strict=True)}
     return ModelParameters(named, None, in_order=False, origin=origin)
 
 
@@ -145,4 +147,6 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def _require_matches(patterns: Sequence[str], names: Sequence[str], origin: str) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"--frozen {pattern}: {origin} has no parameter of such a name, but {', '.join(names[:4])}, ...")
+            raise ValueError(
+                f"--frozen {pattern}: {origin} has no parameter of such a name, but {', '.join(names[:4])}, ..."
+            )

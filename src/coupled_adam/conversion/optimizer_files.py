@@ -83,7 +83,9 @@ def read_optimizer_file(path: Path) -> OptimizerFile:
     if not found:
         keys = list(document) if isinstance(document, Mapping) else []
         holds = f"its keys are {_listed(keys)}" if keys else f"it holds a {type(document).__name__}"
-        raise ValueError(f"{path}: no optimizer in this file ({holds}); give the file that optimizer.state_dict() is in")
+        raise ValueError(
+            f"{path}: no optimizer in this file ({holds}); give the file that optimizer.state_dict() is in"
+        )
     if len(found) > 1:
         places = _listed([".".join(map(str, keys)) for keys in found])
         raise ValueError(
@@ -148,7 +150,9 @@ def _require_adamw_moments(file: OptimizerFile) -> None:
     if not any(state_dict["state"].values()):
         raise ValueError(f"{path}: this optimizer has taken no step; start the new optimizer without a file")
     for state in state_dict["state"].values():
-        if {"state1", "state2", "qmap1", "absmax1"} & state.keys() or any(str(key).startswith("__bnb") for key in state):
+        if {"state1", "state2", "qmap1", "absmax1"} & state.keys() or any(
+            str(key).startswith("__bnb") for key in state
+        ):
             raise ValueError(
                 f"{path}: an 8-bit optimizer of bitsandbytes wrote this file, and its moments are rounded to 8 bits; "
                 "start the new optimizer without a file, or go on from a checkpoint of torch's AdamW"
@@ -165,8 +169,8 @@ def _refuse_other_folders(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     if {"run.json", "checkpoints"} <= names or {"state.json", "tables.safetensors"} <= names:
         raise ValueError(
-            f"{folder}: a run of `coupled-adam train`, which keeps its optimizer from beginning to end; start a new run "
-            "with --set optimizer.embeddings=coupled or adamw"
+            f"{folder}: a run of `coupled-adam train`, which keeps its optimizer from beginning to end; start a new "
+            "run with --set optimizer.embeddings=coupled or adamw"
         )
     if {"latest", "zero_to_fp32.py"} & names or any(folder.glob("global_step*")):
         _refuse_deepspeed(folder)
@@ -184,8 +188,8 @@ def _refuse_deepspeed(path: Path) -> None:
 
 def _refuse_sharded(path: Path) -> None:
     raise ValueError(
-        f"{path}: an optimizer saved under FSDP; switch it on the ranks that train, as docs/using-coupledadamw.md shows "
-        "under 'From a sharded AdamW checkpoint'"
+        f"{path}: an optimizer saved under FSDP; switch it on the ranks that train, as docs/using-coupledadamw.md "
+        "shows under 'From a sharded AdamW checkpoint'"
     )
 
 

@@ -161,15 +161,17 @@ def _groups_around_tables(
     if isinstance(couple, str):
         largest = sorted(matrices, key=lambda name: -matrices[name].numel())[:3]
         raise ValueError(
-            f"which of the parameters in {model.origin} are vocabulary tables is not known without config.json: name "
-            f"them, such as --couple {largest[0] if largest else 'lm_head.weight'}; the largest are {', '.join(largest)}"
+            f"without config.json it is not known which parameters in {model.origin} are vocabulary tables; name them, "
+            f"for example --couple {largest[0] if largest else 'lm_head.weight'} (largest: {', '.join(largest)})"
         )
     tables = []
     for pattern in couple:
         matched = [name for name in names if fnmatchcase(name, pattern)]
         if not matched or not set(matched) <= matrices.keys():
             what = "not a matrix" if matched else "not among the parameters"
-            raise ValueError(f"--couple {pattern}: {what}; {model.origin} has the matrices {', '.join(list(matrices)[:6])}")
+            raise ValueError(
+                f"--couple {pattern}: {what}; {model.origin} has the matrices {', '.join(list(matrices)[:6])}"
+            )
         tables += [name for name in matched if name not in tables]
 
     def pairs(wanted: Sequence[str]) -> list[tuple[str, nn.Parameter]]:

@@ -97,7 +97,8 @@ def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
             raise ValueError(
                 f"state dict has groups of {_group_sizes(state_dict['param_groups'])} parameters, the optimizer of "
                 f"{_group_sizes(optimizer.param_groups)}, and the file has no names; map it by name with "
-                "coupled_adam.convert_state_dict(state_dict, optimizer, param_names=[...])"
+                "coupled_adam.convert_state_dict(state_dict, optimizer, param_names=[...]), or convert the checkpoint "
+                "with the command coupled-adam convert"
             )
         return convert_state_dict(state_dict, optimizer)
     adapted = dict(state_dict)
