@@ -170,6 +170,21 @@ def test_names_in_the_file_are_enough_for_named_tables(tmp_path: Path) -> None:
     )
 
 
+def test_names_with_a_prefix_belong_to_the_model_inside(tmp_path: Path) -> None:
+    model = llama()
+    adamw = torch.optim.AdamW(nn.ModuleDict({"inner": model}).named_parameters(), lr=1e-2)
+    train_steps(model, adamw)
+    torch.save(adamw.state_dict(), tmp_path / "adamw.pt")
+    folder = write_model(tmp_path / "model", model)
+    result = convert(tmp_path / "adamw.pt", tmp_path / "coupled.pt", "--to", "coupled", "--model", folder)
+    assert result.exit_code == 0, result.output
+    optimizer = CoupledAdamW(model)
+    optimizer.load_state_dict(load(tmp_path / "coupled.pt"))
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-2}
+    norm = model.model.norm.weight
+    assert torch.equal(optimizer.state[norm]["exp_avg_sq"], adamw.state[norm]["exp_avg_sq"])
+
+
 def test_a_model_trained_in_bfloat16_keeps_its_dtypes(tmp_path: Path) -> None:
     model = llama()
     folder = write_model(tmp_path / "model", model)  # its config says float32

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,21 @@ def test_code_that_a_config_names_is_not_run(tmp_path: Path, checkpoint: Path) -
         (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
         refused(tmp_path, checkpoint, "--model", tmp_path / "model")
     assert not (tmp_path / "harm").exists()
+
+
+def test_functions_that_give_no_model(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "def number(): return 3\ndef fails(): raise KeyError('vocab_size')\n"
+    (tmp_path / "models_of_mine.py").write_text(source)
+    before = list(sys.path)
+    for function, word in (
+        ("no_such_module:build", "no_such_module"),
+        ("models_of_mine:build", "build"),
+        ("models_of_mine:number", "int"),
+        ("models_of_mine:fails", "vocab_size"),
+    ):
+        assert word in refused(tmp_path, checkpoint, "--model", function)
+    assert sys.path == before
 
 
 def test_tables_that_are_not_there(tmp_path: Path, checkpoint: Path) -> None:

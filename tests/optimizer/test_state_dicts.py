@@ -190,6 +190,23 @@ def test_wrapper_prefixes_do_not_matter_to_conversion() -> None:
     assert optimizer.state[model.hidden.weight]["step"].item() == 1
 
 
+@pytest.mark.parametrize("outer_wrote", [True, False])
+def test_a_module_around_the_model_does_not_matter_to_conversion(outer_wrote: bool) -> None:
+    """As in Lightning, where one optimizer gets the module and the other the model in it."""
+    model = UntiedModel()
+    outer = nn.ModuleDict({"model": model})
+    writer, reader = (outer, model) if outer_wrote else (model, outer)
+    adamw = torch.optim.AdamW(writer.named_parameters())
+    train(model, adamw, steps=1)
+    optimizer = CoupledAdamW(reader)
+    optimizer.load_state_dict(through_a_file(adamw.state_dict()))
+    for parameter in model.parameters():
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], adamw.state[parameter]["exp_avg"])
+    half = torch.optim.AdamW([pair for pair in writer.named_parameters() if "head" not in pair[0]])
+    with pytest.raises(ValueError, match="different parameters"):
+        convert_state_dict(half.state_dict(), optimizer)
+
+
 def test_the_way_back_to_adamw_repeats_the_row() -> None:
     torch.manual_seed(0)
     model = LanguageModel()

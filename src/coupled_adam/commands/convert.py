@@ -35,10 +35,11 @@ def convert(
         Literal["coupled", "adamw"], typer.Option(help="The optimizer that will load OUT.", show_default=False)
     ],
     model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="PATH",
-            help="The model, where CHECKPOINT has no config.json: a folder that has one, or a file of its state dict.",
+            metavar="MODEL",
+            help="The model, where CHECKPOINT has no config.json: a folder that has one, a file of its state dict, or "
+            "`module:function`, a Python function of yours that returns it.",
         ),
     ] = None,
     couple: Annotated[
@@ -110,7 +111,12 @@ def _print_summary(conversion: "Conversion", out: Path, to: str, couple: str | l
     console = Console(highlight=False)
     for table in (tables, groups):
         wide_enough(console, table).print(table)
-    if conversion.schedulers:
+    if to == "coupled" and not conversion.has_modules:
+        typer.echo(
+            "These are the groups of the file. CoupledAdamW(model) has others: it loads them by name and keeps its "
+            "own learning rates and weight decay. Convert with --model to get its groups."
+        )
+    elif conversion.schedulers:
         typer.echo("The learning-rate schedule goes on where it was.")
     typer.echo(f"Written: {printable(str(out))}. To go on from it:\n")
     for line in _next_lines(conversion, out, to, couple):

@@ -46,8 +46,10 @@ def layout_of(cut: Cut, model: ModelParameters) -> Layout | None:
     if model.module is None:
         return None
     if cut == "trainer":
-        from transformers import Trainer
-
+        try:
+            from transformers import Trainer
+        except ModuleNotFoundError:
+            return None
         # The method does not look at the Trainer, only at the model.
         decayed = set(Trainer.get_decay_parameter_names(None, model.module))  # type: ignore[arg-type]
         split = [name for name in names if name in decayed], [name for name in names if name not in decayed]

@@ -30,6 +30,7 @@ from coupled_adam.conversion.optimizer_files import (
 )
 from coupled_adam.conversion.switch import ConvertedTable, Switched, switch_scheduler, to_adamw, to_coupled
 from coupled_adam.evaluation.whole_folder import replacing_folder
+from coupled_adam.optimizer.state_dicts import without_common_prefix
 
 Kind = Literal["coupled", "adamw"]
 
@@ -44,6 +45,8 @@ class Conversion:
     bytes_before: int
     bytes_after: int
     schedulers: int
+    has_modules: bool
+    """Whether the groups are those that `CoupledAdamW(model)` makes; else they are the old ones, less the tables."""
     is_trainer_checkpoint: bool
 
 
@@ -52,7 +55,7 @@ def convert_checkpoint(
     out: Path,
     to: Kind,
     *,
-    model: Path | None = None,
+    model: str | Path | None = None,
     couple: str | Sequence[str] | None = None,
     adamw_groups: Cut | None = None,
     frozen: Sequence[str] = (),
@@ -64,7 +67,8 @@ def convert_checkpoint(
         source: a checkpoint folder with optimizer.pt or optimizer.bin, or a file with an optimizer in it.
         out: the folder or file to write.
         to: the kind of optimizer that will load `out`.
-        model: a folder with config.json or a model's state dict, where `source` does not have it.
+        model: a folder with config.json, a file of the model's state dict, or "module:function", a function that
+            returns the model; where `source` does not have it.
         couple: which tables, as in CoupledAdamW; "output" by default. Only to "coupled".
         adamw_groups: how the groups of the AdamW are cut, on whichever side it is.
         frozen: name patterns of parameters that were not trained.
@@ -83,6 +87,7 @@ def convert_checkpoint(
     names = saved_names(file.state_dict)
     if names is None:
         names = names_by_position(file.state_dict, parameters, adamw_groups, path)
+    names = without_common_prefix(names, list(parameters.named))
     if to == "coupled":
         switched = to_coupled(file.state_dict, names, parameters, couple or "output")
     else:
@@ -93,7 +98,8 @@ def convert_checkpoint(
     schedulers = _write(source, out, file, switched)
     groups = switched.state_dict["param_groups"]
     after = moment_bytes(switched.state_dict)
-    return Conversion(switched.tables, groups, before, after, schedulers, is_trainer_checkpoint)
+    has_modules = parameters.module is not None
+    return Conversion(switched.tables, groups, before, after, schedulers, has_modules, is_trainer_checkpoint)
 
 
 def _adamw_layout(cut: Cut, parameters: ModelParameters) -> Any:
@@ -101,7 +107,7 @@ def _adamw_layout(cut: Cut, parameters: ModelParameters) -> Any:
     if layout is None or not parameters.in_order:
         raise ValueError(
             f"AdamW's files go by the order of the parameters, which {parameters.origin} does not tell for "
-            f"--adamw-groups {cut}; give the model with --model, a folder with config.json"
+            f"--adamw-groups {cut}; give the model with --model, a folder with config.json or module:function"
         )
     return layout
 

@@ -1,10 +1,14 @@
 """The trainable parameters of the model that an optimizer file belongs to, by name and in order, without its weights.
 
 torch's optimizers number parameters and forget their names. The model gives the names back: it is built from its
-config.json on the meta device, where nothing is allocated, or its names are read from its state dict.
+config.json, or by a function of the user's, on the meta device, where nothing is allocated; or its names are read from
+its state dict.
 """
 
+import importlib
 import json
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,6 +21,8 @@ from torch import Tensor, nn
 from coupled_adam.conversion.optimizer_files import OptimizerFile, load_harmless
 from coupled_adam.optimizer.state_dicts import StateDict
 from coupled_adam.optimizer.vocabulary import plain_name
+
+FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(frozen=True)
@@ -33,24 +39,30 @@ class ModelParameters:
 
 
 def read_model_parameters(
-    model: Path | None, source: Path, file: OptimizerFile, frozen: Sequence[str]
+    model: str | Path | None, source: Path, file: OptimizerFile, frozen: Sequence[str]
 ) -> ModelParameters:
     """The parameters of the model of an optimizer file.
 
     Args:
-        model: what the user says: a folder with config.json, that file, or a PyTorch file of the model; else None.
+        model: what the user says: a folder with config.json, that file, a PyTorch file of the model, or
+            "module:function", a function of the user's that returns the model; else None.
         source: the checkpoint folder or file that is converted.
         file: the optimizer in it.
         frozen: name patterns of parameters, or buffers, that were not trained.
     """
-    config = _config_of(model, source)
+    path = None if model is None else Path(model)
+    if path is not None and not path.exists():
+        if FUNCTION.fullmatch(str(model)):
+            return _from_module(_called(str(model)), str(model), frozen)
+        raise ValueError(f"--model {model}: no such file or folder, and not module:function either")
+    config = _config_of(path, source)
     if config is not None:
-        return _from_config(config, frozen)
-    if model is not None:
-        state = OptimizerFile(model, load_harmless(model), ()).model_state()
+        return _from_module(_configured(config), str(config.parent), frozen)
+    if path is not None:
+        state = OptimizerFile(path, load_harmless(path), ()).model_state()
         if state is None:
-            raise ValueError(f"{model}: no model in this file; give a folder with config.json, or a model's state dict")
-        return _from_state(state, str(model), frozen)
+            raise ValueError(f"{path}: no model in this file; give a folder with config.json, or a model's state dict")
+        return _from_state(state, str(path), frozen)
     state, names = file.model_state(), saved_names(file.state_dict)
     if state is not None and (names is None or set(names) <= set(map(plain_name, state))):
         wanted = {name: tensor for name, tensor in state.items() if names is None or plain_name(name) in names}
@@ -58,7 +70,8 @@ def read_model_parameters(
     if names is not None:
         return _from_names(file.state_dict, names, str(file.path))
     raise ValueError(
-        f"{file.path}: the parameters have numbers and no names; give the model with --model, a folder with config.json"
+        f"{file.path}: the parameters have numbers and no names; give the model with --model, a folder with "
+        "config.json or module:function"
     )
 
 
@@ -71,8 +84,6 @@ def saved_names(state_dict: StateDict) -> list[str] | None:
 
 
 def _config_of(model: Path | None, source: Path) -> Path | None:
-    if model is not None and not model.exists():
-        raise ValueError(f"--model {model}: no such file or folder")
     path = model or source
     if path.name == "config.json":
         return path
@@ -85,7 +96,8 @@ def _config_of(model: Path | None, source: Path) -> Path | None:
     return None
 
 
-def _from_config(config: Path, frozen: Sequence[str]) -> ModelParameters:
+def _configured(config: Path) -> nn.Module:
+    """The model that a config.json describes."""
     try:
         architecture = json.loads(config.read_text(encoding="utf-8"))["architectures"][0]
     except (ValueError, KeyError, TypeError, IndexError):
@@ -97,22 +109,44 @@ def _from_config(config: Path, frozen: Sequence[str]) -> ModelParameters:
     model_class = getattr(transformers, str(architecture), None)
     if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
         raise ValueError(
-            f"{config}: transformers {transformers.__version__} has no model class {architecture}; convert in Python, "
-            "with coupled_adam.convert_state_dict and the model itself"
+            f"{config}: transformers {transformers.__version__} has no model class {architecture}; give --model "
+            "module:function, a function of yours that returns the model"
         )
     try:
         config_class = model_class.config_class or transformers.PreTrainedConfig
         with torch.device("meta"):
             # Not AutoConfig, which would offer to run code beside the config.
-            module = model_class(config_class.from_pretrained(str(config.parent), local_files_only=True))
+            return model_class(config_class.from_pretrained(str(config.parent), local_files_only=True))
     except Exception as error:  # of a config that does not fit its class: anything
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"{config}: no {architecture} can be built from it ({reason})") from None
+        raise ValueError(f"{config}: no {architecture} can be built from it ({_first_line(error)})") from None
+
+
+def _called(function: str) -> nn.Module:
+    """The model that the user's "module:function" returns, found as `python -m` finds modules."""
+    module_name, _, name = function.partition(":")
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        build = getattr(importlib.import_module(module_name), name)
+        with torch.device("meta"):
+            model = build()
+    except Exception as error:  # the user's code: anything
+        raise ValueError(f"--model {function}: {type(error).__name__}: {_first_line(error)}") from None
+    finally:
+        sys.path.remove(folder)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"--model {function}: returns a {type(model).__name__}, not a torch.nn.Module")
+    if not all(parameter.is_meta for parameter in model.parameters()):
+        model.to("meta")  # a function may move its model, or load weights into it
+    return model
+
+
+def _from_module(module: nn.Module, origin: str, frozen: Sequence[str]) -> ModelParameters:
+    _require_matches(frozen, [name for name, _ in module.named_parameters()], origin)
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(not _matches(name, frozen))
-    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    _require_matches(frozen, [name for name, _ in module.named_parameters()], str(config.parent))
-    return ModelParameters(named, module, in_order=True, origin=str(config.parent))
+        parameter.requires_grad_(parameter.requires_grad and not _matches(name, frozen))
+    named = {plain_name(name): parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return ModelParameters(named, module, in_order=True, origin=origin)
 
 
 def _from_state(state: dict[str, Tensor], origin: str, frozen: Sequence[str]) -> ModelParameters:
@@ -138,6 +172,10 @@ def _from_names(state_dict: StateDict, names: Sequence[str], origin: str) -> Mod
 
 def _parameter(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(torch.empty_like(tensor, device="meta"))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -161,7 +161,7 @@ def _groups_around_tables(
     if isinstance(couple, str):
         largest = sorted(matrices, key=lambda name: -matrices[name].numel())[:3]
         raise ValueError(
-            f"without config.json it is not known which parameters in {model.origin} are vocabulary tables; name them, "
+            f"which parameters in {model.origin} are vocabulary tables? Give the model with --model, or name them, "
             f"for example --couple {largest[0] if largest else 'lm_head.weight'} (largest: {', '.join(largest)})"
         )
     tables = []

@@ -60,8 +60,9 @@ def convert_state_dict(
     """
     _refuse_amsgrad(state_dict)
     _refuse_other_optimizers(optimizer)
-    saved_id = dict(zip(_saved_names(state_dict, param_names), _saved_ids(state_dict), strict=True))
     live_names = _live_names(optimizer)
+    names = without_common_prefix(_saved_names(state_dict, param_names), live_names)
+    saved_id = dict(zip(names, _saved_ids(state_dict), strict=True))
     missing = [name for name in live_names if name not in saved_id]
     unknown = [name for name in saved_id if name not in set(live_names)]
     if missing or unknown:
@@ -258,6 +259,21 @@ def _live_names(optimizer: Optimizer) -> list[str]:
             "the optimizer's groups have no parameter names; build it from the model, or from (name, tensor) pairs"
         )
     return _plain_names([name for group in optimizer.param_groups for name in group["param_names"]])
+
+
+def without_common_prefix(saved: list[str], live: list[str]) -> list[str]:
+    """The saved names as the live ones are, where they differ by a prefix of all: a model and a module around it.
+
+    Example:
+        >>> without_common_prefix(["model.head.weight", "model.norm.weight"], ["norm.weight", "head.weight"])
+        ['head.weight', 'norm.weight']
+    """
+    for longer, shorter in ((saved, live), (live, saved)):
+        for name in shorter:
+            prefix = longer[0].removesuffix(name) if longer and longer[0].endswith(f".{name}") else ""
+            if prefix and {prefix + other for other in shorter} == set(longer):
+                return [s.removeprefix(prefix) if longer is saved else prefix + s for s in saved]
+    return saved
 
 
 def _listed(names: list[str], limit: int = 8) -> str:
