@@ -119,6 +119,7 @@ def test_a_file_with_model_and_scheduler_keeps_everything_and_needs_no_config(tm
     assert result.exit_code == 0, result.output
     new = load(tmp_path / "new.pt")
     assert (new["step"], new["config"], list(new["model"])) == (4, {"lr": 1e-2}, list(everything["model"]))
+    assert [len(inner["base_lrs"]) for inner in new["scheduler"]["_schedulers"]] == [3, 3]
 
     head = model.lm_head.weight
     others = [(name, p) for name, p in model.named_parameters() if p is not head]

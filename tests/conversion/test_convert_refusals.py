@@ -71,6 +71,25 @@ def test_files_with_several_optimizers_or_none_that_stepped(tmp_path: Path, chec
     assert "no step" in refused(tmp_path, fresh, "--model", checkpoint)
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"param_groups": []},
+        {"param_groups": [3]},
+        {"param_groups": [{"params": [0], "weight_decay": 0.0}]},
+        {"param_groups": [{"params": 0, "lr": 1e-3, "weight_decay": 0.0}]},
+        {"param_groups": [{"params": [0], "lr": 1e-3, "weight_decay": 0.0, "param_names": []}]},
+        {"state": [1]},
+        {"state": {0: 1}},
+        {"state": {0: {"exp_avg": 1, "exp_avg_sq": 2}}},
+    ],
+    ids=str,
+)
+def test_state_dicts_that_no_optimizer_wrote(tmp_path: Path, checkpoint: Path, broken: dict[str, Any]) -> None:
+    file = saved(tmp_path / "broken.pt", {**load(checkpoint / "optimizer.pt"), **broken})
+    refused(tmp_path, file, "--model", checkpoint)
+
+
 def test_damaged_files(tmp_path: Path, checkpoint: Path) -> None:
     whole = (checkpoint / "optimizer.pt").read_bytes()
     for length in (0, 100, len(whole) // 2, len(whole) - 10):
@@ -172,7 +191,7 @@ def test_files_of_other_optimizers(tmp_path: Path, checkpoint: Path) -> None:
     assert "bitsandbytes" in refused(
         tmp_path, saved(tmp_path / "8bit.pt", {**file, "state": state}), "--model", checkpoint
     )
-    by_name = {"state": {"w": file["state"][0]}, "param_groups": [{"params": ["w"], "lr": 1e-3}]}
+    by_name = {"state": {"w": file["state"][0]}, "param_groups": [{"params": ["w"], "lr": 1e-3, "weight_decay": 0.0}]}
     assert "FSDP" in refused(tmp_path, saved(tmp_path / "fsdp.pt", by_name), "--model", checkpoint)
 
 

@@ -22,6 +22,7 @@ from coupled_adam.optimizer.state_dicts import StateDict
 SCHEDULER_BESIDE = {"optimizer.pt": "scheduler.pt", "optimizer.bin": "scheduler.bin"}
 DEPTH = 3  # {"optimizer": ...}; Lightning's {"optimizer_states": [...]}; one more for wrappers
 Keys = tuple[Any, ...]
+MOMENTS = {"exp_avg", "exp_avg_sq"}
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,22 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(tensor, Tensor) for tensor in value.values())
 
 
+def _is_whole(state_dict: StateDict) -> bool:
+    groups, states = state_dict["param_groups"], state_dict["state"]
+    return (
+        bool(groups)
+        and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups)
+        and all(isinstance(group.get("lr"), (float, int, Tensor)) and "weight_decay" in group for group in groups)
+        and isinstance(states, dict)
+        and all(isinstance(state, dict) for state in states.values())
+        and all(isinstance(state[key], Tensor) for state in states.values() for key in state if key in MOMENTS)
+    )
+
+
 def _require_adamw_moments(file: OptimizerFile) -> None:
     path, state_dict = file.path, file.state_dict
+    if not _is_whole(state_dict):
+        raise ValueError(f"{path}: its optimizer is not a state dict of torch.optim; save optimizer.state_dict() again")
     ids = [saved_id for group in state_dict["param_groups"] for saved_id in group["params"]]
     if any(isinstance(saved_id, str) for saved_id in ids):
         _refuse_sharded(path)
@@ -157,7 +172,7 @@ def _require_adamw_moments(file: OptimizerFile) -> None:
                 f"{path}: an 8-bit optimizer of bitsandbytes wrote this file, and its moments are rounded to 8 bits; "
                 "start the new optimizer without a file, or go on from a checkpoint of torch's AdamW"
             )
-        if state and not {"exp_avg", "exp_avg_sq"} <= state.keys():
+        if state and not state.keys() >= MOMENTS:
             raise ValueError(
                 f"{path}: not a file of AdamW, whose state has exp_avg and exp_avg_sq; this one has {_listed(state)}"
             )
