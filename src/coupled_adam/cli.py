@@ -9,6 +9,7 @@ import typer
 from coupled_adam import __version__
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.commands import data, study
+from coupled_adam.commands.convert import convert
 from coupled_adam.commands.demo import demo
 from coupled_adam.commands.eval import evaluate
 from coupled_adam.commands.export import export
@@ -65,6 +66,7 @@ def coupled_adam(
 app.command()(demo)
 app.command()(inspect)
 app.command()(train)
+app.command()(convert)
 app.command()(export)
 app.command("eval")(evaluate)
 app.command()(theory)

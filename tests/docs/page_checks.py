@@ -201,6 +201,24 @@ def _(names: Names) -> None:
     assert names["optimizer"].grad_norm > 0.5
 
 
+@after("Hugging Face Trainer, switching in the middle")
+def _(names: Names) -> None:
+    adamw, coupled, back = names["adamw"], names["coupled"], names["back"]
+    head = coupled.model.lm_head.weight
+    assert_coupled(coupled.optimizer, head, steps=6)
+    for run in (adamw, back):
+        assert type(run.optimizer.optimizer) is torch.optim.AdamW
+        assert run.optimizer.param_groups[0]["weight_decay"] == 0.1  # tables included, as the page says
+    assert [g["weight_decay"] for g in coupled.optimizer.param_groups] == [0.0, 0.0, 0.1, 0.0]
+    assert {g["lr"] for g in coupled.optimizer.param_groups} == {1e-3}
+    assert back.optimizer.state[back.model.lm_head.weight]["step"] == 9
+    # What is not coupled never noticed: the same moments as in the file it came from.
+    before = torch.load("coupled/checkpoint-6/optimizer.pt", weights_only=True)
+    after = torch.load("back/checkpoint-6/optimizer.pt", weights_only=True)
+    position = [name for name, p in back.model.named_parameters() if p.dim() >= 2].index("model.embed_tokens.weight")
+    assert torch.equal(after["state"][position]["exp_avg_sq"], before["state"][1]["exp_avg_sq"])
+
+
 @after("Lightning")
 def _(names: Names) -> None:
     import pytest

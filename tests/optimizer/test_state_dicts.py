@@ -171,6 +171,11 @@ def test_conversion_names_what_does_not_fit() -> None:
     renamed = [name.replace("hidden.weight", "hidden.w") for name in names]
     with pytest.raises(ValueError, match=r"file lacks \['hidden.weight'\], the optimizer lacks \['hidden.w'\]"):
         convert_state_dict(adamw.state_dict(), optimizer, param_names=renamed)
+    others = [f"other.{i}" for i in range(300)]
+    many = torch.optim.AdamW([(name, nn.Parameter(torch.ones(1))) for name in others])
+    with pytest.raises(ValueError, match=r"'other.7'\] and 292 more") as caught:
+        convert_state_dict(adamw.state_dict(), many, param_names=names)
+    assert len(str(caught.value)) < 600
     with pytest.raises(ValueError, match="groups have no parameter names"):
         convert_state_dict(adamw.state_dict(), coupled(table((3, 2))), param_names=names)
 
@@ -185,6 +190,23 @@ def test_wrapper_prefixes_do_not_matter_to_conversion() -> None:
     assert optimizer.state[model.hidden.weight]["step"].item() == 1
 
 
+@pytest.mark.parametrize("outer_wrote", [True, False])
+def test_a_module_around_the_model_does_not_matter_to_conversion(outer_wrote: bool) -> None:
+    """As in Lightning, where one optimizer gets the module and the other the model in it."""
+    model = UntiedModel()
+    outer = nn.ModuleDict({"model": model})
+    writer, reader = (outer, model) if outer_wrote else (model, outer)
+    adamw = torch.optim.AdamW(writer.named_parameters())
+    train(model, adamw, steps=1)
+    optimizer = CoupledAdamW(reader)
+    optimizer.load_state_dict(through_a_file(adamw.state_dict()))
+    for parameter in model.parameters():
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], adamw.state[parameter]["exp_avg"])
+    half = torch.optim.AdamW([pair for pair in writer.named_parameters() if "head" not in pair[0]])
+    with pytest.raises(ValueError, match="different parameters"):
+        convert_state_dict(half.state_dict(), optimizer)
+
+
 def test_the_way_back_to_adamw_repeats_the_row() -> None:
     torch.manual_seed(0)
     model = LanguageModel()
@@ -195,6 +217,37 @@ def test_the_way_back_to_adamw_repeats_the_row() -> None:
     row = optimizer.state[model.embedding.weight]["exp_avg_sq"]
     assert torch.equal(adamw.state[model.embedding.weight]["exp_avg_sq"], row.expand(23, 6))
     train(model, adamw, steps=1)
+
+
+@pytest.mark.parametrize("rows", [7, 4096, 50_257])
+def test_to_adamw_and_to_coupled_again_is_exact(rows: int) -> None:
+    """The average of equal rows is that row, to the last bit, however many there are."""
+    param = table((rows, 5))
+    optimizer = CoupledAdamW([{"params": [("table", param)], "coupled": True}])
+    run(optimizer, param, gradients((rows, 5), 2))
+    adamw = torch.optim.AdamW([("table", param)])
+    adamw.load_state_dict(convert_state_dict(optimizer.state_dict(), adamw))
+    again = CoupledAdamW([{"params": [("table", param)], "coupled": True}])
+    again.load_state_dict(adamw.state_dict())
+    assert torch.equal(again.state[param]["exp_avg_sq"], optimizer.state[param]["exp_avg_sq"])
+
+
+def test_a_model_on_the_meta_device_is_enough_to_convert_for() -> None:
+    torch.manual_seed(0)
+    model = UntiedModel()
+    names = [name for name, _ in model.named_parameters()]
+    adamw = torch.optim.AdamW(model.parameters())
+    train(model, adamw, steps=2)
+    described = copy.deepcopy(model).to("meta")
+    coupled_state = convert_state_dict(adamw.state_dict(), CoupledAdamW(described), param_names=names)
+    optimizer = CoupledAdamW(model)
+    optimizer.load_state_dict(coupled_state)
+    average = adamw.state[model.head.weight]["exp_avg_sq"].double().mean(0, keepdim=True).float()
+    assert torch.equal(optimizer.state[model.head.weight]["exp_avg_sq"], average)
+    back = torch.optim.AdamW(model.named_parameters())
+    back.load_state_dict(convert_state_dict(coupled_state, torch.optim.AdamW(described.named_parameters())))
+    assert torch.equal(back.state[model.head.weight]["exp_avg_sq"], average.expand(23, 6))
+    train(model, back, steps=1)
 
 
 def test_amsgrad_files_are_refused() -> None:

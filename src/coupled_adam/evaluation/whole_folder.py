@@ -41,9 +41,10 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     try:
         temporary.mkdir()
         yield temporary
-        for path in temporary.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
         put_in_place(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -10,7 +10,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -39,16 +39,27 @@ def open_torch(path: Path) -> Stored:
 def _load(path: Path) -> dict[str, Tensor]:
     # Before 1.6 torch wrote another format than zip files, which can only be read as a whole.
     without_weights = FakeTensorMode() if zipfile.is_zipfile(path) else nullcontext()
+    remedy = "if you trust it, save its state dict as safetensors and give that"
+    with refusing_bad_files(path, remedy), warnings.catch_warnings(), without_weights:
+        warnings.simplefilter("ignore")  # about pickle protocols that torch may not know: then it raises anyway
+        return dict(_tensors_in(torch.load(path, map_location="cpu", weights_only=True), name=""))
+
+
+@contextmanager
+def refusing_bad_files(path: Path, remedy: str) -> Iterator[None]:
+    """Around a `torch.load` with `weights_only=True`: a ValueError says what is wrong with the file.
+
+    Args:
+        path: the file, for the message.
+        remedy: what to do about a file with more in it than tensors and containers.
+    """
     try:
-        with warnings.catch_warnings(), without_weights:
-            warnings.simplefilter("ignore")  # about pickle protocols that torch may not know: then it raises anyway
-            return dict(_tensors_in(torch.load(path, map_location="cpu", weights_only=True), name=""))
+        yield
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it asks for {wanted[1]}" if wanted else "it holds more than tensors"
         raise ValueError(
-            f"{path}: refused, because reading this pickle could run code of whoever wrote it ({reason}); "
-            "if you trust it, save its state dict as safetensors and give that"
+            f"{path}: refused, because reading this pickle could run code of whoever wrote it ({reason}); {remedy}"
         ) from None
     except Exception as error:  # whatever torch's readers stumble over in bytes that are no PyTorch file
         reason = str(error).split("\n")[0].split(". ")[0]

@@ -26,6 +26,7 @@ from coupled_adam.optimizer.sharding import (
 )
 
 StateDict = dict[str, Any]
+ROWS_AT_A_TIME = 4096
 
 
 def convert_state_dict(
@@ -59,14 +60,15 @@ def convert_state_dict(
     """
     _refuse_amsgrad(state_dict)
     _refuse_other_optimizers(optimizer)
-    saved_id = dict(zip(_saved_names(state_dict, param_names), _saved_ids(state_dict), strict=True))
     live_names = _live_names(optimizer)
+    names = without_common_prefix(_saved_names(state_dict, param_names), live_names)
+    saved_id = dict(zip(names, _saved_ids(state_dict), strict=True))
     missing = [name for name in live_names if name not in saved_id]
     unknown = [name for name in saved_id if name not in set(live_names)]
     if missing or unknown:
         raise ValueError(
-            f"state dict and optimizer have different parameters: the file lacks {missing or 'none'}, the optimizer "
-            f"lacks {unknown or 'none'}; build the optimizer from the same parameters (frozen ones are left out), "
+            f"state dict and optimizer have different parameters: the file lacks {_listed(missing)}, the optimizer "
+            f"lacks {_listed(unknown)}; build the optimizer from the same parameters (frozen ones are left out), "
             "or correct param_names: they are in the order of the optimizer that wrote the file"
         )
     converted = optimizer.state_dict()
@@ -96,7 +98,8 @@ def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
             raise ValueError(
                 f"state dict has groups of {_group_sizes(state_dict['param_groups'])} parameters, the optimizer of "
                 f"{_group_sizes(optimizer.param_groups)}, and the file has no names; map it by name with "
-                "coupled_adam.convert_state_dict(state_dict, optimizer, param_names=[...])"
+                "coupled_adam.convert_state_dict(state_dict, optimizer, param_names=[...]), or convert the checkpoint "
+                "with the command coupled-adam convert"
             )
         return convert_state_dict(state_dict, optimizer)
     adapted = dict(state_dict)
@@ -164,21 +167,37 @@ def _fit_states(state_dict: StateDict, optimizer: Optimizer) -> None:
         _check_shapes(name, param, state)
         exp_avg_sq = state["exp_avg_sq"]
         if group.get("coupled") and exp_avg_sq.shape[0] != 1:
-            wide = torch.promote_types(param.dtype, torch.float32)
-            sums = local_part(exp_avg_sq).to(wide).sum(dim=0)  # (H,)
+            sums = _column_sums(local_part(exp_avg_sq))  # (H,)
             averages.append((saved_id, param, PartialSum(sums, process_groups(exp_avg_sq, tensor_dim=0))))
         elif not group.get("coupled") and exp_avg_sq.shape != param.shape:
-            rows = local_part(param).shape[0]
-            repeated = torch.zeros_like(param, memory_format=torch.preserve_format)
-            local_part(repeated).copy_(local_part(exp_avg_sq).expand(rows, -1))
-            state_dict["state"][saved_id] = {**state, "exp_avg_sq": repeated}
+            state_dict["state"][saved_id] = {**state, "exp_avg_sq": _repeated_row(exp_avg_sq, param)}
     Reduction([partial_sum for _, _, partial_sum in averages]).wait()
     for saved_id, param, partial_sum in averages:
         average = (partial_sum.values / param.shape[0]).unsqueeze(0)  # (1, H)
+        average = average.to(torch.promote_types(param.dtype, torch.float32))
         state_dict["state"][saved_id] = {
             **state_dict["state"][saved_id],
             "exp_avg_sq": distribute_like(average, param),
         }
+
+
+def _column_sums(second_moment: Tensor) -> Tensor:
+    """Sums (H,) over the rows of (V, H), in float64: the average of V equal float32 rows is that row, bit for bit."""
+    dtype = torch.float32 if second_moment.device.type == "mps" else torch.float64  # MPS has no float64
+    sums = torch.zeros(second_moment.shape[1], dtype=dtype, device=second_moment.device)
+    for block in second_moment.split(ROWS_AT_A_TIME):  # torch would convert the whole table first
+        sums += block.sum(dim=0, dtype=dtype)
+    return sums
+
+
+def _repeated_row(row: Tensor, param: Tensor) -> Tensor:
+    """The (1, H) second moment for every row of `param`, in its dtype, on the device of the row."""
+    if is_distributed(param):
+        repeated = torch.zeros_like(param, memory_format=torch.preserve_format)
+    else:  # a parameter on the meta device describes a file that is converted without its model
+        repeated = torch.empty_like(param, memory_format=torch.preserve_format, device=row.device)
+    local_part(repeated).copy_(local_part(row).expand(local_part(param).shape[0], -1))
+    return repeated
 
 
 def _check_shapes(name: str, param: Tensor, state: dict[str, Any]) -> None:
@@ -240,6 +259,26 @@ def _live_names(optimizer: Optimizer) -> list[str]:
             "the optimizer's groups have no parameter names; build it from the model, or from (name, tensor) pairs"
         )
     return _plain_names([name for group in optimizer.param_groups for name in group["param_names"]])
+
+
+def without_common_prefix(saved: list[str], live: list[str]) -> list[str]:
+    """The saved names as the live ones are, where they differ by a prefix of all: a model and a module around it.
+
+    Example:
+        >>> without_common_prefix(["model.head.weight", "model.norm.weight"], ["norm.weight", "head.weight"])
+        ['head.weight', 'norm.weight']
+    """
+    for longer, shorter in ((saved, live), (live, saved)):
+        for name in shorter:
+            prefix = longer[0].removesuffix(name) if longer and longer[0].endswith(f".{name}") else ""
+            if prefix and {prefix + other for other in shorter} == set(longer):
+                return [s.removeprefix(prefix) if longer is saved else prefix + s for s in saved]
+    return saved
+
+
+def _listed(names: list[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{names[:limit]}{more}" if names else "none"
 
 
 def _plain_names(names: list[str]) -> list[str]:

@@ -1,0 +1,98 @@
+"""How the groups of an AdamW are cut, which decides the number of each parameter in its file.
+
+A file without names is understood by trying the usual ways to cut a model's parameters into groups. The sizes of the
+groups and the shapes of the moments must fit, and all ways that fit must agree on the names.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, get_args
+
+from coupled_adam.conversion.model_parameters import ModelParameters
+from coupled_adam.optimizer.groups import param_groups
+from coupled_adam.optimizer.state_dicts import StateDict
+
+Cut = Literal["trainer", "single", "matrices", "tables"]
+CUTS: tuple[Cut, ...] = get_args(Cut)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Groups of an AdamW."""
+
+    groups: Sequence[Sequence[str]]
+    """Names of the parameters of each group."""
+    decayed: frozenset[int]
+    """The groups that weight decay is applied to."""
+
+    @property
+    def sizes(self) -> list[int]:
+        return list(map(len, self.groups))
+
+    @property
+    def names(self) -> list[str]:
+        return list(chain.from_iterable(self.groups))
+
+
+def layout_of(cut: Cut, model: ModelParameters) -> Layout | None:
+    """The groups of `model` cut in this way; None where that needs its modules and only names are known."""
+    names = list(model.named)
+    if cut == "single":
+        return Layout([names], frozenset({0}))
+    if cut == "matrices":
+        matrices = [name for name in names if model.named[name].ndim >= 2]
+        return Layout([matrices, [name for name in names if model.named[name].ndim < 2]], frozenset({0}))
+    if model.module is None:
+        return None
+    if cut == "trainer":
+        try:
+            from transformers import Trainer
+        except ModuleNotFoundError:
+            return None
+        # The method does not look at the Trainer, only at the model.
+        decayed = set(Trainer.get_decay_parameter_names(None, model.module))  # type: ignore[arg-type]
+        split = [name for name in names if name in decayed], [name for name in names if name not in decayed]
+        return Layout(split, frozenset({0}))
+    groups = param_groups(model.module, couple="none")
+    decayed_groups = frozenset(i for i, group in enumerate(groups) if group["name"] == "decay")
+    return Layout([[name for name, _ in group["params"]] for group in groups], decayed_groups)
+
+
+def names_by_position(state_dict: StateDict, model: ModelParameters, cut: Cut | None, path: Any) -> list[str]:
+    """The names of the parameters of a file that has none, in its order.
+
+    Args:
+        state_dict: of an AdamW or CoupledAdamW.
+        model: whose parameters they are.
+        cut: how the user says the groups are cut; None: whatever fits.
+        path: the file, for messages.
+    """
+    layouts = {way: layout_of(way, model) for way in ([cut] if cut else CUTS)}
+    fitting = {way: layout for way, layout in layouts.items() if layout and _fits(state_dict, layout, model)}
+    orders = {tuple(layout.names) for layout in fitting.values()}
+    if len(orders) > 1:
+        ways = " or ".join(f"--adamw-groups {way}" for way in fitting)
+        raise ValueError(f"{path}: its groups can be read in {len(orders)} ways; say which with {ways}")
+    if orders:
+        return list(orders.pop())
+    sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+    expected = ", ".join(f"{layout.sizes} ({way})" for way, layout in layouts.items() if layout)
+    same = sum(sizes) == len(model.named)
+    remedy = (
+        "the shapes or the order differ: give the model that was trained with --model"
+        if same
+        else "give the model that was trained with --model, and what was not trained with --frozen PATTERN"
+    )
+    raise ValueError(
+        f"{path}: its groups have {sizes} parameters, and those of {model.origin} would have {expected}; {remedy}"
+    )
+
+
+def _fits(state_dict: StateDict, layout: Layout, model: ModelParameters) -> bool:
+    groups = state_dict["param_groups"]
+    if [len(group["params"]) for group in groups] != layout.sizes:
+        return False
+    ids = chain.from_iterable(group["params"] for group in groups)
+    states = ((name, state_dict["state"].get(saved_id)) for name, saved_id in zip(layout.names, ids, strict=True))
+    return all(state["exp_avg"].shape == model.named[name].shape for name, state in states if state)

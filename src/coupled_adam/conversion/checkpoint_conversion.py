@@ -1,0 +1,190 @@
+"""One call that converts a checkpoint folder or an optimizer file, written as a whole or not at all.
+
+A folder becomes a complete copy of itself in which the optimizer and the scheduler are converted, so that a framework
+resumes from it at once. Of a file, everything but the optimizer and its schedulers is kept.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from coupled_adam.atomic import replacing, require_writable
+from coupled_adam.conversion.adamw_groups import Cut, layout_of, names_by_position
+from coupled_adam.conversion.model_parameters import ModelParameters, read_model_parameters, saved_names
+from coupled_adam.conversion.optimizer_files import (
+    SCHEDULER_BESIDE,
+    Keys,
+    OptimizerFile,
+    find_optimizer_file,
+    is_coupled,
+    load_harmless,
+    moment_bytes,
+    read_optimizer_file,
+)
+from coupled_adam.conversion.switch import ConvertedTable, Switched, switch_scheduler, to_adamw, to_coupled
+from coupled_adam.evaluation.whole_folder import replacing_folder
+from coupled_adam.optimizer.state_dicts import without_common_prefix
+
+Kind = Literal["coupled", "adamw"]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was converted."""
+
+    tables: Sequence[ConvertedTable]
+    groups: Sequence[dict[str, Any]]
+    """The groups in the new file, with their options."""
+    bytes_before: int
+    bytes_after: int
+    schedulers: int
+    has_modules: bool
+    """Whether the groups are those that `CoupledAdamW(model)` makes; else they are the old ones, less the tables."""
+    is_trainer_checkpoint: bool
+
+
+def convert_checkpoint(
+    source: Path,
+    out: Path,
+    to: Kind,
+    *,
+    model: str | Path | None = None,
+    couple: str | Sequence[str] | None = None,
+    adamw_groups: Cut | None = None,
+    frozen: Sequence[str] = (),
+    overwrite: bool = False,
+) -> Conversion:
+    """Write `source` with the optimizer of the other kind to `out`.
+
+    Args:
+        source: a checkpoint folder with optimizer.pt or optimizer.bin, or a file with an optimizer in it.
+        out: the folder or file to write.
+        to: the kind of optimizer that will load `out`.
+        model: a folder with config.json, a file of the model's state dict, or "module:function", a function that
+            returns the model; where `source` does not have it.
+        couple: which tables, as in CoupledAdamW; "output" by default. Only to "coupled".
+        adamw_groups: how the groups of the AdamW are cut, on whichever side it is.
+        frozen: name patterns of parameters that were not trained.
+        overwrite: replace an older checkpoint or file.
+    """
+    if to == "adamw" and couple is not None:
+        raise ValueError("--couple is for --to coupled: the way back takes every table that is coupled in the file")
+    path = find_optimizer_file(source)
+    _require_free(source, out, overwrite=overwrite)
+    file = read_optimizer_file(path)
+    if is_coupled(file.state_dict) == (to == "coupled"):
+        has = "was written by CoupledAdamW" if to == "coupled" else "has no coupled table"
+        raise ValueError(f"{path}: nothing to convert with --to {to}, this file {has}")
+    is_trainer_checkpoint = source.is_dir() and (source / "trainer_state.json").is_file()
+    parameters = read_model_parameters(model, source, file, frozen)
+    names = saved_names(file.state_dict)
+    if names is None:
+        names = names_by_position(file.state_dict, parameters, adamw_groups, path)
+    names = without_common_prefix(names, list(parameters.named))
+    if to == "coupled":
+        switched = to_coupled(file.state_dict, names, parameters, couple or "output")
+    else:
+        cut: Cut = adamw_groups or ("trainer" if is_trainer_checkpoint else "single")
+        switched = to_adamw(file.state_dict, names, parameters, _adamw_layout(cut, parameters))
+
+    before = moment_bytes(file.state_dict)
+    schedulers = _write(source, out, file, switched)
+    groups = switched.state_dict["param_groups"]
+    after = moment_bytes(switched.state_dict)
+    has_modules = parameters.module is not None
+    return Conversion(switched.tables, groups, before, after, schedulers, has_modules, is_trainer_checkpoint)
+
+
+def _adamw_layout(cut: Cut, parameters: ModelParameters) -> Any:
+    layout = layout_of(cut, parameters)
+    if layout is None or not parameters.in_order:
+        raise ValueError(
+            f"AdamW's files go by the order of the parameters, which {parameters.origin} does not tell for "
+            f"--adamw-groups {cut}; give the model with --model, a folder with config.json or module:function"
+        )
+    return layout
+
+
+def _require_free(source: Path, out: Path, *, overwrite: bool) -> None:
+    if out.exists() and out.samefile(source):
+        raise ValueError(f"{out}: is the input itself; give another name")
+    if out.is_symlink():
+        raise ValueError(f"{out}: is a link; give the name of a new {'folder' if source.is_dir() else 'file'}")
+    if not source.is_dir():
+        if out.exists() and not out.is_dir() and not overwrite:
+            raise ValueError(f"{out}: exists; give another name, or replace it with --overwrite")
+        with _saying_what_failed(out):
+            require_writable(out)
+        return
+    if out.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"{out}: lies inside the input; give a folder outside of {source}")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out}: is a file, and the input a folder; give the name of a new folder")
+    if out.is_dir() and any(out.iterdir()):
+        if not overwrite:
+            raise ValueError(f"{out}: is not empty; give a new folder, or replace this one with --overwrite")
+        if source.resolve().is_relative_to(out.resolve()):
+            raise ValueError(f"{out}: the input lies inside it; give a new folder")
+        if not any((out / name).is_file() for name in SCHEDULER_BESIDE):
+            raise ValueError(f"{out}: is not a checkpoint, and --overwrite leaves it alone; give a new folder")
+
+
+def _write(source: Path, out: Path, file: OptimizerFile, switched: Switched) -> int:
+    """Write all of it and return how many schedulers were converted."""
+    groups_before = len(file.state_dict["param_groups"])
+    document = file.document
+    inside = file.schedulers()
+    for keys, scheduler in inside:
+        document = _replaced(document, keys, switch_scheduler(scheduler, switched, groups_before))
+    document = _replaced(document, file.keys, switched.state_dict)
+    with _saying_what_failed(out):
+        if not source.is_dir():
+            with replacing(out) as temporary:
+                _save(document, temporary)
+            return len(inside)
+        beside = SCHEDULER_BESIDE[file.path.name]
+        converted = {file.path.name: document}
+        if (source / beside).is_file():
+            scheduler = load_harmless(source / beside)
+            converted[beside] = switch_scheduler(scheduler, switched, groups_before)
+        with replacing_folder(out) as temporary:
+            ignore = shutil.ignore_patterns(*converted)
+            shutil.copytree(source, temporary, dirs_exist_ok=True, ignore=ignore)
+            for name, content in converted.items():
+                _save(content, temporary / name)
+    return len(inside) + len(converted) - 1
+
+
+def _replaced(value: Any, keys: Keys, new: Any) -> Any:
+    if not keys:
+        return new
+    changed = value.copy()
+    changed[keys[0]] = _replaced(value[keys[0]], keys[1:], new)
+    return changed
+
+
+def _save(content: Any, path: Path) -> None:
+    with path.open("wb") as file:
+        torch.save(content, file)
+
+
+@contextmanager
+def _saying_what_failed(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch's writer turns an OSError into a RuntimeError
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        reason = str(getattr(cause, "strerror", None) or cause)
+        if isinstance(error, shutil.Error):  # of copytree: a list of source, copy and reason
+            reason = str(error.args[0][0][2])
+        full = any(os.strerror(number) in reason for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+        remedy = "make room, or write to another disk" if full else "give another place"
+        line = reason.split("\n")[0]
+        raise ValueError(f"{out}: cannot be written ({line}); {remedy}. Nothing was left behind") from error

@@ -1,0 +1,190 @@
+"""The trainable parameters of the model that an optimizer file belongs to, by name and in order, without its weights.
+
+torch's optimizers number parameters and forget their names. The model gives the names back: it is built from its
+config.json, or by a function of the user's, on the meta device, where nothing is allocated; or its names are read from
+its state dict.
+"""
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from coupled_adam.conversion.optimizer_files import OptimizerFile, load_harmless
+from coupled_adam.optimizer.state_dicts import StateDict
+from coupled_adam.optimizer.vocabulary import plain_name
+
+FUNCTION = re.compile(r"[\w.]+:\w+")
+
+
+@dataclass(frozen=True)
+class ModelParameters:
+    """What an optimizer may hold of a model."""
+
+    named: dict[str, nn.Parameter]
+    """The trainable parameters, on the meta device, in the order of `named_parameters()` if `in_order`."""
+    module: nn.Module | None
+    """The model on the meta device, where it could be built."""
+    in_order: bool
+    origin: str
+    """Where this is known from, for messages."""
+
+
+def read_model_parameters(
+    model: str | Path | None, source: Path, file: OptimizerFile, frozen: Sequence[str]
+) -> ModelParameters:
+    """The parameters of the model of an optimizer file.
+
+    Args:
+        model: what the user says: a folder with config.json, that file, a PyTorch file of the model, or
+            "module:function", a function of the user's that returns the model; else None.
+        source: the checkpoint folder or file that is converted.
+        file: the optimizer in it.
+        frozen: name patterns of parameters, or buffers, that were not trained.
+    """
+    path = None if model is None else Path(model)
+    if path is not None and not path.exists():
+        if FUNCTION.fullmatch(str(model)):
+            return _from_module(_called(str(model)), str(model), frozen)
+        raise ValueError(f"--model {model}: no such file or folder, and not module:function either")
+    config = _config_of(path, source)
+    if config is not None:
+        return _from_module(_configured(config), str(config.parent), frozen)
+    if path is not None:
+        state = OptimizerFile(path, load_harmless(path), ()).model_state()
+        if state is None:
+            raise ValueError(f"{path}: no model in this file; give a folder with config.json, or a model's state dict")
+        return _from_state(state, str(path), frozen)
+    state, names = file.model_state(), saved_names(file.state_dict)
+    if state is not None and (names is None or set(names) <= set(map(plain_name, state))):
+        wanted = {name: tensor for name, tensor in state.items() if names is None or plain_name(name) in names}
+        return _from_state(wanted, f"the model in {file.path}", frozen)
+    if names is not None:
+        return _from_names(file.state_dict, names, str(file.path))
+    raise ValueError(
+        f"{file.path}: the parameters have numbers and no names; give the model with --model, a folder with "
+        "config.json or module:function"
+    )
+
+
+def saved_names(state_dict: StateDict) -> list[str] | None:
+    """The parameter names in an optimizer file, in its order; None where it has none."""
+    groups = state_dict["param_groups"]
+    if not all("param_names" in group for group in groups):
+        return None
+    return [plain_name(name) for name in chain.from_iterable(group["param_names"] for group in groups)]
+
+
+def _config_of(model: Path | None, source: Path) -> Path | None:
+    path = model or source
+    if path.name == "config.json":
+        return path
+    folder = path if path.is_dir() else path.parent
+    # Beside a file that the user gives as the model, a config.json may be anything's.
+    if (folder / "config.json").is_file() and (path.is_dir() or model is None):
+        return folder / "config.json"
+    if model is not None and model.is_dir():
+        raise ValueError(f"--model {model}: no config.json in this folder; give the folder of the model")
+    return None
+
+
+def _configured(config: Path) -> nn.Module:
+    """The model that a config.json describes."""
+    try:
+        architecture = json.loads(config.read_text(encoding="utf-8"))["architectures"][0]
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise ValueError(f"{config}: does not say the class of the model under 'architectures'") from None
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise ValueError("building the model needs transformers: pip install 'coupled-adam[hf]'") from None
+    model_class = getattr(transformers, str(architecture), None)
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+        raise ValueError(
+            f"{config}: transformers {transformers.__version__} has no model class {architecture}; give --model "
+            "module:function, a function of yours that returns the model"
+        )
+    try:
+        config_class = model_class.config_class or transformers.PreTrainedConfig
+        with torch.device("meta"):
+            # Not AutoConfig, which would offer to run code beside the config.
+            return model_class(config_class.from_pretrained(str(config.parent), local_files_only=True))
+    except Exception as error:  # of a config that does not fit its class: anything
+        raise ValueError(f"{config}: no {architecture} can be built from it ({_first_line(error)})") from None
+
+
+def _called(function: str) -> nn.Module:
+    """The model that the user's "module:function" returns, found as `python -m` finds modules."""
+    module_name, _, name = function.partition(":")
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        build = getattr(importlib.import_module(module_name), name)
+        with torch.device("meta"):
+            model = build()
+    except Exception as error:  # the user's code: anything
+        raise ValueError(f"--model {function}: {type(error).__name__}: {_first_line(error)}") from None
+    finally:
+        sys.path.remove(folder)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"--model {function}: returns a {type(model).__name__}, not a torch.nn.Module")
+    if not all(parameter.is_meta for parameter in model.parameters()):
+        model.to("meta")  # a function may move its model, or load weights into it
+    return model
+
+
+def _from_module(module: nn.Module, origin: str, frozen: Sequence[str]) -> ModelParameters:
+    _require_matches(frozen, [name for name, _ in module.named_parameters()], origin)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and not _matches(name, frozen))
+    named = {plain_name(name): parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return ModelParameters(named, module, in_order=True, origin=origin)
+
+
+def _from_state(state: dict[str, Tensor], origin: str, frozen: Sequence[str]) -> ModelParameters:
+    """Parameters of a model's state dict: its order is that of named_parameters(), with tied ones listed again."""
+    named: dict[str, nn.Parameter] = {}
+    seen = set()
+    for name, tensor in state.items():
+        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape)
+        if tensor.is_floating_point() and place not in seen and not _matches(plain_name(name), frozen):
+            named[plain_name(name)] = _parameter(tensor)
+        seen.add(place)
+    _require_matches(frozen, list(map(plain_name, state)), origin)
+    return ModelParameters(named, None, in_order=True, origin=origin)
+
+
+def _from_names(state_dict: StateDict, names: Sequence[str], origin: str) -> ModelParameters:
+    ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    states = [state_dict["state"].get(saved_id) for saved_id in ids]
+    empty = torch.empty(0)
+    named = {name: _parameter(state["exp_avg"] if state else empty) for name, state in zip(names, states, strict=True)}
+    return ModelParameters(named, None, in_order=False, origin=origin)
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(tensor, device="meta"))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _require_matches(patterns: Sequence[str], names: Sequence[str], origin: str) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(
+                f"--frozen {pattern}: {origin} has no parameter of such a name, but {', '.join(names[:4])}, ..."
+            )

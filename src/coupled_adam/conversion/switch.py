@@ -1,0 +1,203 @@
+"""From the file of one optimizer to that of the other: moments, options of the groups, and schedulers.
+
+`convert_state_dict` moves the moments, by name. It needs the optimizer that will load them, which is built here on the
+meta device. Options (learning rate, betas, ...) go with the parameters: a new group has those of the old groups that
+its parameters come from. Weight decay is the one of the old file, for the groups that the new optimizer decays.
+
+Legend: V vocabulary rows, H hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from coupled_adam.conversion.adamw_groups import Layout
+from coupled_adam.conversion.model_parameters import ModelParameters
+from coupled_adam.optimizer import CoupledAdamW, convert_state_dict
+from coupled_adam.optimizer.state_dicts import StateDict
+from coupled_adam.optimizer.vocabulary import plain_name
+
+# What schedulers of torch keep in groups, besides AdamW's own options.
+SCHEDULER_OPTIONS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
+# What schedulers keep once per group.
+PER_GROUP = {"base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums"}
+
+
+@dataclass(frozen=True)
+class ConvertedTable:
+    """A table whose second moment was averaged or repeated."""
+
+    name: str
+    shape: tuple[int, int]  # (V, H)
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True)
+class Switched:
+    """The state dict of the other optimizer."""
+
+    state_dict: StateDict
+    tables: list[ConvertedTable]
+    origins: list[list[int]]
+    """For every group, the old groups that its parameters come from."""
+
+
+def to_coupled(
+    state_dict: StateDict, names: Sequence[str], model: ModelParameters, couple: str | Sequence[str]
+) -> Switched:
+    """Average the second moments of the tables over their rows.
+
+    Args:
+        state_dict: of an AdamW.
+        names: of its parameters, in its order.
+        model: whose parameters they are.
+        couple: as in CoupledAdamW; without the modules of the model, a list of name patterns.
+    """
+    _take_dtypes_of(state_dict, names, model)
+    if model.module is not None:
+        optimizer = CoupledAdamW(model.module, weight_decay=_strongest_decay(state_dict), couple=couple)
+    else:
+        optimizer = CoupledAdamW(_groups_around_tables(state_dict, names, model, couple))
+    switched = _switch(state_dict, names, optimizer)
+    new = {option for option in optimizer.defaults if option not in _adamw_options()} - {"coupled"}
+    for group in switched.state_dict["param_groups"]:
+        for option in new:  # left to the optimizer that will load the file
+            group.pop(option, None)
+    return switched
+
+
+def to_adamw(state_dict: StateDict, names: Sequence[str], model: ModelParameters, layout: Layout) -> Switched:
+    """Repeat the second moment of every coupled table for all its rows.
+
+    Args:
+        state_dict: of a CoupledAdamW.
+        names: of its parameters, in its order.
+        model: whose parameters they are.
+        layout: the groups of the AdamW that will load the file.
+    """
+    _take_dtypes_of(state_dict, names, model)
+    decay = _strongest_decay(state_dict)
+    groups = [
+        {"params": [(name, model.named[name]) for name in group], "weight_decay": decay if i in layout.decayed else 0.0}
+        for i, group in enumerate(layout.groups)
+    ]
+    switched = _switch(state_dict, names, torch.optim.AdamW(groups))
+    for group in switched.state_dict["param_groups"]:
+        # An AdamW of parameters without names would keep them, and refuse a later add_param_group.
+        del group["param_names"]
+    return switched
+
+
+def switch_scheduler(scheduler: dict[str, Any], switched: Switched, groups_before: int) -> dict[str, Any]:
+    """The state of a scheduler for the new groups: what it keeps per group goes with the parameters."""
+    converted = dict(scheduler)
+    for key in PER_GROUP & scheduler.keys():
+        values = scheduler[key]
+        if isinstance(values, (list, tuple)) and len(values) == groups_before:
+            picked = [_common(key, [values[i] for i in origin]) for origin in switched.origins]
+            converted[key] = type(values)(picked)
+    if isinstance(inner := scheduler.get("_schedulers"), list):  # SequentialLR, ChainedScheduler
+        converted["_schedulers"] = [switch_scheduler(each, switched, groups_before) for each in inner]
+    return converted
+
+
+def _switch(state_dict: StateDict, names: Sequence[str], optimizer: Optimizer) -> Switched:
+    converted = convert_state_dict(state_dict, optimizer, param_names=names)
+    before = _states_by_name(state_dict, names)
+    new_names = [[plain_name(name) for name in group["param_names"]] for group in converted["param_groups"]]
+    after = _states_by_name(converted, list(chain.from_iterable(new_names)))
+    tables = [
+        ConvertedTable(name, tuple(state["exp_avg"].shape), _size(before[name]), _size(state))
+        for name, state in after.items()
+        if state["exp_avg_sq"].shape != before[name]["exp_avg_sq"].shape
+    ]
+
+    old_groups = state_dict["param_groups"]
+    sizes = [len(group["params"]) for group in old_groups]
+    group_of = dict(zip(names, chain.from_iterable([i] * size for i, size in enumerate(sizes)), strict=True))
+    # A group without parameters, as the Trainer's may be, has the options of the first.
+    origins = [sorted({group_of[name] for name in group}) or [0] for group in new_names]
+    for group, origin in zip(converted["param_groups"], origins, strict=True):
+        group.update(_options([old_groups[i] for i in origin]))
+    return Switched(converted, tables, origins)
+
+
+def _strongest_decay(state_dict: StateDict) -> float:
+    return max(float(group["weight_decay"]) for group in state_dict["param_groups"])
+
+
+def _options(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """AdamW's options, and those of schedulers, that `groups` have in common."""
+    carried = (_adamw_options() | SCHEDULER_OPTIONS) - {"weight_decay", "decoupled_weight_decay"}
+    return {key: _common(key, [group.get(key) for group in groups]) for key in groups[0] if key in carried}
+
+
+def _common(option: str, values: Sequence[Any]) -> Any:
+    plain = [value.tolist() if isinstance(value, Tensor) else value for value in values]
+    if any(value != plain[0] for value in plain):
+        raise ValueError(
+            f"{option} is {', '.join(map(str, plain))} in groups that become one; convert in Python, with "
+            "coupled_adam.convert_state_dict and an optimizer that has the groups you want"
+        )
+    return values[0]
+
+
+def _adamw_options() -> set[str]:
+    return set(torch.optim.AdamW([torch.empty(0)]).defaults)
+
+
+def _groups_around_tables(
+    state_dict: StateDict, names: Sequence[str], model: ModelParameters, couple: str | Sequence[str]
+) -> list[dict[str, Any]]:
+    """The tables in a coupled group, everything else in the groups of the file, when only names are known."""
+    matrices = {name: parameter for name, parameter in model.named.items() if parameter.ndim == 2}
+    if isinstance(couple, str):
+        largest = sorted(matrices, key=lambda name: -matrices[name].numel())[:3]
+        raise ValueError(
+            f"which parameters in {model.origin} are vocabulary tables? Give the model with --model, or name them, "
+            f"for example --couple {largest[0] if largest else 'lm_head.weight'} (largest: {', '.join(largest)})"
+        )
+    tables = []
+    for pattern in couple:
+        matched = [name for name in names if fnmatchcase(name, pattern)]
+        if not matched or not set(matched) <= matrices.keys():
+            what = "not a matrix" if matched else "not among the parameters"
+            raise ValueError(
+                f"--couple {pattern}: {what}; {model.origin} has the matrices {', '.join(list(matrices)[:6])}"
+            )
+        tables += [name for name in matched if name not in tables]
+
+    def pairs(wanted: Sequence[str]) -> list[tuple[str, nn.Parameter]]:
+        return [(name, model.named[name]) for name in wanted]
+
+    groups: list[dict[str, Any]] = [{"name": "coupled", "params": pairs(tables), "coupled": True, "weight_decay": 0.0}]
+    rest = iter(names)
+    for group in state_dict["param_groups"]:
+        others = [name for name in islice(rest, len(group["params"])) if name not in tables]
+        if others:
+            groups.append({"params": pairs(others), "weight_decay": group["weight_decay"]})
+    return groups
+
+
+def _take_dtypes_of(state_dict: StateDict, names: Sequence[str], model: ModelParameters) -> None:
+    """Give the parameters the dtypes that they had in training, which AdamW's first moments have too."""
+    for name, state in _states_by_name(state_dict, names).items():
+        if name in model.named:
+            model.named[name].data = model.named[name].data.to(state["exp_avg"].dtype)
+
+
+def _states_by_name(state_dict: StateDict, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    states = {name: state_dict["state"].get(saved_id) for name, saved_id in zip(names, ids, strict=True)}
+    return {name: state for name, state in states.items() if state}
+
+
+def _size(state: dict[str, Any]) -> int:
+    return sum(value.numel() * value.itemsize for value in state.values() if isinstance(value, Tensor))
