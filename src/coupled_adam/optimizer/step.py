@@ -46,6 +46,19 @@ class GroupTensors:
         self.grads = [local_gradient(grad, param) for grad, param in zip(self.grads, self.params, strict=True)]
 
 
+def idle_tables(groups: list[GroupTensors]) -> list[str]:
+    """Names of all coupled tables, if none has a gradient while other parameters have; else nothing.
+
+    Tables of which all are frozen rest on purpose. A single table without a gradient among several is no sign of a
+    mistake: a batch need not use all of them.
+    """
+    coupled = [tensors for tensors in groups if tensors.group["coupled"]]
+    if any(tensors.params for tensors in coupled) or not any(tensors.params for tensors in groups):
+        return []
+    tables = [named for tensors in coupled for named in named_params(tensors.group)]
+    return [name for name, _ in tables] if any(param.requires_grad for _, param in tables) else []
+
+
 def coupled_adamw_step(
     groups: list[GroupTensors],
     *,
