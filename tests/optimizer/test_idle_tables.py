@@ -63,8 +63,7 @@ def test_tables_tied_after_the_optimizer_was_built_are_warned_of(name: str) -> N
     assert step_warnings(optimizer.step) == []
     model.config.tie_word_embeddings = True
     model.tie_weights()
-    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
-        model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     backward(model, optimizer)
     said = step_warnings(optimizer.step)
     assert len(said) == 1

@@ -30,7 +30,8 @@ def square_norm(grads: list[Tensor]) -> Tensor:
     on_host = norms.device.type == "cpu" and not torch.compiler.is_compiling()
     if on_host and wide != torch.float64 and not norms.isfinite().all():
         norms = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64))
-    return torch.linalg.vector_norm(norms, dtype=sum_dtype(norms.device)).square()
+    norm: Tensor = torch.linalg.vector_norm(norms, dtype=sum_dtype(norms.device))
+    return norm.square()
 
 
 def total_square(sums: Iterable[PartialSum]) -> Tensor:

@@ -141,7 +141,7 @@ class CoupledAdamW(AdamW):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state: dict[str, Any] = super().__getstate__()
         return state | {name: self.__dict__[name] for name in COPIED_ATTRIBUTES if name in self.__dict__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -294,9 +294,9 @@ class CoupledAdamW(AdamW):
         tables = ", ".join(map(repr, names))
         warnings.warn(
             f"CoupledAdamW: no coupled table ({tables}) has a gradient, but other parameters have. If the model was "
-            "changed after the optimizer was built (tie_weights, resize_token_embeddings, to_empty, fully_shard), its "
-            "tables are no longer the optimizer's and are not coupled: build the optimizer after that. If they are to "
-            "rest in this step, all is well; this is said once",
+            "changed after the optimizer was built (tie_weights, resize_token_embeddings, to_empty, fully_shard), the "
+            "optimizer holds the old tables and the new ones are not coupled: build the optimizer after the change. "
+            "If the tables are left out of this step on purpose, ignore this warning; it is shown once",
             stacklevel=7,  # the caller of step, past torch's hooks
         )
 

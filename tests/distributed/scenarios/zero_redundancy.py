@@ -1,5 +1,6 @@
 """torch's ZeroRedundancyOptimizer: every rank updates some of the parameters, whole, and sends them to the others."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,8 @@ def zero_refuses_the_norm_of_one_rank_on_every_rank() -> None:
     assert_refused(lambda: zero(GPT(tied=True), max_grad_norm=1.0))
     assert_refused(lambda: zero(GPT(tied=False), max_grad_norm=1.0))
     assert_refused(lambda: zero(GPT(tied=True), error_if_nonfinite=True))
+    partial = functools.partial(CoupledAdamW, max_grad_norm=1.0)
+    assert_refused(lambda: ZeroRedundancyOptimizer(groups_of(GPT(tied=True)), optimizer_class=partial))
     optimizer = zero(GPT(tied=True))
     assert_refused(lambda: setattr(optimizer.optim, "max_grad_norm", 1.0))
     assert_refused(lambda: setattr(optimizer.optim, "error_if_nonfinite", True))
