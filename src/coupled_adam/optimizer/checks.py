@@ -104,8 +104,8 @@ def check_finite(index: int, group: dict[str, Any]) -> None:
 def is_built_by_zero() -> bool:
     """Whether torch's ZeroRedundancyOptimizer is building an optimizer for one rank's share of the parameters.
 
-    Told by the calling frames: ZeRO passes ordinary groups, some with fewer parameters, and leaves no mark in them or in
-    the optimizer it builds, so there is nothing else to tell it by.
+    Told by the calling frames: ZeRO passes ordinary groups, some with fewer parameters, and leaves no mark in them or
+    in the optimizer it builds, so there is nothing else to tell it by.
     """
     zero = "torch.distributed.optim.zero_redundancy_optimizer"
     frame = sys._getframe() if zero in sys.modules else None
