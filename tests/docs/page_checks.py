@@ -140,6 +140,14 @@ def _(names: Names) -> None:
     assert_coupled(names["optimizer"], names["model"].module.head.weight, steps=3)
 
 
+@after("ZeroRedundancyOptimizer")
+def _(names: Names) -> None:
+    expected = fresh_model()
+    of_both_ranks = [torch.cat(pair) for pair in zip(tokens_of(3, seed=0), tokens_of(3, seed=1), strict=True)]
+    train_by_algorithm_1(expected, of_both_ranks, max_norm=1.0)
+    assert_same_weights(names["model"], expected)
+
+
 @after("FSDP2")
 def _(names: Names) -> None:
     model, optimizer = names["model"], names["optimizer"]

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from coupled_adam import CoupledAdamW, convert_state_dict, param_groups
 
@@ -157,6 +159,34 @@ def _() -> None:
 @raises("group …: max_grad_norm is …, but … for the optimizer")
 def _() -> None:
     CoupledAdamW([{"params": [nn.Parameter(torch.ones(3, 2))], "coupled": True, "max_grad_norm": 1.0}])
+
+
+@raises("no coupled table (…) has a gradient, but other parameters have")
+def _() -> None:
+    model = language_model(tied=False)
+    optimizer = CoupledAdamW(model)
+    model.head.weight = model.embedding.weight
+    backward(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+
+
+@raises("tensor … has shape …, but its state …")
+def _() -> None:
+    model = language_model()
+    optimizer = CoupledAdamW(model)
+    backward(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    model.head.weight.data = torch.zeros(model.head.weight.shape[0] + 1, model.head.weight.shape[1])
+    optimizer.step()
+
+
+@raises("Invalid max_grad_norm value: … under ZeroRedundancyOptimizer")
+def _() -> None:
+    groups = [{"params": [nn.Parameter(torch.ones(3, 2))], "coupled": True}]
+    ZeroRedundancyOptimizer(groups, optimizer_class=CoupledAdamW, max_grad_norm=1.0)
 
 
 @raises("Invalid amsgrad value: True")

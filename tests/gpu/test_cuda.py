@@ -110,6 +110,54 @@ def test_two_runs_are_bitwise_equal() -> None:
     assert torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1.0, 1e10, 3e18, 1e25, 3e38])
+@pytest.mark.parametrize("shape", [(53, 19), (50_304, 768)], ids=str)
+def test_column_sums_of_huge_gradients_are_those_of_float64(
+    shape: tuple[int, int], size: float, dtype: torch.dtype
+) -> None:
+    grad = (torch.rand(shape, device="cuda") * size).to(dtype)
+    sums = step.kernels_for(grad).column_square_sums(grad)
+    assert sums.dtype == torch.float64
+    torch.testing.assert_close(sums.sum(0), grad.double().square().sum(0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"max_grad_norm": 1.0}], ids=str)
+@pytest.mark.parametrize("size", [3e18, 1e20])
+def test_huge_gradients_are_followed_as_by_algorithm_1(path: str, size: float, options: dict[str, Any]) -> None:
+    param = table((530, 190), device="cuda")
+    grads = gradients((530, 190), 3, device="cuda")
+    grads[0] = grads[0].sign() * size
+    if "max_grad_norm" in options:
+        clipped = [grad.double() / (grad.double().norm() + 1e-6).clamp(min=1.0) for grad in grads]
+    else:
+        clipped = grads
+    expected = oracle(param, clipped)
+    optimizer = coupled(param, **options)
+    run(optimizer, param, grads)
+    assert_matches(optimizer, param, expected)
+
+
+@pytest.mark.parametrize("where", ["table", "standard"])
+@pytest.mark.parametrize("size", [1e19, 3e38])
+@pytest.mark.parametrize("flags", [{}, {"fused": True}], ids=str)
+def test_clipped_parameters_survive_what_adamw_survives(
+    path: str, flags: dict[str, Any], size: float, where: str
+) -> None:
+    param, other = table((230, 60), device="cuda"), nn.Parameter(torch.randn(70, 30, device="cuda"))
+    optimizer = CoupledAdamW([{"params": [param], "coupled": True}, {"params": [other]}], max_grad_norm=1.0, **flags)
+    for number in range(3):
+        for each in (param, other):
+            each.grad = torch.randn_like(each)
+        if number == 0:
+            chosen = param if where == "table" else other
+            chosen.grad = chosen.grad.sign() * size
+        optimizer.step()
+    for each in (param, other):
+        assert each.isfinite().all()
+        assert all(value.isfinite().all() for value in optimizer.state[each].values())
+
+
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_fused_step_never_waits_for_the_device(clip: float | None, scaled: bool) -> None:

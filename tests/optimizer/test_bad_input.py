@@ -49,6 +49,34 @@ def test_the_advice_for_couple_offers_no_value_that_is_refused(couple: Any) -> N
     assert "none" not in expected
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("option", "label"), [("lr", "learning rate"), ("eps", "epsilon value"), ("weight_decay", "weight_decay value")]
+)
+def test_options_that_are_not_finite_are_refused_everywhere(option: str, label: str, value: float) -> None:
+    """torch takes an infinite one, and the first step makes NaN of everything."""
+
+    def groups(of_coupled: dict[str, Any], of_standard: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"params": [table((3, 2))], "coupled": True, **of_coupled}, {"params": [table((4, 2))], **of_standard}]
+
+    with pytest.raises(ValueError, match=f"Invalid {label}"):
+        CoupledAdamW(groups({}, {}), **{option: value})
+    with pytest.raises(ValueError, match=f"group 0: Invalid {label}"):
+        CoupledAdamW(groups({option: value}, {}))
+    with pytest.raises(ValueError, match=f"group 1: Invalid {label}: {value}"):
+        CoupledAdamW(groups({}, {option: value}))
+    optimizer = coupled(table((3, 2)))
+    with pytest.raises(ValueError, match=f"group 1: Invalid {label}: {value}"):
+        optimizer.add_param_group({"params": [table((4, 2))], option: value})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_learning_rate_tensor_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        coupled(table((3, 2)), lr=torch.tensor(value))
+
+
 def test_no_coupled_group_is_never_a_silent_adamw() -> None:
     for params in ([nn.Parameter(torch.zeros(3, 2))], list(LanguageModel().named_parameters())):
         with pytest.raises(ValueError, match=r"No coupled group.*CoupledAdamW\(model"):

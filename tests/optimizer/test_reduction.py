@@ -42,6 +42,18 @@ def test_each_group_gets_one_message_and_each_sum_all_its_groups(sent: list[tupl
     assert local.values.tolist() == [1.0, 1.0]
 
 
+def test_sums_beyond_float32_travel_beside_float32_ones(sent: list[tuple[str, int]]) -> None:
+    wide, narrow = (
+        PartialSum(torch.full((1, 2), 1e60, dtype=torch.float64), ("dp",)),
+        PartialSum(torch.ones(3), ("dp",)),
+    )
+    Reduction([narrow, wide]).wait()
+    assert sent == [("dp", 5)]
+    assert wide.values.tolist() == [[2e60, 2e60]]
+    assert narrow.values.tolist() == [2.0] * 3
+    assert (wide.values.dtype, narrow.values.dtype) == (torch.float64, torch.float32)
+
+
 def test_messages_without_common_parts_are_all_on_their_way_at_once(sent: list[tuple[str, int]]) -> None:
     reduction = Reduction([PartialSum(torch.ones(2), ("dp",)), PartialSum(torch.ones(3), ("tp",))])
     assert sent == [("dp", 2), ("tp", 3)]

@@ -40,6 +40,8 @@ def test_a_copy_continues_as_the_original(how: str) -> None:
         buffer.seek(0)
         other_model, other = torch.load(buffer, weights_only=False)
     assert other.defaults["max_grad_norm"] == 0.1
+    assert optimizer.grad_norm is not None
+    assert torch.equal(other.grad_norm, optimizer.grad_norm)
     train(model, optimizer, steps=2)
     train(other_model, other, steps=2)
     for mine, theirs in zip(model.parameters(), other_model.parameters(), strict=True):

@@ -1,9 +1,12 @@
 """What a user can get wrong, each as an error that names the thing, the value and the remedy."""
 
+import math
+import sys
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -86,6 +89,7 @@ def check_group(index: int, group: dict[str, Any], defaults: dict[str, Any]) -> 
     check_agreement([group], defaults, first=index)
     check_scale_exponent(group["scale_exponent"])
     check_amsgrad(group["amsgrad"])
+    check_finite(index, group)
     if "couple" in group:
         raise ValueError(f"group {index}: unknown option 'couple'; mark a group of vocabulary tables with coupled=True")
     if not group["coupled"]:
@@ -106,6 +110,42 @@ def check_group(index: int, group: dict[str, Any], defaults: dict[str, Any]) -> 
         raise ValueError(f"coupled group {index}: differentiable=True is not supported; use torch.optim.AdamW")
     for name, param in named_params(group):
         check_table(f"coupled group {index}: tensor {name!r}", param)
+
+
+def check_finite(index: int, group: dict[str, Any]) -> None:
+    """torch refuses negative numbers and NaN, but an infinite one makes every parameter NaN at the first step."""
+    for label, key in {"learning rate": "lr", "epsilon value": "eps", "weight_decay value": "weight_decay"}.items():
+        value = group[key]
+        if isinstance(value, Tensor):  # one on a GPU would have to be waited for
+            finite = value.device.type != "cpu" or bool(torch.isfinite(value).all())
+        else:
+            finite = math.isfinite(value)
+        if not finite:
+            raise ValueError(f"group {index}: Invalid {label}: {value}. Use a finite number")
+
+
+def is_built_by_zero() -> bool:
+    """Whether torch's ZeroRedundancyOptimizer is building an optimizer for one rank's share of the parameters.
+
+    Told by the calling frames: ZeRO passes ordinary groups, some with fewer parameters, and leaves no mark in them or
+    in the optimizer it builds, so there is nothing else to tell it by.
+    """
+    zero = "torch.distributed.optim.zero_redundancy_optimizer"
+    frame = sys._getframe() if zero in sys.modules else None
+    while frame is not None:
+        if frame.f_globals.get("__name__") == zero:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def refuse_norm_under_zero(option: str, value: object) -> None:
+    """Under ZeRO each rank sees the gradients of its own parameters only, so no rank could take the global norm."""
+    raise ValueError(
+        f"Invalid {option} value: {value!r} under ZeroRedundancyOptimizer, where each rank would take the norm of its "
+        "own share of the gradients. Call torch.nn.utils.clip_grad_norm_(model.parameters(), ...) before each step; "
+        "it has error_if_nonfinite too"
+    )
 
 
 def check_agreement(groups: list[dict[str, Any]], defaults: dict[str, Any], first: int = 0) -> None:
@@ -154,6 +194,17 @@ def check_gradients(group: dict[str, Any]) -> None:
             raise RuntimeError(
                 f"CoupledAdamW does not support sparse gradients: tensor {named_params(group)[i][0]!r} has one. "
                 "Build its nn.Embedding with sparse=False"
+            )
+
+
+def check_state_shapes(group: dict[str, Any], state: dict[Tensor, Any]) -> None:
+    """The data of a parameter can be replaced in place, by data with more rows than its state has."""
+    for i, param in enumerate(group["params"]):
+        exp_avg = state[param].get("exp_avg") if param in state else None
+        if exp_avg is not None and exp_avg.shape != param.shape:
+            raise ValueError(
+                f"coupled group: tensor {named_params(group)[i][0]!r} has shape {tuple(param.shape)}, but its state "
+                f"{tuple(exp_avg.shape)}: it was resized after its first step. Build a new optimizer"
             )
 
 

@@ -2,6 +2,7 @@
 
 The norm is taken over all groups, coupled and standard, sharded or not. The coupled tables' share comes from the
 column sums of squares that the second moment needs anyway, so their gradients are not read twice and not written.
+Squares of finite float32 gradients overflow float32, so squared norms are float64 where the device has it.
 """
 
 from collections.abc import Iterable
@@ -10,27 +11,37 @@ import torch
 from torch import Tensor
 
 from coupled_adam.optimizer.sharding import PartialSum
+from coupled_adam.optimizer.table import sum_dtype
 
 
 def square_norm(grads: list[Tensor]) -> Tensor:
-    """Sum of squares of all elements of some gradients on one device, in float32 or wider.
+    """Sum of squares of all elements of some gradients on one device, in float64 where the device has it.
 
     Example:
         >>> square_norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
-        tensor(25.)
+        tensor(25., dtype=torch.float64)
     """
     grads = [torch.view_as_real(grad) if grad.is_complex() else grad for grad in grads]
     wide = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
     # A norm taken in float16 would overflow.
-    return torch.stack(torch._foreach_norm(grads, 2, dtype=wide)).square().sum()
+    norms = torch.stack(torch._foreach_norm(grads, 2, dtype=wide))
+    # A float32 norm of one tensor can still overflow; then it is taken again. Elsewhere than on the CPU that would wait
+    # for the device: there such a norm is infinite, as that of clip_grad_norm_ is.
+    on_host = norms.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_host and wide != torch.float64 and not norms.isfinite().all():
+        norms = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64))
+    norm: Tensor = torch.linalg.vector_norm(norms, dtype=sum_dtype(norms.device))
+    return norm.square()
 
 
 def total_square(sums: Iterable[PartialSum]) -> Tensor:
     """Add up the squared norms of all signatures, on the device of the first."""
     first, *others = (partial_sum.values for partial_sum in sums)
+    dtype = sum_dtype(first.device)
+    total = first.to(dtype)
     for other in others:
-        first = first + other.to(first.device)
-    return first
+        total = total + other.to(first.device, dtype)
+    return total
 
 
 def clip_factor(total: Tensor, grad_scale: Tensor | None, max_norm: float) -> tuple[Tensor, Tensor]:
@@ -42,7 +53,7 @@ def clip_factor(total: Tensor, grad_scale: Tensor | None, max_norm: float) -> tu
         max_norm: the norm to clip to.
 
     Returns:
-        norm and grad_factor, scalar tensors on the device of `total`.
+        norm and grad_factor, scalar tensors on the device of `total` and of its dtype.
 
     Example:
         >>> clip_factor(torch.tensor(100.0), None, 1.0)

@@ -7,6 +7,7 @@ second moment needs H numbers of state, not V x H, and gives the updates of Algo
 Legend: V vocabulary rows, H hidden size, t optimizer step.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -19,7 +20,10 @@ from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_diff
 from coupled_adam.optimizer import checks, state_dicts
 from coupled_adam.optimizer.groups import ParamGroups, param_groups
 from coupled_adam.optimizer.sharding import second_moment_like
-from coupled_adam.optimizer.step import GroupTensors, coupled_adamw_step
+from coupled_adam.optimizer.step import GroupTensors, coupled_adamw_step, idle_tables
+
+# What a copy or a pickle keeps beside torch's own `defaults`, `state` and `param_groups`.
+COPIED_ATTRIBUTES = ("grad_norm", "_is_in_zero", "_has_warned_of_idle_tables")
 
 
 class CoupledAdamW(AdamW):
@@ -71,6 +75,9 @@ class CoupledAdamW(AdamW):
     """Norm of all unscaled gradients before clipping, on their device; None before a step with clipping or with
     `error_if_nonfinite` was taken."""
 
+    _is_in_zero = False
+    _has_warned_of_idle_tables = False
+
     def __init__(
         self,
         params: nn.Module | ParamsT,
@@ -93,6 +100,9 @@ class CoupledAdamW(AdamW):
         checks.check_scale_exponent(scale_exponent)
         checks.check_max_grad_norm(max_grad_norm)
         checks.check_amsgrad(amsgrad)
+        self._is_in_zero = checks.is_built_by_zero()
+        self._check_norm_is_known("max_grad_norm", max_grad_norm)
+        self._check_norm_is_known("error_if_nonfinite", error_if_nonfinite)
         # Optimizer.__init__ copies the defaults into each group, but builds them itself: add_param_group adds ours.
         self._own_defaults = {
             "coupled": False,
@@ -133,6 +143,10 @@ class CoupledAdamW(AdamW):
             self.param_groups.pop()
             raise
 
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return state | {name: self.__dict__[name] for name in COPIED_ATTRIBUTES if name in self.__dict__}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         for group in self.param_groups:
@@ -150,6 +164,7 @@ class CoupledAdamW(AdamW):
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | None) -> None:
         checks.check_max_grad_norm(value)
+        self._check_norm_is_known("max_grad_norm", value)
         self._set_everywhere("max_grad_norm", None if value is None else float(value))
 
     @property
@@ -160,7 +175,12 @@ class CoupledAdamW(AdamW):
 
     @error_if_nonfinite.setter
     def error_if_nonfinite(self, value: bool) -> None:
+        self._check_norm_is_known("error_if_nonfinite", value)
         self._set_everywhere("error_if_nonfinite", bool(value))
+
+    def _check_norm_is_known(self, option: str, value: float | bool | None) -> None:
+        if self._is_in_zero and value not in (None, False):
+            checks.refuse_norm_under_zero(option, value)
 
     def _set_everywhere(self, option: str, value: float | bool | None) -> None:
         for options in (self.defaults, *self.param_groups):
@@ -222,6 +242,7 @@ class CoupledAdamW(AdamW):
                         "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),  # (V, H)
                         "exp_avg_sq": second_moment_like(p),  # (1, H) float32
                     }
+            checks.check_state_shapes(group, self.state)
         has_complex = super()._init_group(  # type: ignore[no-untyped-call]
             group, params_with_grad, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
         )
@@ -253,6 +274,8 @@ class CoupledAdamW(AdamW):
             steps: list[Tensor] = []
             has_complex = self._init_group(group, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps)
             collected.append(GroupTensors(group, params, grads, exp_avgs, exp_avg_sqs, steps, has_complex))
+        if not self._has_warned_of_idle_tables and (names := idle_tables(collected)):
+            self._warn_of_idle_tables(names)
         norm = coupled_adamw_step(
             collected,
             max_grad_norm=self.max_grad_norm,
@@ -267,6 +290,18 @@ class CoupledAdamW(AdamW):
     @_disable_dynamo  # Dynamo of torch 2.11 cannot set attributes of an optimizer
     def _remember_grad_norm(self, norm: Tensor) -> None:
         self.grad_norm = norm
+
+    @_disable_dynamo
+    def _warn_of_idle_tables(self, names: list[str]) -> None:
+        self._has_warned_of_idle_tables = True
+        tables = ", ".join(map(repr, names))
+        warnings.warn(
+            f"CoupledAdamW: no coupled table ({tables}) has a gradient, but other parameters have. If the model was "
+            "changed after the optimizer was built (tie_weights, resize_token_embeddings, to_empty, fully_shard), the "
+            "optimizer holds the old tables and the new ones are not coupled: build the optimizer after the change. "
+            "If the tables are left out of this step on purpose, ignore this warning; it is shown once",
+            stacklevel=7,  # the caller of step, past torch's hooks
+        )
 
     def _check_graph_capture(self) -> None:
         # Renamed in torch 2.12 or so; the old name warns where the new one exists.

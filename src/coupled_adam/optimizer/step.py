@@ -46,6 +46,19 @@ class GroupTensors:
         self.grads = [local_gradient(grad, param) for grad, param in zip(self.grads, self.params, strict=True)]
 
 
+def idle_tables(groups: list[GroupTensors]) -> list[str]:
+    """Names of all coupled tables, if none has a gradient while other parameters have; else nothing.
+
+    Tables of which all are frozen rest on purpose. A single table without a gradient among several is no sign of a
+    mistake: a batch need not use all of them.
+    """
+    coupled = [tensors for tensors in groups if tensors.group["coupled"]]
+    if any(tensors.params for tensors in coupled) or not any(tensors.params for tensors in groups):
+        return []
+    tables = [named for tensors in coupled for named in named_params(tensors.group)]
+    return [name for name, _ in tables] if any(param.requires_grad for _, param in tables) else []
+
+
 def coupled_adamw_step(
     groups: list[GroupTensors],
     *,
@@ -83,9 +96,10 @@ def coupled_adamw_step(
     if norm_sums:
         reduction.wait()
         limit = float("inf") if max_grad_norm is None else float(max_grad_norm)
-        norm, clipping_factor = _clip_factor(clipping.total_square(norm_sums), grad_scale, limit)
+        total_square = clipping.total_square(norm_sums)
+        norm, clipping_factor = _clip_factor(total_square, grad_scale, limit, coupled + standard)
         if error_if_nonfinite:
-            _raise_if_nonfinite(norm, found_inf, groups)
+            _raise_if_nonfinite(total_square, found_inf, groups)
         if max_grad_norm is not None:
             grad_factor = clipping_factor
             if standard:
@@ -144,17 +158,24 @@ def _norm_sums(
     return sums
 
 
-def _clip_factor(total: Tensor, grad_scale: Tensor | None, max_norm: float) -> tuple[Tensor, Tensor]:
-    kernels = kernels_for(total)
+def _clip_factor(
+    total: Tensor, grad_scale: Tensor | None, max_norm: float, groups: list[GroupTensors]
+) -> tuple[Tensor, Tensor]:
+    """Norm and factor as in `clipping.clip_factor`, float32 unless a gradient is float64, as clip_grad_norm_'s are."""
+    grads = [grad for tensors in groups for grad in tensors.grads]
+    widest = next((grad for grad in grads if grad.dtype == torch.float64), grads[0])
+    kernels = kernels_for(widest)
     grad_scale = None if grad_scale is None else grad_scale.to(total.device)
-    if kernels is blockwise:
-        return clipping.clip_factor(total, grad_scale, max_norm)
-    norm, grad_factor = kernels.clip_factor(total, grad_scale, max_norm)
-    return norm, grad_factor
+    if kernels is not blockwise:
+        norm, grad_factor = kernels.clip_factor(total, grad_scale, max_norm)
+        return norm, grad_factor
+    dtype = torch.float64 if widest.dtype == torch.float64 else torch.float32
+    norm, grad_factor = clipping.clip_factor(total, grad_scale, max_norm)
+    return norm.to(dtype), grad_factor.to(dtype)
 
 
-def _raise_if_nonfinite(norm: Tensor, found_inf: Tensor | None, groups: list[GroupTensors]) -> None:
-    if torch.isfinite(norm) or (found_inf is not None and found_inf.item() != 0):
+def _raise_if_nonfinite(total_square: Tensor, found_inf: Tensor | None, groups: list[GroupTensors]) -> None:
+    if torch.isfinite(total_square) or (found_inf is not None and found_inf.item() != 0):
         return  # finite, or GradScaler knows and skips the step
     names = [
         name
@@ -164,7 +185,7 @@ def _raise_if_nonfinite(norm: Tensor, found_inf: Tensor | None, groups: list[Gro
     ]
     where = ", ".join(repr(name) for name in names) or "a gradient on another rank, or in the sum of finite ones"
     raise RuntimeError(
-        f"gradient norm is {norm.item()}: non-finite values in {where}. Nothing was updated; "
+        f"gradient norm is {total_square.sqrt().item()}: non-finite values in {where}. Nothing was updated; "
         "skip this batch, lower the learning rate, or set error_if_nonfinite=False"
     )
 

@@ -3,7 +3,8 @@
 One kernel reads g for the column sums of squares; one reads g, m, e and writes m, e. Between them a third, of H
 numbers only, advances the second moment. All sums are taken in a fixed order, without float atomics, so a step is
 deterministic. Nothing here waits for the device: the loss scale, a skipped step and the clipping factor are read
-by the kernels themselves. `blockwise` has the same functions in torch operations.
+by the kernels themselves. Only numbers per column are float64, never one per element: consumer GPUs are slow at it.
+`blockwise` has the same functions in torch operations.
 
 Legend: V vocabulary rows, H hidden size, t optimizer step. A program works on tiles of BLOCK_V x BLOCK_H.
 """
@@ -28,6 +29,10 @@ SUM_BLOCK_V, SUM_PROGRAMS = 16, 1056
 ADVANCE_BLOCK_P, ADVANCE_BLOCK_H = 64, 16
 UPDATE_BLOCK_V = 2
 
+# A gradient times 2^-100 has a square, and a sum of squares over any table, that float32 can hold.
+SHRINK = tl.constexpr(2.0**-100)
+UNSHRINK_SQUARE = tl.constexpr(2.0**200)
+
 
 @triton.jit
 def _column_square_sums_kernel(
@@ -40,7 +45,10 @@ def _column_square_sums_kernel(
     BLOCK_V: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Program (i, j) adds up every P-th tile of its columns, so that all programs move through g together."""
+    """Program (i, j) adds up every P-th tile of its columns, so that all programs move through g together.
+
+    In float32; columns whose sum overflows it are read a second time, shrunk by a power of two.
+    """
     columns = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     in_table = columns < H
     column_offsets = columns.to(tl.int64) * stride_grad_h
@@ -51,7 +59,22 @@ def _column_square_sums_kernel(
         mask = (rows < V)[:, None] & in_table[None, :]
         g = tl.load(grad_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         sums += g * g
-    tl.store(partial_ptr + tl.program_id(0) * H + columns, tl.sum(sums, axis=0), mask=in_table)
+    column_sums = tl.sum(sums, axis=0)
+    partial_offsets = partial_ptr + tl.program_id(0) * H + columns
+    tl.store(partial_offsets, column_sums.to(tl.float64), mask=in_table)
+    # Also true of an infinity or a NaN in g, which stays what it is. The second loop keeps no sums of the first in
+    # registers: with more than 64 of them fewer programs would fit on a multiprocessor than SUM_PROGRAMS counts on.
+    overflowed = (column_sums < float("inf")) == 0
+    if tl.max(overflowed.to(tl.int32), axis=0) > 0:
+        sums = tl.zeros((BLOCK_V, BLOCK_H), dtype=tl.float32)
+        for first in range(tl.program_id(0) * BLOCK_V, V, tl.num_programs(0) * BLOCK_V):
+            rows = first + tl.arange(0, BLOCK_V)
+            offsets = rows.to(tl.int64)[:, None] * stride_grad_v + column_offsets[None, :]
+            mask = (rows < V)[:, None] & in_table[None, :]
+            g = tl.load(grad_ptr + offsets, mask=mask, other=0.0).to(tl.float32) * SHRINK
+            sums += g * g
+        wide_sums = tl.sum(sums, axis=0).to(tl.float64) * UNSHRINK_SQUARE
+        tl.store(partial_offsets, wide_sums, mask=in_table & overflowed)
 
 
 @triton.jit
@@ -70,7 +93,7 @@ def _advance_second_moment_kernel(
     bias_correction2,
     beta2,
     one_minus_beta2,
-    inverse_rows,
+    rows,
     second_moment_scale,
     eps,
     P,
@@ -81,16 +104,17 @@ def _advance_second_moment_kernel(
     if found_inf_ptr is not None:  # noqa: SIM102  (decided when compiling, the inner one when running)
         if tl.load(found_inf_ptr) != 0.0:
             return
+    # All in float64 up to the state: the squares of gradients that AdamW survives do not fit into float32.
     columns = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     mask = columns < H
-    sums = tl.zeros((BLOCK_P, BLOCK_H), dtype=tl.float32)
+    sums = tl.zeros((BLOCK_P, BLOCK_H), dtype=tl.float64)
     for first in range(0, P, BLOCK_P):
         partials = first + tl.arange(0, BLOCK_P)
         offsets = partials[:, None] * H + columns[None, :]
         sums += tl.load(partial_ptr + offsets, mask=(partials < P)[:, None] & mask[None, :], other=0.0)
-    mean_square = tl.sum(sums, axis=0) * inverse_rows
+    mean_square = tl.sum(sums, axis=0) / rows
     if grad_factor_ptr is not None:
-        grad_factor = tl.load(grad_factor_ptr)
+        grad_factor = tl.load(grad_factor_ptr).to(tl.float64)
         mean_square *= grad_factor * grad_factor
     if step_ptr is not None:
         # In float64: 1 - beta^t in float32 loses four digits at t = 1.
@@ -99,10 +123,11 @@ def _advance_second_moment_kernel(
         bias_correction2 = (1.0 - tl.exp(t * log_beta2)).to(tl.float32)
     if lr_ptr is not None:
         lr = tl.load(lr_ptr).to(tl.float32)
-    v = beta2 * tl.load(exp_avg_sq_ptr + columns, mask=mask, other=0.0) + one_minus_beta2 * mean_square
+    v = tl.load(exp_avg_sq_ptr + columns, mask=mask, other=0.0).to(tl.float64)
+    v = (beta2 * v + one_minus_beta2 * mean_square).to(tl.float32)
     tl.store(exp_avg_sq_ptr + columns, v, mask=mask)
-    denominator = tl.sqrt_rn(v * (second_moment_scale / bias_correction2)) + eps
-    tl.store(coefficient_ptr + columns, (-lr / bias_correction1) / denominator, mask=mask)
+    denominator = tl.sqrt(v.to(tl.float64) * (second_moment_scale / bias_correction2)) + eps
+    tl.store(coefficient_ptr + columns, ((-lr / bias_correction1) / denominator).to(tl.float32), mask=mask)
 
 
 @triton.jit
@@ -165,12 +190,12 @@ def _clip_factor_kernel(total_square_ptr, grad_scale_ptr, norm_ptr, grad_factor_
     inverse_scale = 1.0
     if grad_scale_ptr is not None:
         inverse_scale = 1.0 / tl.load(grad_scale_ptr)
-    norm = tl.sqrt_rn(tl.load(total_square_ptr)) * inverse_scale
+    norm = tl.sqrt(tl.load(total_square_ptr).to(tl.float64)) * inverse_scale
     factor = max_norm / (norm + 1e-6)
     # Written so that a NaN norm gives a NaN factor, as torch.clamp does.
     factor = tl.where(factor > 1.0, 1.0, factor)
-    tl.store(norm_ptr, norm)
-    tl.store(grad_factor_ptr, factor * inverse_scale)
+    tl.store(norm_ptr, norm.to(tl.float32))
+    tl.store(grad_factor_ptr, (factor * inverse_scale).to(tl.float32))
 
 
 class Launcher:
@@ -209,11 +234,11 @@ CLIP = Launcher(_clip_factor_kernel, num_warps=1)
 
 
 def column_square_sums(grad: Tensor) -> Tensor:
-    """Partial sums of g_i^2 over the rows i, (P, H) float32; see `blockwise.column_square_sums`."""
+    """Partial sums of g_i^2 over the rows i, (P, H) float64; see `blockwise.column_square_sums`."""
     V, H = grad.shape
     column_blocks = max(_ceil_div(H, BLOCK_H), 1)
     programs = max(min(_ceil_div(V, SUM_BLOCK_V), SUM_PROGRAMS // column_blocks), 1)
-    partial = torch.empty(programs, H, dtype=torch.float32, device=grad.device)
+    partial = torch.empty(programs, H, dtype=torch.float64, device=grad.device)
     stride_v, stride_h = grad.stride()
     kind = (grad.device, grad.dtype, grad.data_ptr() % 16, V, H, stride_v, stride_h, SUM_BLOCK_V, BLOCK_H)
     with _on_device_of(grad):
@@ -234,7 +259,9 @@ def advance_second_moment(
     lr, lr_value = (hyper.lr, 0.0) if isinstance(hyper.lr, Tensor) else (None, hyper.lr)
     P, H = square_sums.shape
     coefficient = torch.empty(H, dtype=torch.float32, device=exp_avg_sq.device)
-    kind = (exp_avg_sq.device, exp_avg_sq.data_ptr() % 16, P, H, grad_factor is None, found_inf is None, step is None)
+    alignment = (square_sums.data_ptr() % 16, exp_avg_sq.data_ptr() % 16)
+    missing = (grad_factor is None, found_inf is None, step is None)
+    kind = (exp_avg_sq.device, square_sums.dtype, alignment, P, H, table.rows, missing)
     with _on_device_of(exp_avg_sq):
         ADVANCE.launch(
             (max(_ceil_div(H, ADVANCE_BLOCK_H), 1), 1, 1),
@@ -253,7 +280,7 @@ def advance_second_moment(
             1 - hyper.beta2**t,
             hyper.beta2,
             1 - hyper.beta2,
-            1 / table.rows,
+            table.rows,
             hyper.second_moment_scale,
             hyper.eps,
             P,
@@ -305,7 +332,7 @@ def clip_factor(total_square: Tensor, grad_scale: Tensor | None, max_norm: float
     """Norm of the unscaled gradients, and what the gradients as they are must be multiplied with."""
     norm = torch.empty((), dtype=torch.float32, device=total_square.device)
     grad_factor = torch.empty_like(norm)
-    kind = (total_square.device, grad_scale is None)
+    kind = (total_square.device, total_square.dtype, grad_scale is None)
     with _on_device_of(total_square):
         CLIP.launch((1, 1, 1), kind, total_square, grad_scale, norm, grad_factor, max_norm)
     return norm, grad_factor

@@ -11,9 +11,11 @@ from scenarios import (
     collectives,
     conversion,
     data_parallel,
+    late_changes,
     placements,
     standard_groups,
     tensor_parallel,
+    zero_redundancy,
 )
 
 LAUNCHES = (2, 4, 1)  # numbers of ranks, in this order: later ones load what earlier ones have saved
@@ -26,6 +28,8 @@ MODULES = (
     standard_groups,
     checkpoints,
     conversion,
+    zero_redundancy,
+    late_changes,
 )
 
 
