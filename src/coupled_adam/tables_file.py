@@ -17,7 +17,7 @@ from typing import TypedDict
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coupled_adam.atomic import replacing
+from coupled_adam.base.files import replacing
 
 FILE_NAME = "tables.safetensors"
 HEADER_KEYS = ("input", "output", "tied", "vocabulary_size")

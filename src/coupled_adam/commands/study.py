@@ -256,7 +256,7 @@ def _unmade_if_refused(folder: Path) -> Iterator[None]:
 
 def _require_writable(path: Path) -> None:
     """Now, and not after the training."""
-    from coupled_adam.atomic import require_writable
+    from coupled_adam.base.files import require_writable
 
     try:
         require_writable(path)

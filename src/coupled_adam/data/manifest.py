@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError, field_validator
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import write_whole
 
 FILE_NAME = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy.typing as npt
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import write_whole
 from coupled_adam.data.corpus import UNFINISHED
 from coupled_adam.data.manifest import SPLITS, Shard, Split
 

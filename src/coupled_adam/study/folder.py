@@ -5,17 +5,15 @@ runs/<cell>/seed-<k>/           a run folder of training, and beside its files:
     evaluation.json             the result; there when the run is finished
     error.txt                   why the run failed; there until it is tried again
     output.txt                  what the run printed
-    claim                       held while a process works on the run; the system lets go of it when the process ends
+    claim                       there while a process works on the run, or was killed as it did (see base/locks)
 """
 
-import fcntl
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import remove_leftovers, write_whole
+from coupled_adam.base.locks import is_held
 from coupled_adam.study.expansion import Cell, settings_that_differ
 from coupled_adam.study.metrics import TASK_LIMIT, task_key
 from coupled_adam.study.plan import FILE_NAME, Study, load_study, study_toml
@@ -33,7 +31,6 @@ RUNS_HERE = Path("runs")
 """Where a study goes, under its name, when nothing else is said."""
 TO_BE_MEASURED = "to be measured"
 TAIL_BYTES = 2**14
-SECONDS_OF_WRITING = 60.0  # no file takes that long
 
 
 class StudyFolder:
@@ -75,15 +72,8 @@ class StudyFolder:
         """
         self.require_fit(study, cells)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
+        remove_leftovers(self.path)
         write_whole(self.path / FILE_NAME, study_toml(self._with_own_bases(study)))
-
-    def _remove_leftovers(self) -> None:
-        """Half-written files of a process that was killed; young ones may be those of another process at work."""
-        for path in self.path.glob(".*.tmp"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > SECONDS_OF_WRITING:
-                    path.unlink()
 
     def _changes(self, cell: Cell) -> Iterator[str]:
         config = self.run(cell) / CONFIG
@@ -165,38 +155,9 @@ def expected_measures(evaluation: EvaluationSection) -> set[str]:
     return {"iso", "r_cos"} if evaluation.wordsim else {"iso"}
 
 
-@contextmanager
-def claimed(run_folder: Path, patience: float) -> Iterator[bool]:
-    """Keep other processes from working on this run; gives False when another one does and goes on doing so.
-
-    Args:
-        run_folder: exists.
-        patience: seconds to wait for the other one. A process whose study was killed takes a moment to save and end.
-    """
-    until = time.monotonic() + patience
-    with (run_folder / CLAIM).open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    yield False
-                    return
-                time.sleep(0.1)
-        yield True
-
-
 def is_claimed(run_folder: Path) -> bool:
     """Whether a process works on this run now."""
-    try:
-        with (run_folder / CLAIM).open("rb") as file:  # whoever only looks may have no right to write
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return is_held(run_folder / CLAIM)
 
 
 def newest_step(run_folder: Path) -> int:

@@ -6,7 +6,7 @@ folders -> results -> figures/*.svg *.pdf, tables/*.csv *.md *.tex, report.html
 from collections.abc import Sequence
 from pathlib import Path
 
-from coupled_adam.atomic import require_writable, write_whole
+from coupled_adam.base.files import require_writable, write_whole
 from coupled_adam.embeddings.optional import require
 from coupled_adam.study.report_plan import StudyPlan, all_planned, read_plans
 from coupled_adam.study.results import Result, merge_results

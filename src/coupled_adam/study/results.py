@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import write_whole
 from coupled_adam.study.metrics import METRICS, TASK_LIMIT, TASKS, other_tasks
 
 FILE_NAME = "results.jsonl"

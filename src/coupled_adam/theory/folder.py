@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coupled_adam.atomic import replacing, write_whole
+from coupled_adam.base.files import replacing, write_whole
 from coupled_adam.theory.record import (
     CheckpointTheory,
     RunTheory,

@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import write_whole
 from coupled_adam.inspection.plates import Plate, write_plates
 from coupled_adam.theory.album import CAPTIONS, draw_plates
 from coupled_adam.theory.folder import TheoryFolder

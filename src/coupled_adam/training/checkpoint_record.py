@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import write_whole
 
 STATE_FILE = "state.json"
 FORMAT = 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from coupled_adam.atomic import replacing
+from coupled_adam.base.files import replacing
 
 FILE_NAME = "metrics.jsonl"
 

@@ -23,7 +23,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from coupled_adam.atomic import replacing
+from coupled_adam.base.files import replacing
 
 REQUESTS = "coupled-adam requests 1"
 SCORES = "coupled-adam scores 1"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import write_whole
 from coupled_adam.evaluation.downstream.tasks import MEAN, METRIC, PAPER_TASKS, mean_accuracy
 from coupled_adam.evaluation.held_out_loss import SplitLoss
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coupled_adam import atomic
+from coupled_adam.base import files as atomic
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
