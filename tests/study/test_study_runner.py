@@ -34,6 +34,7 @@ from study_runs import (
     write_study,
 )
 
+from coupled_adam.base.locks import locked
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.config import build_model
 from coupled_adam.models.initial import initialise
@@ -42,7 +43,7 @@ from coupled_adam.study import launchers, measurement, runner
 from coupled_adam.study.cell import Task, read_error, run_cell
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import cells_of
-from coupled_adam.study.folder import StudyFolder, claimed, is_claimed, last_row
+from coupled_adam.study.folder import CLAIM, StudyFolder, is_claimed, last_row
 from coupled_adam.study.plan import EvaluationSection, load_study
 from coupled_adam.study.progress import Running
 from coupled_adam.study.results import from_json, merge_results, read_results, to_json, write_evaluation
@@ -407,8 +408,7 @@ def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path, monke
     task = Task(tmp_path / "out", study.name, cells[0], study.evaluation)
     task.folder.mkdir(parents=True)
     assert not is_claimed(task.folder)
-    with claimed(task.folder, 0.0) as is_ours:
-        assert is_ours
+    with locked(task.folder / CLAIM):
         assert is_claimed(task.folder)
         assert run_cell(task)[0] == "busy"
     assert not (task.folder / "metrics.jsonl").exists()

@@ -68,8 +68,8 @@ def write_whole(path: Path, text: str) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files that killed processes left in a folder.
 
-    Only names that `replacing` gives, and only where nobody can still be writing: the process was on this machine and is
-    gone, or the file is older than any writing takes.
+    Only names that `replacing` gives, and only where nobody can still be writing: the process was on this machine and
+    is gone, or the file is older than any writing takes.
     """
     for path in folder.glob(".*.tmp"):
         match = re.fullmatch(r"\..+\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<pid>[0-9]+)\.tmp", path.name)
@@ -194,7 +194,7 @@ def _decoded(content: bytes, source: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{source}: byte {error.start} is not UTF-8 text") from None
+        raise ValueError(f"{source}: not a text file: byte {error.start} is not UTF-8") from None
 
 
 def _sane(value: Any, source: str) -> Any:

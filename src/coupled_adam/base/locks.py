@@ -175,7 +175,7 @@ def _acquire_marker(path: Path) -> Callable[[], None]:
 
 
 def _take_over(marker: Path) -> None:
-    """Make a file of a process that is gone ours. One process at a time: else the second would take it from the first."""
+    """Make a file of a process that is gone ours; one process at a time, or the second would take it from the first."""
     turn = marker.with_name(f"{marker.name}{TURN}")
     try:
         _make(turn)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.files import parse_json
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.data.tokenizing import SEPARATORS
 from coupled_adam.embeddings.optional import require
@@ -65,7 +66,7 @@ def open_for_export(spec: str | Path, separator: int | None = None) -> Tokenizer
 def parse_tokenizer(content: bytes, origin: str, separator: int | None) -> TokenizerFile:
     """Look up in a tokenizer.json what the other files say about it."""
     try:
-        parsed = json.loads(content)
+        parsed = parse_json(content, origin)
         vocabulary = parsed["model"]["vocab"]
         # Unigram models list their tokens with scores, the others map them to numbers.
         tokens = {token: number for number, (token, _) in enumerate(vocabulary)} if isinstance(vocabulary, list) else {}

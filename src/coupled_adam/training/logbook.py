@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from coupled_adam.base.files import replacing
+from coupled_adam.base.files import parse_json, replacing
 
 FILE_NAME = "metrics.jsonl"
 
@@ -208,8 +208,8 @@ def keep_until(path: Path, last_step: int, say: Callable[[str], None]) -> None:
 def parse_row(line: bytes) -> dict[str, Any] | None:
     """A line as a row, or None where it is none: a JSON object that is cut anywhere no longer parses."""
     try:
-        row = json.loads(line)
+        row = parse_json(line, FILE_NAME)
     except ValueError:
         return None
-    is_row = isinstance(row, dict) and isinstance(row.get("kind"), str) and isinstance(row.get("step"), int)
-    return row if is_row else None
+    is_row = isinstance(row, dict) and isinstance(row.get("kind"), str) and type(row.get("step")) is int
+    return row if is_row and row["step"] >= 0 else None
