@@ -27,8 +27,8 @@ def open_gguf(path: Path) -> Stored:
     """Open a GGUF file; its vocabulary serves as tokenizer."""
     try:
         tensors = {tensor.name: tensor for tensor in StrictReader(path).tensors}
-    except (ValueError, KeyError, IndexError, OverflowError) as error:
-        raise ValueError(f"{path}: not a whole GGUF file ({error}); copy or download it again") from None
+    except Exception as error:  # whatever the reader stumbles over in bytes that are no model; RecursionError too
+        raise _not_whole(path, error) from None
 
     def shape(name: str) -> Shape:
         return tuple(int(size) for size in reversed(tensors[name].shape))  # GGUF writes the fastest dimension first
@@ -36,9 +36,22 @@ def open_gguf(path: Path) -> Stored:
     def read(name: str) -> NDArray[Any]:
         tensor = tensors[name]
         try:
-            return dequantize(tensor.data, tensor.tensor_type)
+            numbers = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
             kind = tensor.tensor_type.name
             raise ValueError(f"{path}: tensor {name!r} has type {kind}, which gguf cannot turn into numbers") from None
+        except Exception as error:
+            raise _not_whole(path, error) from None
+        if numbers.shape != shape(name):  # a product of sizes that is too large for 64 bits is taken for a small one
+            raise ValueError(
+                f"{path}: tensor {name!r} should have shape {shape(name)}, but has {numbers.shape}; copy or download "
+                "the file again"
+            )
+        return numbers
 
     return Stored(names=list(tensors), shape=shape, read=read, tokenizer=lambda: str(path))
+
+
+def _not_whole(path: Path, error: Exception) -> ValueError:
+    reason = str(error).split("\n")[0] or type(error).__name__
+    return ValueError(f"{path}: not a whole GGUF file ({reason}); copy or download it again")
