@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -78,6 +79,7 @@ def test_a_lock_that_another_process_holds_is_refused_naming_it(tmp_path: Path, 
     with pytest.raises(LockHeld) as caught, locked(tmp_path / "lock"):
         pytest.fail("two processes hold the lock")
     assert caught.value.by == f"process {other.pid}"
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # ranks send it to each other
     assert is_held(tmp_path / "lock")
 
 

@@ -93,6 +93,31 @@ def test_a_finished_run_is_never_done_again(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_run_that_finishes_after_a_failure_has_no_error_file(tmp_path: Path) -> None:
+    study, out = write_study(tmp_path, named("a", "fails")), tmp_path / "out"
+    run_here(study, out)
+    assert len(list(out.glob("runs/*/*/error.txt"))) == 2
+    run_here(study, out)
+    assert list(out.glob("runs/*/*/error.txt")) == []
+    # Of a process that died after its result was written.
+    (out / "runs" / "small-1.536k-a" / "seed-1" / "error.txt").write_text("its process was ended by SIGKILL\n")
+    run_here(study, out)
+    assert list(out.glob("runs/*/*/error.txt")) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_measured_for_an_earlier_question_keeps_the_error_of_the_new_one(tmp_path: Path) -> None:
+    study, out = write_study(tmp_path, named("a")), tmp_path / "out"
+    run_here(study, out)
+    study.write_text(study.read_text() + '[evaluation]\nwordsim = "words"\n')
+    error = out / "runs" / "small-1.536k-a" / "seed-1" / "error.txt"
+    error.write_text("no words\n")
+    loaded, cells = plan(study)
+    StudyFolder(out).forget_errors(cells, loaded.evaluation)
+    assert error.exists()
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_lost_results_file_is_written_again(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a"))
     run_here(study, tmp_path / "out")

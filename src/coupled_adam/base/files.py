@@ -29,6 +29,7 @@ LARGEST_TOML = 2**20
 DEEPEST = 100
 """Levels of nesting in JSON and TOML; nobody writes ten by hand."""
 LARGEST_NUMBER = int(sys.float_info.max)
+_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
 SECONDS_OF_WRITING = 60.0
 """No file takes that long to be written."""
 
@@ -180,6 +181,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """The tables that TOML stands for; raises as `parse_json` does."""
+    if _LONG_KEY.search(text):  # tomllib takes minutes for it
+        raise _too_deep(source)
     try:
         value = tomllib.loads(text)
     except RecursionError:

@@ -39,9 +39,13 @@ class LockHeld(ValueError):
     """
 
     def __init__(self, path: Path, by: str, remedy: str) -> None:
-        super().__init__(f"{path}: held by {by}; {remedy}")
+        super().__init__(path, by, remedy)  # as they are, so that it can be sent to another process
+        self.path = path
         self.by = by
         self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.path}: held by {self.by}; {self.remedy}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from rich.console import Console
 
-from coupled_adam.base.files import read_json, read_text, write_whole
+from coupled_adam.base.files import read_json, read_text, remove_leftovers, write_whole
 from coupled_adam.base.locks import LockHeld, locked
 from coupled_adam.models.config import parameter_count
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
@@ -102,7 +102,8 @@ def run_cell(task: Task) -> tuple[Status, str]:
         except LockHeld as error:
             return "busy", f"{error.by} works on it; {error.remedy}"
         (folder / ERROR).unlink(missing_ok=True)
-        if StudyFolder(task.study_folder).result(task.cell, task.evaluation) is not None:
+        remove_leftovers(folder)
+        if is_finished(task):
             return "finished", ""  # a job that a cluster starts twice
         with (folder / OUTPUT).open("a", encoding="utf-8") as output:
             try:
@@ -122,6 +123,11 @@ def write_error(run_folder: Path, reason: str, details: str = "") -> None:
     """Say in the run folder why the run failed, which may be before it made the folder."""
     run_folder.mkdir(parents=True, exist_ok=True)
     write_whole(run_folder / ERROR, f"{reason}\n" + (f"\n{details}\n" if details else ""))
+
+
+def is_finished(task: Task) -> bool:
+    """Whether the run has its result."""
+    return StudyFolder(task.study_folder).result(task.cell, task.evaluation) is not None
 
 
 def read_error(run_folder: Path) -> str:
@@ -156,12 +162,13 @@ def _train_and_measure(task: Task, output: TextIO) -> tuple[Status, str]:
 
 def is_trained(task: Task) -> bool:
     """Whether the checkpoint of the last step is there, and whole."""
-    from coupled_adam.training.checkpoint_record import read_record
+    from coupled_adam.training.checkpoint_record import step_of
     from coupled_adam.training.checkpoints import newest_good
 
     folder = RunFolder(task.folder).checkpoints
-    newest = newest_good(folder, on_skip=lambda _: None) if folder.is_dir() else None
-    return newest is not None and read_record(newest).step == task.cell.config.total_steps
+    total = task.cell.config.total_steps
+    newest = newest_good(folder, on_skip=lambda _: None, last_step=total) if folder.is_dir() else None
+    return newest is not None and step_of(newest) == total
 
 
 def _train_here(task: Task, output: TextIO) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from coupled_adam.base.files import remove_leftovers, write_whole
+from coupled_adam.base.files import remove_leftovers, require_regular_file, write_whole
 from coupled_adam.base.locks import is_held
 from coupled_adam.study.expansion import Cell, settings_that_differ
 from coupled_adam.study.metrics import TASK_LIMIT, task_key
@@ -20,7 +20,7 @@ from coupled_adam.study.plan import FILE_NAME, Study, load_study, study_toml
 from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
-from coupled_adam.training.checkpoint_record import checkpoints_in
+from coupled_adam.training.checkpoint_record import checkpoints_in, step_of
 from coupled_adam.training.config import load_config, to_toml
 from coupled_adam.training.logbook import parse_row
 from coupled_adam.training.presets import PRESETS
@@ -114,6 +114,12 @@ class StudyFolder:
             return TO_BE_MEASURED
         return "stopped" if (folder / METRICS).is_file() else "waiting"
 
+    def forget_errors(self, cells: Sequence[Cell], evaluation: EvaluationSection) -> None:
+        """Remove the error.txt of finished runs: whatever failed there once is mended."""
+        for cell in cells:
+            if self.result(cell, evaluation) is not None:
+                (self.run(cell) / ERROR).unlink(missing_ok=True)
+
     def gather(self, cells: Sequence[Cell]) -> list[Result]:
         """Write results.jsonl from what the runs of the study have written, in the order of the study."""
         return gather_results(self.path, [self.run(cell) for cell in cells])
@@ -163,7 +169,7 @@ def is_claimed(run_folder: Path) -> bool:
 def newest_step(run_folder: Path) -> int:
     """The step of the newest checkpoint of a run; 0 where there is none."""
     found = checkpoints_in(RunFolder(run_folder).checkpoints)
-    return int(found[-1].name.removeprefix("step-")) if found else 0
+    return step_of(found[-1]) if found else 0
 
 
 def last_row(run_folder: Path, kind: str = "train") -> dict[str, float] | None:
@@ -184,9 +190,10 @@ def tail(path: Path, lines: int = 15) -> str:
 def _last_bytes(path: Path) -> bytes:
     """The end of a file; nothing where there is none."""
     try:
+        require_regular_file(path)
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
             return file.read()
-    except OSError:
+    except (OSError, ValueError):
         return b""

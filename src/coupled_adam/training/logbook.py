@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from coupled_adam.base.files import parse_json, replacing
+from coupled_adam.base.files import parse_json, replacing, require_regular_file
 
 FILE_NAME = "metrics.jsonl"
 
@@ -181,6 +181,7 @@ def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
         kind: "train", "val", "embeddings", "test" or "event".
     """
     rows = []
+    require_regular_file(path)
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         row = parse_row(line)
@@ -195,6 +196,7 @@ def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 def keep_until(path: Path, last_step: int, say: Callable[[str], None]) -> None:
     """Take away the rows after `last_step` and what is not a row, in one go."""
+    require_regular_file(path)
     lines = path.read_bytes().splitlines()
     with replacing(path) as temporary, temporary.open("wb") as file:
         for number, line in enumerate(lines, 1):

@@ -9,6 +9,7 @@ lock             there while a process trains here, or was killed as it did (see
 """
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -102,6 +103,11 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
         return state if isinstance(state, dict) else {}
+
+    def seconds_so_far(self) -> float:
+        """The time that the run has taken, over all its starts; 0 where run.json does not say."""
+        seconds = self.read_state().get("seconds")
+        return float(seconds) if isinstance(seconds, (int, float)) and math.isfinite(seconds) else 0.0
 
 
 def _is_ours(entry: Path) -> bool:
