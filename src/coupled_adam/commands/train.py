@@ -59,8 +59,8 @@ def train(
     `coupled-adam train tiny --set optimizer.embeddings=adamw`, and
     `coupled-adam inspect runs/tiny-adamw-seed1 runs/tiny-coupled-seed1`.
 
-    A run that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP, a closed terminal), one that is
-    no longer finite with 1.
+    A run that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed), one
+    that is no longer finite with 1.
 
     A config of your own: `coupled-adam train gpt2-125m --show > mine.toml`, edit it, `coupled-adam train mine.toml`.
 

@@ -132,14 +132,18 @@ def open_tiktoken(name: str) -> EncodingTokens:
 
 def open_gguf(path: Path) -> VocabularyTokens:
     """The vocabulary of a GGUF file."""
-    gguf = require("gguf", "gguf", f"to read {path}")
+    require("gguf", "gguf", f"to read {path}")
+    from coupled_adam.embeddings.gguf_reader import not_whole, open_reader
+
     try:
-        field = gguf.GGUFReader(str(path)).get_field("tokenizer.ggml.tokens")
-    except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"tokenizer: {path} is a damaged GGUF file ({error}); download it again") from error
-    if field is None:
+        field = open_reader(path).get_field("tokenizer.ggml.tokens")
+        tokens = None if field is None else field.contents()
+    except ValueError as error:
+        raise ValueError(f"tokenizer: {error}") from None
+    except Exception as error:  # whatever the field holds instead of tokens
+        raise ValueError(f"tokenizer: {not_whole(path, error)}") from None
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ValueError(f"tokenizer: {path} has no vocabulary; pass the tokenizer.json of the model")
-    tokens: list[str] = field.contents()
     byte_level = sum(token.startswith("Ġ") for token in tokens)
     sentence_piece = sum(token.startswith("▁") for token in tokens)
     if byte_level == sentence_piece == 0:

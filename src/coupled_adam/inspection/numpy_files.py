@@ -47,7 +47,8 @@ def open_npz(path: Path) -> Stored:
 @contextmanager
 def _one_line_errors(path: Path) -> Iterator[None]:
     try:
-        yield
+        with np.errstate(over="raise"):  # of sizes, when they are multiplied
+            yield
     except Exception as error:  # whatever numpy and zipfile stumble over in bytes that are no array
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
         raise ValueError(f"{path}: not a readable {path.suffix} file ({reason}); save it again with numpy") from None

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coupled_adam.base.files import read_json, read_text, replacing, write_whole
+from coupled_adam.base.files import read_json, read_text, replacing, require_regular_file, write_whole
 from coupled_adam.theory.record import (
     CheckpointTheory,
     RunTheory,
@@ -30,7 +30,7 @@ from coupled_adam.theory.record import (
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
-DAMAGED = (ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+DAMAGED = (ValueError, KeyError, TypeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 """What numpy and zipfile stumble over in a file of arrays that is not whole."""
 Origin = Mapping[str, str | int | None]
 """What a measurement is of: equal in all keys means that it need not be repeated. None: cannot be known any more."""
@@ -143,6 +143,7 @@ def _is_step(path: Path) -> bool:
 
 def _read_arrays(path: Path, names: list[str]) -> dict[str, npt.NDArray[Any]]:
     try:
+        require_regular_file(path)
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in names}
     except (OSError, *DAMAGED) as error:
