@@ -37,8 +37,7 @@ SECONDS_OF_WRITING = 60.0
 def require_writable(path: Path) -> None:
     """Make the folder of `path`; an OSError says now, and not after the work, that `path` cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    _refuse_folder(path)
     with tempfile.TemporaryFile(dir=path.parent):
         pass
 
@@ -47,6 +46,7 @@ def require_writable(path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to; brought to the disk and renamed to `path` if nothing was raised."""
     temporary = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}.tmp")
+    _refuse_folder(path)
     try:
         temporary.unlink(missing_ok=True)  # of a killed process with the same number
         temporary.touch(exist_ok=False)
@@ -58,6 +58,12 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        reason = "this is a folder, but a file is to be written here; move it away, then run the same command again"
+        raise IsADirectoryError(errno.EISDIR, reason, str(path))
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -99,13 +105,11 @@ def remove_leftover(path: Path) -> None:
         ) from error
 
 
-def require_regular_file(path: Path) -> None:
+def require_regular_file(path: Path, remedy: str = "save the content to a file and give that") -> None:
     """Refuse a pipe, a device or a socket, which could be read for ever; a FileNotFoundError where there is nothing."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
-        raise ValueError(
-            f"{path}: this is {kind_of_file(mode)}, expected a regular file; save the content to a file and give that"
-        )
+        raise ValueError(f"{path}: this is {kind_of_file(mode)}, expected a regular file; {remedy}")
 
 
 def kind_of_file(mode: int) -> str:
@@ -169,8 +173,10 @@ def parse_json(content: str | bytes, source: str) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise _too_deep(source) from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise ValueError(f"{source}: not valid JSON ({error})") from None
+    except ValueError:  # of int()
+        raise _too_long(source) from None
     return _sane(value, source)
 
 
@@ -211,7 +217,7 @@ def _sane(value: Any, source: str) -> Any:
             elif isinstance(each, list):
                 inside += each
             elif isinstance(each, int) and abs(each) > LARGEST_NUMBER:
-                raise ValueError(f"{source}: has a number of more than {sys.float_info.max_10_exp} digits")
+                raise _too_long(source)
         if not inside:
             return value
         level = inside
@@ -220,6 +226,10 @@ def _sane(value: Any, source: str) -> Any:
 
 def _too_deep(source: str) -> ValueError:
     return ValueError(f"{source}: nested more than {DEEPEST} levels deep, so it is damaged or made to do harm")
+
+
+def _too_long(source: str) -> ValueError:
+    return ValueError(f"{source}: has a number of more than {sys.float_info.max_10_exp} digits, so it is damaged")
 
 
 def size_text(size: int) -> str:

@@ -48,8 +48,9 @@ def load_unigram(path: str | Path, vocabulary_size: int) -> Counts:
     A shorter file belongs to a table that is padded at its end: those rows get count 0, and a warning says so.
     """
     path = Path(path)
-    try:
+    if path.exists():
         require_regular_file(path)
+    try:
         with np.errstate(over="raise"):  # of sizes, when they are multiplied
             counts = np.lib.format.open_memmap(path, mode="r")  # raises where the header claims more than the file has
     except Exception as error:  # whatever numpy stumbles over in bytes that are no array

@@ -144,6 +144,8 @@ class MetricsFile:
     name = FILE_NAME
 
     def __init__(self, path: Path, resume_step: int | None, say: Callable[[str], None]) -> None:
+        if path.exists():
+            require_regular_file(path, "move it away, then run the same command again")
         if resume_step is None:
             path.unlink(missing_ok=True)
         elif path.exists():
@@ -196,7 +198,6 @@ def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 def keep_until(path: Path, last_step: int, say: Callable[[str], None]) -> None:
     """Take away the rows after `last_step` and what is not a row, in one go."""
-    require_regular_file(path)
     lines = path.read_bytes().splitlines()
     with replacing(path) as temporary, temporary.open("wb") as file:
         for number, line in enumerate(lines, 1):
