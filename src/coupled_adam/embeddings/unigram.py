@@ -52,7 +52,9 @@ def load_unigram(path: str | Path, vocabulary_size: int) -> Counts:
         require_regular_file(path)
     try:
         with np.errstate(over="raise"):  # of sizes, when they are multiplied
-            counts = np.lib.format.open_memmap(path, mode="r")  # raises where the header claims more than the file has
+            counts: Array = np.lib.format.open_memmap(
+                path, mode="r"
+            )  # raises where the header claims more than the file has
     except Exception as error:  # whatever numpy stumbles over in bytes that are no array
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")
         raise ValueError(

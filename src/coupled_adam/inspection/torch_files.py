@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ def _has_own_byte_order(path: Path) -> bool:
     """Whether the numbers in a zip file have the byte order of this machine. As torch swaps the bytes of others in
     storages that FakeTensorMode has not filled, the process would crash."""
     try:
-        reader = torch._C.PyTorchFileReader(str(path))  # as torch.load reads it, so that both see the same
+        reader: Any = torch._C.PyTorchFileReader(str(path))  # as torch.load reads it, so that both see the same
         return not reader.has_record("byteorder") or reader.get_record("byteorder") == sys.byteorder.encode()
     except RuntimeError:  # not a file of torch, which torch.load says better
         return True
