@@ -10,6 +10,7 @@ A safetensors file with the full tables, each stored once, and these strings in 
 Legend: V vocabulary rows, H hidden size.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
@@ -17,7 +18,7 @@ from typing import TypedDict
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coupled_adam.atomic import replacing
+from coupled_adam.base.files import replacing
 
 FILE_NAME = "tables.safetensors"
 HEADER_KEYS = ("input", "output", "tied", "vocabulary_size")
@@ -72,7 +73,7 @@ def parse_header(header: Mapping[str, str], path: Path) -> Header | None:
     if not all(key in header for key in HEADER_KEYS):
         return None
     size, tied = header["vocabulary_size"], header["tied"]
-    if not size.isdecimal() or int(size) == 0:
+    if not re.fullmatch(r"[0-9]{1,18}", size) or int(size) == 0:
         raise ValueError(f"{path}: vocabulary_size in the header is {size!r}, expected a positive number")
     if tied != ("true" if header["input"] == header["output"] else "false"):
         raise ValueError(

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from coupled_adam.base.files import parse_json
 from coupled_adam.byte_level_bpe import END_OF_TEXT, as_byte_level, gpt2_json_file
 from coupled_adam.embeddings.optional import require
 
@@ -222,14 +223,14 @@ def _separator(tokens: Mapping[str, int], separator: str | int | None, origin: s
 def _tokens_in(content: bytes, origin: str) -> dict[str, int]:
     """The tokens of a tokenizer.json with their numbers."""
     try:
-        parsed = json.loads(content)
+        parsed = parse_json(content, origin)
         vocabulary = parsed["model"]["vocab"]
         # Unigram models list their tokens with scores, the others map them to numbers.
         tokens = {token: number for number, (token, _) in enumerate(vocabulary)} if isinstance(vocabulary, list) else {}
         tokens |= vocabulary if isinstance(vocabulary, dict) else {}
         tokens |= {token["content"]: token["id"] for token in parsed.get("added_tokens") or ()}
         tokens = {str(token): int(number) for token, number in tokens.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"tokenizer: {origin} is neither a tokenizer.json of the `tokenizers` library nor GGUF ({error})"
         ) from None
@@ -297,14 +298,18 @@ class GgufVocabulary:
 
 
 def _gguf_vocabulary(path: str) -> GgufVocabulary:
-    gguf = require("gguf", "gguf", f"to read {path}")
+    require("gguf", "gguf", f"to read {path}")
+    from coupled_adam.gguf_reader import not_whole, open_reader
+
     try:
-        field = gguf.GGUFReader(path).get_field("tokenizer.ggml.tokens")
-    except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"tokenizer: {path} is a damaged GGUF file ({error}); download it again") from error
-    if field is None:
+        field = open_reader(Path(path)).get_field("tokenizer.ggml.tokens")
+        tokens = None if field is None else field.contents()
+    except ValueError as error:
+        raise ValueError(f"tokenizer: {error}") from None
+    except Exception as error:  # whatever the field holds instead of tokens
+        raise ValueError(f"tokenizer: {not_whole(Path(path), error)}") from None
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ValueError(f"tokenizer: {path} has no vocabulary; pass the tokenizer.json of the model")
-    tokens: list[str] = field.contents()
     byte_level = sum(token.startswith("Ġ") for token in tokens)
     sentence_piece = sum(token.startswith("▁") for token in tokens)
     if byte_level == sentence_piece == 0:

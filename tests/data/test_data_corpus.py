@@ -110,9 +110,29 @@ def test_a_wrong_manifest_is_refused_when_it_is_opened(tmp_path: Path, changes: 
         open_corpus(write_corpus(tmp_path, changes))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("vocabulary_size", 2**62),
+        ("vocabulary_size", 10**400),
+        ("vocabulary_size", -1),
+        ("settings", "NESTED"),
+        ("splits", {"train": {"tokens": 1, "shards": [{"file": "a\0b", "tokens": 1}]}}),
+        ("splits", {"train": {"tokens": 1, "shards": [{"file": "", "tokens": 1}]}}),
+        ("splits", {"train": {"tokens": 1, "shards": [{"file": "../a.bin", "tokens": 1}]}}),
+    ],
+)
+def test_a_manifest_with_a_value_that_no_corpus_has_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    whole = {"vocabulary_size": 10, "dtype": "uint16", "splits": {"train": {"tokens": 1, "shards": []}}}
+    text = json.dumps(whole | {key: value}).replace('"NESTED"', '{"a":' * 900 + "1" + "}" * 900)
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"manifest.json: .*--overwrite"):
+        open_corpus(tmp_path)
+
+
 def test_a_manifest_that_is_no_json_is_refused(tmp_path: Path) -> None:
     (write_corpus(tmp_path) / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"manifest.json: the file: Invalid JSON"):
+    with pytest.raises(ValueError, match=r"manifest.json: not valid JSON"):
         open_corpus(tmp_path)
 
 

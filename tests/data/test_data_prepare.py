@@ -230,7 +230,7 @@ def test_a_preparation_under_way_is_not_mixed_with_another(
     journal = out / "unfinished" / "journal.json"
     good = journal.read_text()
     journal.write_text(good[:50])
-    with pytest.raises(ValueError, match=r"journal.json: cannot be read .*; start again with --overwrite"):
+    with pytest.raises(ValueError, match=r"journal.json: .*; start again with --overwrite"):
         run(texts, out)
     journal.write_text(good)
     growing = next((out / "unfinished").glob("train-*.bin"))
@@ -246,7 +246,7 @@ def test_a_preparation_under_way_is_not_mixed_with_another(
 
 def test_two_processes_cannot_prepare_one_folder_at_once(folder: Path, tmp_path: Path) -> None:
     def again(progress: Progress) -> None:
-        with pytest.raises(ValueError, match="another process is preparing"):
+        with pytest.raises(ValueError, match=r"is being prepared by process \d+"):
             run(folder, tmp_path / "out")
         raise Stopped
 

@@ -131,7 +131,7 @@ def test_the_field_of_the_text_can_be_named(tmp_path: Path, field: str) -> None:
     ("name", "data", "message"),
     [
         ("a.txt", b"caf\xe9", r"a.txt: cannot be read \('utf-8' codec can't decode byte 0xe9"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": ', r"a.jsonl, line 2: not JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": ', r"a.jsonl, line 2: not valid JSON"),
         ("a.jsonl", b"[1]", r"a.jsonl, line 1: no field 'text' \(it has: list\)"),
         ("a.jsonl", b'{"text": 5}', r"a.jsonl, line 1: 'text' is 5, expected text"),
         ("a.parquet", b"PAR1 no", r"a.parquet: cannot be read as .parquet"),

@@ -1,6 +1,7 @@
 """Which token is a word, for tokenizers that write words in different ways."""
 
 import os
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,30 @@ def test_gguf_files_without_words_are_refused(tmp_path: Path) -> None:
         open_tokenizer(tmp_path / "letters.gguf")
     write_gguf(tmp_path / "whole.gguf", ["a", "▁b"] * 50)
     (tmp_path / "cut.gguf").write_bytes((tmp_path / "whole.gguf").read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"cut.gguf is a damaged GGUF file"):
+    with pytest.raises(ValueError, match=r"cut.gguf: not a whole GGUF file"):
         open_tokenizer(tmp_path / "cut.gguf")
+
+
+@pytest.mark.parametrize(
+    "value", [struct.pack("<IIQ", 9, 8, 2**60), struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000]
+)
+def test_a_gguf_vocabulary_that_is_endless_or_nested_is_refused_at_once(tmp_path: Path, value: bytes) -> None:
+    pytest.importorskip("gguf")
+    key = b"tokenizer.ggml.tokens"
+    field = struct.pack("<Q", len(key)) + key + value
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + field + bytes(100))
+    with pytest.raises(ValueError, match=r"a.gguf: not a whole GGUF file"):
+        open_tokenizer(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("value", [struct.pack("<II", 4, 7), struct.pack("<IIQI", 9, 4, 1, 7)])
+def test_a_gguf_vocabulary_of_numbers_is_refused(tmp_path: Path, value: bytes) -> None:
+    pytest.importorskip("gguf")
+    key = b"tokenizer.ggml.tokens"
+    field = struct.pack("<Q", len(key)) + key + value
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + field + bytes(100))
+    with pytest.raises(ValueError, match=r"a.gguf has no vocabulary"):
+        open_tokenizer(tmp_path / "a.gguf")
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:

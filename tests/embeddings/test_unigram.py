@@ -2,6 +2,8 @@
 
 import json
 import lzma
+import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -196,3 +198,37 @@ def test_a_real_text_and_its_tokens_count_alike(tmp_path: Path) -> None:
     write_manifest(tmp_path, "uint16")
     counts = count_unigram_text(tmp_path / "text.txt", tokenizer, 50304)
     assert np.array_equal(counts, count_unigram(tmp_path / "tokens.bin", 50304))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "huge", "npz", "object", "text", "scalar"])
+def test_counts_that_are_no_array_of_a_file_are_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "unigram.npy"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "huge":
+        header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (4611686018427387904,), }"
+        path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    elif kind == "npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.npy", "")
+    elif kind == "object":
+        with path.open("wb") as file:
+            np.save(file, np.array([{}]), allow_pickle=True)
+    elif kind == "scalar":
+        np.save(path, np.int64(3))
+    else:
+        path.write_text("1 2 3")
+    with pytest.raises(ValueError, match=r"unigram.npy"):
+        load_unigram(path, 60)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{}", '"dtype"', "\xff"])
+def test_a_manifest_that_is_none_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(20))
+    (tmp_path / "manifest.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"manifest.json"):
+        count_unigram(tmp_path / "a.bin", 60)

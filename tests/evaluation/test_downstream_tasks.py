@@ -290,7 +290,7 @@ def changed(file: str, **fields: object) -> str:
 @pytest.mark.parametrize(
     ("task", "line", "words"),
     [
-        ("arc_easy", "{", "not JSON"),
+        ("arc_easy", "{", "not valid JSON"),
         ("arc_easy", changed("arc_easy_test.jsonl", answerKey="Z"), "answerKey: 'Z' is not among the labels"),
         ("arc_easy", '{"question": "?"}', "choices: field required"),
         ("hellaswag", changed("hellaswag_validation.jsonl", label=3), "label: input should be '0', '1', '2' or '3'"),
@@ -330,7 +330,7 @@ def test_a_wrong_document_of_the_last_task_is_found_before_the_first_is_evaluate
 
 def test_damaged_results_are_refused(tmp_path: Path) -> None:
     (tmp_path / file_name(None, None)).write_text('{"format": 1, "tasks": {}')
-    with pytest.raises(ValueError, match=r"cannot be read .*--fresh"):
+    with pytest.raises(ValueError, match=r"downstream.json: .*--fresh"):
         read_downstream(tmp_path)
     (tmp_path / file_name(None, None)).write_text('{"format": 7}')
     with pytest.raises(ValueError, match="format is 7, expected 1"):

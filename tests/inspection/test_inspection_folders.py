@@ -118,7 +118,7 @@ def test_the_tokenizer_of_a_folder_is_its_tokenizer_json(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ("{", "not a JSON file"),
+        ("{", "not valid JSON"),
         ("[]", "expected a JSON object, found list"),
         ("{}", "no weight_map"),
         ('{"weight_map": {"wte.weight": "gone.safetensors"}}', "names the shard 'gone.safetensors'"),
@@ -140,7 +140,7 @@ def test_a_broken_index_is_refused(tmp_path: Path, index: str, message: str) -> 
 def test_a_broken_config_is_refused(tmp_path: Path) -> None:
     gpt2().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{'single': quotes}")
-    with pytest.raises(ValueError, match=r"config.json: not a JSON file"):
+    with pytest.raises(ValueError, match=r"config.json: not valid JSON"):
         read_model(str(tmp_path))
 
 

@@ -339,7 +339,7 @@ def test_unknown_studies_are_refused_with_the_list(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is a folder without study.toml"):
         load_study(str(tmp_path))
     (tmp_path / "image.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"image.toml: not a TOML file: byte 0 is not UTF-8"):
+    with pytest.raises(ValueError, match=r"image.toml: not a text file: byte 0 is not UTF-8"):
         load_study(str(tmp_path / "image.toml"))
 
 

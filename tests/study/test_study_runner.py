@@ -34,6 +34,7 @@ from study_runs import (
     write_study,
 )
 
+from coupled_adam.base.locks import locked
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.config import build_model
 from coupled_adam.models.initial import initialise
@@ -42,7 +43,7 @@ from coupled_adam.study import launchers, measurement, runner
 from coupled_adam.study.cell import Task, read_error, run_cell
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import cells_of
-from coupled_adam.study.folder import StudyFolder, claimed, is_claimed, last_row
+from coupled_adam.study.folder import CLAIM, StudyFolder, is_claimed, last_row
 from coupled_adam.study.plan import EvaluationSection, load_study
 from coupled_adam.study.progress import Running
 from coupled_adam.study.results import from_json, merge_results, read_results, to_json, write_evaluation
@@ -89,6 +90,31 @@ def test_a_finished_run_is_never_done_again(tmp_path: Path, monkeypatch: pytest.
     ]
     monkeypatch.setattr(runner, "LocalLauncher", lambda *_: pytest.fail("a worker was started"))
     assert run_here(study, tmp_path / "out")[0].finished == 4
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_that_finishes_after_a_failure_has_no_error_file(tmp_path: Path) -> None:
+    study, out = write_study(tmp_path, named("a", "fails")), tmp_path / "out"
+    run_here(study, out)
+    assert len(list(out.glob("runs/*/*/error.txt"))) == 2
+    run_here(study, out)
+    assert list(out.glob("runs/*/*/error.txt")) == []
+    # Of a process that died after its result was written.
+    (out / "runs" / "small-1.536k-a" / "seed-1" / "error.txt").write_text("its process was ended by SIGKILL\n")
+    run_here(study, out)
+    assert list(out.glob("runs/*/*/error.txt")) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_measured_for_an_earlier_question_keeps_the_error_of_the_new_one(tmp_path: Path) -> None:
+    study, out = write_study(tmp_path, named("a")), tmp_path / "out"
+    run_here(study, out)
+    study.write_text(study.read_text() + '[evaluation]\nwordsim = "words"\n')
+    error = out / "runs" / "small-1.536k-a" / "seed-1" / "error.txt"
+    error.write_text("no words\n")
+    loaded, cells = plan(study)
+    StudyFolder(out).forget_errors(cells, loaded.evaluation)
+    assert error.exists()
 
 
 @pytest.mark.usefixtures("quick")
@@ -407,8 +433,7 @@ def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path, monke
     task = Task(tmp_path / "out", study.name, cells[0], study.evaluation)
     task.folder.mkdir(parents=True)
     assert not is_claimed(task.folder)
-    with claimed(task.folder, 0.0) as is_ours:
-        assert is_ours
+    with locked(task.folder / CLAIM):
         assert is_claimed(task.folder)
         assert run_cell(task)[0] == "busy"
     assert not (task.folder / "metrics.jsonl").exists()

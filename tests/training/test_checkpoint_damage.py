@@ -1,6 +1,7 @@
 """Damaged, foreign and malicious checkpoints are named and passed over; a full disk costs one save and no more."""
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -121,6 +122,97 @@ def test_a_state_file_that_says_something_else_is_refused(folder: Path, content:
     skipped: list[str] = []
     assert_loads(newest_good(folder, on_skip=skipped.append), 1)
     assert "state.json cannot be read" in skipped[0]
+
+
+def rewrite_state(checkpoint: Path, **changes: object) -> None:
+    """Other values in state.json, with a checksum that fits."""
+    content = json.loads((checkpoint / "state.json").read_text()) | changes
+    del content["sha256"]
+    checksum = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (checkpoint / "state.json").write_text(json.dumps(content | {"sha256": checksum}))
+
+
+@pytest.mark.parametrize("step", [-1, 0, 1, 3, 10**30, True, 2.0, "2", None, [2]])
+def test_a_step_that_is_not_that_of_the_folder_is_damage(folder: Path, step: object) -> None:
+    rewrite_state(folder / "step-000000002", step=step)
+    skipped: list[str] = []
+    assert_loads(newest_good(folder, on_skip=skipped.append), 1)
+    assert "step" in skipped[0].partition("state.json")[2]
+    with pytest.raises(ValueError, match="step"):
+        load(folder / "step-000000002", state_of_step(2))
+
+
+def test_a_step_after_the_last_of_the_run_is_damage(folder: Path) -> None:
+    assert_loads(newest_good(folder, on_skip=pytest.fail, last_step=2), 2)
+    skipped: list[str] = []
+    assert_loads(newest_good(folder, on_skip=skipped.append, last_step=1), 1)
+    assert "step-000000002" in skipped[0]
+
+
+def test_the_state_of_the_run_cannot_say_another_step(folder: Path) -> None:
+    rewrite_state(folder / "step-000000002", state={"step": -7, "tokens": 5})
+    assert load(folder / "step-000000002", state_of_step(2)) == {"step": 2, "tokens": 5}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"milestone": "no"},
+        {"state": [["tokens", 1]]},
+        {"files": []},
+        {"files": {"../step-000000001/__0_0.distcp": {"bytes": 1, "sha256": ""}}},
+        {"files": {"..": {"bytes": 1, "sha256": ""}}},
+        {"files": {"a": {"bytes": True, "sha256": ""}}},
+        {"files": {"a": {"bytes": -1, "sha256": ""}}},
+    ],
+)
+def test_a_state_file_with_values_that_no_checkpoint_has_is_refused(folder: Path, changes: dict[str, object]) -> None:
+    rewrite_state(folder / "step-000000002", **changes)
+    skipped: list[str] = []
+    assert_loads(newest_good(folder, on_skip=skipped.append), 1)
+    assert "state.json cannot be read" in skipped[0]
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 900 + "1" + "}" * 900, "9" * 5000])
+def test_a_state_file_that_is_nested_deeply_is_refused(folder: Path, content: str) -> None:
+    (folder / "step-000000002/state.json").write_text(content)
+    assert_loads(newest_good(folder, on_skip=lambda _: None), 1)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_not_read(folder: Path, file: str, kind: str) -> None:
+    path = folder / "step-000000002" / file
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    if file != "state.json":
+        record = json.loads((folder / "step-000000002/state.json").read_text())["files"]
+        rewrite_state(folder / "step-000000002", files=record | {file: {"bytes": 0, "sha256": ""}})
+    skipped: list[str] = []
+    assert_loads(newest_good(folder, on_skip=skipped.append), 1)
+    assert file in skipped[0]
+
+
+def test_a_leftover_that_is_a_file_is_removed(folder: Path) -> None:
+    (folder / ".step-000000003.tmp").write_text("not a folder")
+    CheckpointWriter(folder, keep=2)
+    assert not (folder / ".step-000000003.tmp").exists()
+
+
+def test_a_leftover_that_cannot_be_removed_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leftover = folder / ".step-000000003.tmp"
+    leftover.mkdir()
+
+    def refuse_to_remove(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse_to_remove)
+    with pytest.raises(ValueError, match=r"remove it, then run the same command again") as caught:
+        CheckpointWriter(folder, keep=2)
+    assert str(leftover) in str(caught.value)
 
 
 def replace_metadata(checkpoint: Path, content: bytes) -> None:

@@ -193,7 +193,7 @@ def test_a_value_where_a_section_should_be_is_refused(file: Path, overrides: tup
 
 def test_a_file_that_is_not_text_is_refused(file: Path) -> None:
     file.write_bytes(b"name = '\xff'")
-    assert refused(file) == [f"{file}: not a TOML file: byte 8 is not UTF-8 text"]
+    assert refused(file) == [f"{file}: not a text file: byte 8 is not UTF-8"]
 
 
 @pytest.mark.parametrize("spec", ["nowhere.toml", "no/where", "no/where.toml"])

@@ -1,12 +1,15 @@
 """`coupled-adam train` as it is typed: its help, its lists, its mistakes, a run, and its continuation."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,22 +128,76 @@ def test_a_folder_that_cannot_be_made_is_said(config_file: Path, tmp_path: Path)
     assert str(tmp_path / "file") in result.stderr
 
 
-def test_an_interrupted_run_says_how_to_go_on_and_does(config_file: Path, corpus: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    coupled_adam = [sys.executable, "-m", "coupled_adam", "train"]
+def start_long_run(config_file: Path, run: Path, **options: Any) -> subprocess.Popen[str]:
+    """A training of many steps, in a process of its own, that has taken some."""
     many_steps = ["--set", f"training.tokens={4000 * 8 * 16}", "--set", "checkpoints.every=none"]
     process = subprocess.Popen(
-        [*coupled_adam, str(config_file), *many_steps, "--out", str(run)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-m", "coupled_adam", "train", str(config_file), *many_steps, "--out", str(run)],
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **options,
     )
     deadline = time.monotonic() + 60
     while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size > 2000):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return process
+
+
+def assert_saved(run: Path) -> None:
+    state = json.loads((run / "run.json").read_text())
+    assert state["status"] == "stopped"
+    assert 0 < state["step"] < 4000
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{state['step']:09d}"]
+
+
+def test_a_hangup_saves_and_ends_with_exit_code_129(config_file: Path, tmp_path: Path) -> None:
+    process = start_long_run(config_file, tmp_path / "run", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.send_signal(signal.SIGHUP)
+    shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 129, errors
+    assert "SIGHUP: saved after step" in shown
+    assert_saved(tmp_path / "run")
+
+
+def test_a_run_whose_terminal_is_closed_saves(config_file: Path, tmp_path: Path) -> None:
+    """The kernel sends SIGHUP, and nothing can be written to the terminal any more."""
+    master, terminal = os.openpty()
+    process = start_long_run(
+        config_file,
+        tmp_path / "run",
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    os.close(master)
+    assert process.wait(timeout=60) == 129
+    assert_saved(tmp_path / "run")
+
+
+def test_with_nohup_a_hangup_changes_nothing(config_file: Path, tmp_path: Path) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    process = start_long_run(
+        config_file, tmp_path / "run", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=ignore
+    )
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 143
+    process.communicate()
+    assert_saved(tmp_path / "run")
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_does(config_file: Path, corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start_long_run(config_file, run, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.send_signal(signal.SIGINT)
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors

@@ -1,5 +1,7 @@
 """What a run refuses, and that a refusal leaves everything as it was: folders, configs and rows."""
 
+import hashlib
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -7,6 +9,8 @@ from typing import Any
 
 import pytest
 from small_runs import small_config, train, write_corpus
+
+from coupled_adam.training.config import to_toml
 
 
 @pytest.mark.parametrize("refused", ["data", "wordsim", "tensorboard", "wandb"])
@@ -88,9 +92,52 @@ def test_two_processes_cannot_train_in_one_folder(corpus: Path, tmp_path: Path) 
 
     with (
         RunFolder(tmp_path / "run").locked(),
-        pytest.raises(ValueError, match=r"is being trained by another process"),
+        pytest.raises(ValueError, match=r"is being trained by process \d+"),
     ):
         train(small_config(corpus), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "checkpoints", "lock"])
+def test_what_lies_in_the_way_of_a_file_is_named_with_what_to_do(corpus: Path, tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(to_toml(small_config(corpus)))
+    if name == "checkpoints":
+        (run / name).write_text("mine")
+    else:
+        (run / name).mkdir()
+        (run / name / "mine").touch()
+    with pytest.raises((ValueError, OSError), match=r"move it away|remove it") as caught:
+        train(small_config(corpus), run, resume=True)
+    assert str(run / name) in str(caught.value)
+    assert (run / name).exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"seconds": "abc"}', '{"seconds": null}', "[]", '{"seconds": NaN}']
+)
+def test_a_damaged_run_json_does_not_keep_a_run_from_being_resumed(
+    whole_run: Path, corpus: Path, tmp_path: Path, content: str
+) -> None:
+    run = shutil.copytree(whole_run, tmp_path / "run")
+    shutil.rmtree(max((run / "checkpoints").iterdir()))
+    (run / "run.json").write_text(content)
+    outcome, _ = train(small_config(corpus), run, resume=True)
+    assert outcome.is_finished
+
+
+def test_a_checkpoint_after_the_last_step_is_not_resumed_from(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole_run, tmp_path / "run")
+    last = max((run / "checkpoints").iterdir())
+    later = last.rename(last.with_name("step-000000999"))
+    state = json.loads((later / "state.json").read_text()) | {"step": 999}
+    del state["sha256"]
+    checksum = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    (later / "state.json").write_text(json.dumps(state | {"sha256": checksum}))
+    outcome, shown = train(small_config(corpus), run, resume=True)
+    assert outcome.is_finished
+    assert outcome.step == int(last.name.removeprefix("step-"))
+    assert "step-000000999 is damaged" in shown
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus: Path, tmp_path: Path) -> None:

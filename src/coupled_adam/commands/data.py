@@ -161,7 +161,7 @@ def count(
     """
     import numpy as np
 
-    from coupled_adam.atomic import replacing, require_writable
+    from coupled_adam.base.files import replacing, require_writable
     from coupled_adam.data.corpus import is_corpus, open_corpus
     from coupled_adam.data.overview import entropy, most_frequent
     from coupled_adam.embeddings.unigram import count_unigram

@@ -56,7 +56,7 @@ def inspect(
     """
     started = time.perf_counter()
 
-    from coupled_adam.atomic import require_writable, write_whole
+    from coupled_adam.base.files import require_writable, write_whole
     from coupled_adam.inspection.measuring import Request, inspect_models, json_object
     from coupled_adam.inspection.overview import compare, printable
     from coupled_adam.inspection.terminal import measuring_bar, print_overview

@@ -256,7 +256,7 @@ def _unmade_if_refused(folder: Path) -> Iterator[None]:
 
 def _require_writable(path: Path) -> None:
     """Now, and not after the training."""
-    from coupled_adam.atomic import require_writable
+    from coupled_adam.base.files import require_writable
 
     try:
         require_writable(path)
@@ -341,8 +341,8 @@ def _print_outcome(console: Console, outcome: "Outcome", again: str) -> None:
 
     for label, reason in outcome.failed.items():
         say(f"Failed: {label}: {reason}")
-    if outcome.busy:
-        say(f"Left to another process: {', '.join(outcome.busy)}")
+    for label, reason in outcome.busy.items():
+        say(f"Left to another process: {label}: {reason}")
     if outcome.signal is not None:
         state = "jobs go on; gather" if outcome.runs_go_on else "saved; go on"
         say(f"{outcome.signal}: {outcome.left} runs are not finished ({state} with the same command): {again}")

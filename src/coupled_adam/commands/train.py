@@ -2,8 +2,8 @@
 
 import os
 import shlex
-import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,6 @@ from coupled_adam.commands.wide_tables import wide_enough
 if TYPE_CHECKING:
     from coupled_adam.training.run import Outcome
 
-SIGNALS = ("SIGINT", "SIGTERM")
 SHOWN = {
     "training loss": "loss",
     "validation loss": "val_loss",
@@ -60,7 +59,8 @@ def train(
     `coupled-adam train tiny --set optimizer.embeddings=adamw`, and
     `coupled-adam inspect runs/tiny-adamw-seed1 runs/tiny-coupled-seed1`.
 
-    A run that is stopped ends with exit code 130 (Ctrl-C) or 143 (SIGTERM), one that is no longer finite with 1.
+    A run that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed), one
+    that is no longer finite with 1.
 
     A config of your own: `coupled-adam train gpt2-125m --show > mine.toml`, edit it, `coupled-adam train mine.toml`.
 
@@ -93,6 +93,7 @@ def train(
     folder = out or own_folder or Path("runs") / f"{resolved.name}-{resolved.optimizer.embeddings}-seed{resolved.seed}"
 
     from coupled_adam.training.devices import pick_device
+    from coupled_adam.training.interruption import NAMES, exit_code
     from coupled_adam.training.run import run_training
     from coupled_adam.training.run_tokens import is_prepared, prepare_tokens
     from coupled_adam.training.trackers import require_packages
@@ -119,9 +120,10 @@ def train(
             typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
     if is_first:
-        _print_outcome(console, outcome)
+        with suppress(OSError):  # the terminal was closed
+            _print_outcome(console, outcome)
     if not outcome.is_finished:  # so that `train && export` does not go on with half a model
-        raise typer.Exit(128 + int(signal.Signals[outcome.signal]) if outcome.signal in SIGNALS else 1)
+        raise typer.Exit(exit_code(outcome.signal) if outcome.signal in NAMES else 1)
 
 
 def _in_words(error: Exception) -> str:

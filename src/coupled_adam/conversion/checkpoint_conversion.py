@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from coupled_adam.atomic import replacing, require_writable
+from coupled_adam.base.files import replacing, require_writable
 from coupled_adam.conversion.adamw_groups import Cut, layout_of, names_by_position
 from coupled_adam.conversion.model_parameters import ModelParameters, read_model_parameters, saved_names
 from coupled_adam.conversion.optimizer_files import (

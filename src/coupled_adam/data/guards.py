@@ -1,16 +1,18 @@
 """What protects a folder: one preparation at a time, no mixing of settings, no file of others overwritten."""
 
 import errno
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.locks import LockHeld, locked
 from coupled_adam.data.corpus import UNFINISHED
 from coupled_adam.data.manifest import FILE_NAME, SPLITS, TOKENIZER_FILE, UNIGRAM_FILE
 from coupled_adam.data.settings import differences
+
+LOCK = "lock"
 
 
 def remove_corpus(folder: Path, kept: Path | None) -> None:
@@ -50,21 +52,13 @@ def refuse_differences(folder: Path, what: str, before: dict[str, Any], now: dic
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder; the system takes it back from a process that is killed."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    """Hold the lock of the folder, which a process that is killed loses."""
+    with ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is preparing {folder}; wait for it, or stop it") from None
+            stack.enter_context(locked(folder / LOCK))
+        except LockHeld as error:
+            raise ValueError(f"{folder} is being prepared by {error.by}; {error.remedy}") from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

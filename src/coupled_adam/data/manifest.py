@@ -11,16 +11,18 @@ programs need `vocabulary_size`, `dtype` and `splits` only.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import read_json, write_whole
 
 FILE_NAME = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 UNIGRAM_FILE = "unigram.npy"
 SPLITS = ("train", "val", "test")
+LARGEST_VOCABULARY = 2**31
+"""Counts of all tokens are kept in memory; the largest tokenizers have a million."""
 
 
 class Shard(BaseModel):
@@ -35,7 +37,7 @@ class Shard(BaseModel):
     @field_validator("file")
     @classmethod
     def _lies_in_the_folder(cls, file: str) -> str:
-        if Path(file).is_absolute() or ".." in Path(file).parts:
+        if not file or "\0" in file or Path(file).is_absolute() or ".." in Path(file).parts:
             raise ValueError("a shard must lie in the folder of the manifest")
         return file
 
@@ -57,7 +59,7 @@ class Manifest(BaseModel):
 
     tokenizer: str | None = None
     """A tiktoken name, "tokenizer.json" for the file in the folder, or None where nobody knows."""
-    vocabulary_size: PositiveInt
+    vocabulary_size: Annotated[int, Field(gt=0, le=LARGEST_VOCABULARY)]
     dtype: Literal["uint16", "uint32", "int32", "int64"]
     separator: NonNegativeInt | None = None
     """The token after every document."""
@@ -82,15 +84,17 @@ class Manifest(BaseModel):
 
 def read_manifest(path: Path) -> Manifest:
     """Read and check manifest.json."""
+    remedy = "write it as docs/data.md shows, or prepare the folder again with --overwrite"
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        content = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}") from None
+    try:
+        return Manifest.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise ValueError(
-            f"{path}: {where}: {first['msg']}; write it as docs/data.md shows, or prepare the folder again with "
-            "--overwrite"
-        ) from None
+        raise ValueError(f"{path}: {where}: {first['msg']}; {remedy}") from None
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

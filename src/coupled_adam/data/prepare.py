@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coupled_adam.atomic import replacing
+from coupled_adam.base.files import replacing
 from coupled_adam.byte_level_bpe import train_bpe
 from coupled_adam.data.blocks import Block, read_blocks
 from coupled_adam.data.corpus import UNFINISHED, Corpus, file_hash, open_corpus
@@ -116,17 +116,25 @@ def prepare(
     processes = available_processes() if processes is None else processes
     report = on_progress or (lambda progress: None)
     folder = Path(folder)
+    if not overwrite and (folder / FILE_NAME).is_file():  # it may be one that we have no right to write to
+        _refuse_other_settings(folder, settings)
+        _remove_unfinished(folder)
+        return open_corpus(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with only_one(folder), saying_when_disk_is_full(folder):
-        if overwrite or not (folder / FILE_NAME).is_file():
-            refuse_tokens_of_others(folder)  # before anything is removed: a manifest may be all that explains them
-        if overwrite:
-            remove_corpus(folder, tokenizer_path(tokenizer))
-        if (folder / FILE_NAME).is_file():
-            _refuse_other_settings(folder, settings)
-            shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # killed between its last two steps
-        else:
-            _Preparation(folder, settings, processes, report, save_every).run()
+    try:
+        with only_one(folder), saying_when_disk_is_full(folder):
+            if overwrite or not (folder / FILE_NAME).is_file():
+                refuse_tokens_of_others(folder)  # before anything is removed: a manifest may be all that explains them
+            if overwrite:
+                remove_corpus(folder, tokenizer_path(tokenizer))
+            if (folder / FILE_NAME).is_file():  # another process has just finished it
+                _refuse_other_settings(folder, settings)
+            else:
+                _Preparation(folder, settings, processes, report, save_every).run()
+    except BaseException:
+        with suppress(OSError):  # a bad name, no network: leave no folder behind, unless there is something in it
+            folder.rmdir()
+        raise
     return open_corpus(folder)
 
 
@@ -149,10 +157,8 @@ class _Preparation:
             try:
                 journal, tokenizer, source = self._begin()
                 write_journal(self.folder, journal)
-            except BaseException:  # a bad name, no network: leave no folder that looks as if there were something in it
+            except BaseException:  # a bad name, no network: nothing is worth going on with
                 shutil.rmtree(self.unfinished)
-                with suppress(OSError):  # it was there before, and is not empty
-                    self.folder.rmdir()
                 raise
         else:
             refuse_differences(self.folder, "a preparation is under way in", journal.settings, self.settings.as_json())
@@ -370,6 +376,13 @@ def _with_separator(tokenizer: Tokenizer) -> Tokenizer:
             "document with --separator"
         )
     return tokenizer
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what a process left that was killed between its last two steps; another one may be there just now."""
+    if (folder / UNFINISHED).is_dir():
+        with suppress(ValueError, OSError), only_one(folder):
+            shutil.rmtree(folder / UNFINISHED)
 
 
 def _refuse_other_settings(folder: Path, settings: Settings) -> None:

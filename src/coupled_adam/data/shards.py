@@ -10,12 +10,12 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy.typing as npt
-from pydantic import BaseModel, NonNegativeInt, ValidationError
+from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import read_json, write_whole
 from coupled_adam.data.corpus import UNFINISHED
 from coupled_adam.data.manifest import SPLITS, Shard, Split
 
@@ -47,16 +47,24 @@ class Journal(BaseModel):
     """Whether nothing more is to be read from the source."""
     splits: dict[str, SplitJournal] = {name: SplitJournal() for name in SPLITS}
 
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if set(self.splits) != set(SPLITS) or not {"source", "val", "test"} <= self.found.keys():
+            raise ValueError("it lacks a split, or what the source was")
+        return self
+
 
 def read_journal(folder: Path) -> Journal | None:
     """The journal of a folder; None where no preparation is under way."""
     path = folder / UNFINISHED / JOURNAL_FILE
     try:
-        return Journal.model_validate_json(path.read_bytes())
+        return Journal.model_validate(read_json(path))
     except FileNotFoundError:
         return None
     except ValidationError as error:
         raise ValueError(f"{path}: cannot be read ({error.errors()[0]['msg']}); start again with --overwrite") from None
+    except ValueError as error:
+        raise ValueError(f"{error}; start again with --overwrite") from None
 
 
 def write_journal(folder: Path, journal: Journal) -> None:

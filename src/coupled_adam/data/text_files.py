@@ -5,13 +5,13 @@ others every line or row is a document.
 """
 
 import io
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from coupled_adam.base.files import parse_json
 from coupled_adam.data.files import COMPRESSED, Files, matching_files
 from coupled_adam.data.sources import Piece
 from coupled_adam.embeddings.optional import require
@@ -44,9 +44,9 @@ class TextFiles(Files):
             if line.isspace():
                 continue
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON ({error}); every line must be one object") from None
+                record = parse_json(line, f"{path}, line {number}")
+            except ValueError as error:
+                raise ValueError(f"{error}; every line must be one object") from None
             if not isinstance(record, dict) or self.field not in record:
                 has = ", ".join(record) if isinstance(record, dict) else type(record).__name__
                 raise ValueError(

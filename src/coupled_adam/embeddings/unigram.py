@@ -3,7 +3,6 @@
 Legend: V vocabulary rows.
 """
 
-import json
 import lzma
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from coupled_adam.base.files import read_json, require_regular_file
 from coupled_adam.embeddings.table import Array
 from coupled_adam.tokenizer import SingleTokens
 
@@ -48,13 +48,19 @@ def load_unigram(path: str | Path, vocabulary_size: int) -> Counts:
     A shorter file belongs to a table that is padded at its end: those rows get count 0, and a warning says so.
     """
     path = Path(path)
+    if path.exists():
+        require_regular_file(path)
     try:
-        counts = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with np.errstate(over="raise"):  # of sizes, when they are multiplied
+            counts: Array = np.lib.format.open_memmap(
+                path, mode="r"
+            )  # raises where the header claims more than the file has
+    except Exception as error:  # whatever numpy stumbles over in bytes that are no array
+        reason = f"{type(error).__name__}: {error}".replace("\n", " ")
         raise ValueError(
-            f"unigram: {path} cannot be read as .npy ({error}); save the counts with numpy.save"
+            f"unigram: {path} cannot be read as .npy ({reason}); save the counts with numpy.save"
         ) from error
-    if isinstance(counts, np.ndarray) and counts.ndim == 1 and 0 < len(counts) < vocabulary_size:
+    if counts.ndim == 1 and 0 < len(counts) < vocabulary_size:
         padding = vocabulary_size - len(counts)
         warnings.warn(
             f"{path} has {len(counts)} counts and the table {vocabulary_size} rows: "
@@ -136,7 +142,7 @@ def shard_dtype(path: Path) -> str:
         warnings.warn(f"{path} has no manifest.json beside it: its tokens are taken as uint16", stacklevel=2)
         return "uint16"
     try:
-        dtype = json.loads(manifest.read_text())["dtype"]
+        dtype = read_json(manifest)["dtype"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{manifest}: expected JSON with a 'dtype' ({type(error).__name__}: {error})") from error
     check_token_type(dtype, str(manifest))

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from coupled_adam.base.files import read_text
+
 SIMLEX = "SimLex-999"
 MEN = "MEN"
 WORDSIM = "WordSim-353"
@@ -97,9 +99,9 @@ def plain_name(path: Path) -> str:
 def read_word_pairs(name: str, path: Path) -> WordPairs:
     """Read one benchmark file."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a text file in UTF-8 ({error.reason}); download it again") from error
+        lines = read_text(path).splitlines()
+    except ValueError as error:
+        raise ValueError(f"{error}; download it again") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     if not numbered:
         raise ValueError(f"{path}: has no word pairs; download it again")

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from coupled_adam.base.files import size_text
 from coupled_adam.evaluation.hugging_face import hugging_face_config, hugging_face_name, hugging_face_weights
 from coupled_adam.evaluation.model_card import Training, model_card
 from coupled_adam.evaluation.whole_folder import replacing_folder, require_free
@@ -152,8 +153,8 @@ def _require_space(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dty
     needed, free = _size(tensors, dtype), shutil.disk_usage(folder).free
     if needed > free:
         raise ValueError(
-            f"{folder.parent}: the model needs {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free; make room, or "
-            "give a folder on another disk"
+            f"{folder.parent}: the model needs {size_text(needed)}, but {size_text(free)} are free "
+            f"({size_text(needed - free)} too few); make room, or give a folder on another disk"
         )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.language_model import LanguageModel
-from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record
+from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record, step_of
 from coupled_adam.training.checkpoints import damage, load, newest_good
 from coupled_adam.training.config import Config, load_config
 from coupled_adam.training.run_folder import RunFolder
@@ -72,13 +72,13 @@ def find_checkpoint(run: Path, step: int | None, on_skip: Callable[[str], None])
     """
     folder = RunFolder(run).checkpoints
     if step is None:
-        newest = newest_good(folder, on_skip=on_skip)
+        newest = newest_good(folder, on_skip=on_skip, last_step=run_config(run).total_steps)
         if newest is None:
             raise ValueError(f"{run}: has no whole checkpoint; train it with `coupled-adam train`")
         return newest
     path = folder_of_step(folder, step)
     if not path.is_dir():
-        steps = ", ".join(str(int(found.name.removeprefix("step-"))) for found in checkpoints_in(folder))
+        steps = ", ".join(str(step_of(found)) for found in checkpoints_in(folder))
         raise ValueError(f"{run}: has no checkpoint of step {step}; it has {steps or 'none'}")
     problem = damage(path)
     if problem is not None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from coupled_adam.base.files import require_regular_file
 from coupled_adam.inspection.numpy_files import open_npy, open_npz
 from coupled_adam.inspection.safetensors_files import open_safetensors
 from coupled_adam.inspection.stored import Stored
@@ -13,6 +14,7 @@ def open_file(path: Path) -> Stored:
     open_format = SUFFIXES.get(path.suffix.lower())
     if open_format is None:
         raise ValueError(f"{path}: unknown kind of file; expected a name that ends in {', '.join(SUFFIXES)}")
+    require_regular_file(path)
     return open_format(path)
 
 

@@ -4,7 +4,6 @@ A Hugging Face model is read through `fetch`, which gives the path of a file by 
 differ in nothing else, and of a sharded model only the shards with the tables are fetched.
 """
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.files import read_json
 from coupled_adam.inspection.files import SUFFIXES, open_file
 from coupled_adam.inspection.hub import fetch_from_hub
 from coupled_adam.inspection.stored import Shape, Stored
@@ -127,9 +127,9 @@ def _tied_in_config(config: dict[str, Any]) -> bool | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except ValueError as error:
-        raise ValueError(f"{path}: not a JSON file ({error}); copy or download it again") from None
+        raise ValueError(f"{error}; copy or download it again") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(content).__name__}")
     return content

@@ -3,7 +3,6 @@
 Legend: V vocabulary rows, H hidden size.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coupled_adam.base.files import read_toml
 from coupled_adam.embeddings import (
     EmbeddingMetrics,
     WordPairs,
@@ -160,7 +160,7 @@ def _read_word_pairs(wordsim: str | None) -> Mapping[str, WordPairs] | None:
 def _beside_tokens_of_run(folder: Path, name: str) -> Path | None:
     """A file of the corpus that one of our runs was trained on, where that still is where the run's config says."""
     try:
-        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        config = read_toml(folder / "config.toml")
         path = Path(config["data"]["folder"]).expanduser() / name
     except (OSError, ValueError, KeyError, TypeError):
         return None

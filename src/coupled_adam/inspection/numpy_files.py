@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 
 from coupled_adam.inspection.stored import FLOATING, Shape, Stored, refuse_type
 
-HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+HEADER_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    # As version 2, but in UTF-8: that matters for the names of columns, which a table of numbers has not.
+    (3, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def open_npy(path: Path) -> Stored:
@@ -42,9 +47,11 @@ def open_npz(path: Path) -> Stored:
 @contextmanager
 def _one_line_errors(path: Path) -> Iterator[None]:
     try:
-        yield
+        with np.errstate(over="raise"):  # of sizes, when they are multiplied
+            yield
     except Exception as error:  # whatever numpy and zipfile stumble over in bytes that are no array
-        raise ValueError(f"{path}: not a readable {path.suffix} file ({error}); save it again with numpy") from None
+        reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise ValueError(f"{path}: not a readable {path.suffix} file ({reason}); save it again with numpy") from None
 
 
 def _as_numbers(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:

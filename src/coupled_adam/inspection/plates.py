@@ -14,7 +14,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from coupled_adam.atomic import replacing, write_whole
+from coupled_adam.base.files import replacing, write_whole
 from coupled_adam.inspection.figures import INK, to_svg
 from coupled_adam.inspection.figures import STYLE as INSPECTION_STYLE
 

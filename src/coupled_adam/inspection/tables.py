@@ -86,7 +86,7 @@ def read_model(path: str, tensor: str | None = None) -> Model:
     place = Path(path)
     if place.is_dir():
         stored = open_folder(place)
-    elif place.is_file():
+    elif place.exists():
         stored = open_file(place)
     elif HUB_NAME.fullmatch(path) and place.suffix not in SUFFIXES and not place.parent.is_dir():
         stored = open_hub_model(path)

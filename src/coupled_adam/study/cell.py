@@ -8,17 +8,19 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from rich.console import Console
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import read_json, read_text, remove_leftovers, write_whole
+from coupled_adam.base.locks import LockHeld, locked
 from coupled_adam.models.config import parameter_count
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import Cell
-from coupled_adam.study.folder import CONFIG, ERROR, OUTPUT, StudyFolder, claimed, tail
+from coupled_adam.study.folder import CLAIM, CONFIG, ERROR, OUTPUT, StudyFolder, tail
 from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import Result, read_evaluation, write_evaluation
 from coupled_adam.training.config import Config, to_toml
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 Status = Literal["finished", "stopped", "busy", "failed"]
 SPENT = "spent.json"
 SECONDS_FOR_ANOTHER = 20.0
+"""A process whose study was killed takes a moment to save and end."""
 OUTPUT_WIDTH = 120
 
 
@@ -93,12 +96,15 @@ def run_cell(task: Task) -> tuple[Status, str]:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / CONFIG).is_file():
         write_whole(folder / CONFIG, to_toml(task.cell.config))
-    with claimed(folder, SECONDS_FOR_ANOTHER) as is_ours:
-        if not is_ours:
-            return "busy", "another process works on it"
-        if StudyFolder(task.study_folder).result(task.cell, task.evaluation) is not None:
-            return "finished", ""  # a job that a cluster starts twice
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / CLAIM, SECONDS_FOR_ANOTHER))
+        except LockHeld as error:
+            return "busy", f"{error.by} works on it; {error.remedy}"
         (folder / ERROR).unlink(missing_ok=True)
+        remove_leftovers(folder)
+        if is_finished(task):
+            return "finished", ""  # a job that a cluster starts twice
         with (folder / OUTPUT).open("a", encoding="utf-8") as output:
             try:
                 return _train_and_measure(task, output)
@@ -119,11 +125,16 @@ def write_error(run_folder: Path, reason: str, details: str = "") -> None:
     write_whole(run_folder / ERROR, f"{reason}\n" + (f"\n{details}\n" if details else ""))
 
 
+def is_finished(task: Task) -> bool:
+    """Whether the run has its result."""
+    return StudyFolder(task.study_folder).result(task.cell, task.evaluation) is not None
+
+
 def read_error(run_folder: Path) -> str:
     """The reason in the run folder, without its details."""
     try:
-        return (run_folder / ERROR).read_text(encoding="utf-8").split("\n\n")[0].strip()
-    except OSError:
+        return read_text(run_folder / ERROR).split("\n\n")[0].strip()
+    except (OSError, ValueError):
         return ""
 
 
@@ -151,12 +162,13 @@ def _train_and_measure(task: Task, output: TextIO) -> tuple[Status, str]:
 
 def is_trained(task: Task) -> bool:
     """Whether the checkpoint of the last step is there, and whole."""
-    from coupled_adam.training.checkpoint_record import read_record
+    from coupled_adam.training.checkpoint_record import step_of
     from coupled_adam.training.checkpoints import newest_good
 
     folder = RunFolder(task.folder).checkpoints
-    newest = newest_good(folder, on_skip=lambda _: None) if folder.is_dir() else None
-    return newest is not None and read_record(newest).step == task.cell.config.total_steps
+    total = task.cell.config.total_steps
+    newest = newest_good(folder, on_skip=lambda _: None, last_step=total) if folder.is_dir() else None
+    return newest is not None and step_of(newest) == total
 
 
 def _train_here(task: Task, output: TextIO) -> None:
@@ -196,8 +208,9 @@ class Spent:
     @classmethod
     def read(cls, run_folder: Path) -> "Spent":
         try:
-            values = json.loads((run_folder / SPENT).read_text())
-            return cls(float(values["seconds"]), values["joules"])
+            values = read_json(run_folder / SPENT)
+            joules = values["joules"]
+            return cls(float(values["seconds"]), None if joules is None else float(joules))
         except (OSError, ValueError, KeyError, TypeError):
             return cls()
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from coupled_adam.atomic import replacing
+from coupled_adam.base.files import replacing
 from coupled_adam.embeddings import EmbeddingMetrics
 from coupled_adam.inspection.sampling import axes_around, column_mean
 from coupled_adam.models.config import ModelConfig, build_model

@@ -5,24 +5,22 @@ runs/<cell>/seed-<k>/           a run folder of training, and beside its files:
     evaluation.json             the result; there when the run is finished
     error.txt                   why the run failed; there until it is tried again
     output.txt                  what the run printed
-    claim                       held while a process works on the run; the system lets go of it when the process ends
+    claim                       there while a process works on the run, or was killed as it did (see base/locks)
 """
 
-import fcntl
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import remove_leftovers, require_regular_file, write_whole
+from coupled_adam.base.locks import is_held
 from coupled_adam.study.expansion import Cell, settings_that_differ
 from coupled_adam.study.metrics import TASK_LIMIT, task_key
 from coupled_adam.study.plan import FILE_NAME, Study, load_study, study_toml
 from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
-from coupled_adam.training.checkpoint_record import checkpoints_in
+from coupled_adam.training.checkpoint_record import checkpoints_in, step_of
 from coupled_adam.training.config import load_config, to_toml
 from coupled_adam.training.logbook import parse_row
 from coupled_adam.training.presets import PRESETS
@@ -33,7 +31,6 @@ RUNS_HERE = Path("runs")
 """Where a study goes, under its name, when nothing else is said."""
 TO_BE_MEASURED = "to be measured"
 TAIL_BYTES = 2**14
-SECONDS_OF_WRITING = 60.0  # no file takes that long
 
 
 class StudyFolder:
@@ -75,15 +72,8 @@ class StudyFolder:
         """
         self.require_fit(study, cells)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
+        remove_leftovers(self.path)
         write_whole(self.path / FILE_NAME, study_toml(self._with_own_bases(study)))
-
-    def _remove_leftovers(self) -> None:
-        """Half-written files of a process that was killed; young ones may be those of another process at work."""
-        for path in self.path.glob(".*.tmp"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > SECONDS_OF_WRITING:
-                    path.unlink()
 
     def _changes(self, cell: Cell) -> Iterator[str]:
         config = self.run(cell) / CONFIG
@@ -123,6 +113,12 @@ class StudyFolder:
         if newest_step(folder) == cell.config.total_steps:
             return TO_BE_MEASURED
         return "stopped" if (folder / METRICS).is_file() else "waiting"
+
+    def forget_errors(self, cells: Sequence[Cell], evaluation: EvaluationSection) -> None:
+        """Remove the error.txt of finished runs: whatever failed there once is mended."""
+        for cell in cells:
+            if self.result(cell, evaluation) is not None:
+                (self.run(cell) / ERROR).unlink(missing_ok=True)
 
     def gather(self, cells: Sequence[Cell]) -> list[Result]:
         """Write results.jsonl from what the runs of the study have written, in the order of the study."""
@@ -165,44 +161,15 @@ def expected_measures(evaluation: EvaluationSection) -> set[str]:
     return {"iso", "r_cos"} if evaluation.wordsim else {"iso"}
 
 
-@contextmanager
-def claimed(run_folder: Path, patience: float) -> Iterator[bool]:
-    """Keep other processes from working on this run; gives False when another one does and goes on doing so.
-
-    Args:
-        run_folder: exists.
-        patience: seconds to wait for the other one. A process whose study was killed takes a moment to save and end.
-    """
-    until = time.monotonic() + patience
-    with (run_folder / CLAIM).open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    yield False
-                    return
-                time.sleep(0.1)
-        yield True
-
-
 def is_claimed(run_folder: Path) -> bool:
     """Whether a process works on this run now."""
-    try:
-        with (run_folder / CLAIM).open("rb") as file:  # whoever only looks may have no right to write
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return is_held(run_folder / CLAIM)
 
 
 def newest_step(run_folder: Path) -> int:
     """The step of the newest checkpoint of a run; 0 where there is none."""
     found = checkpoints_in(RunFolder(run_folder).checkpoints)
-    return int(found[-1].name.removeprefix("step-")) if found else 0
+    return step_of(found[-1]) if found else 0
 
 
 def last_row(run_folder: Path, kind: str = "train") -> dict[str, float] | None:
@@ -223,9 +190,10 @@ def tail(path: Path, lines: int = 15) -> str:
 def _last_bytes(path: Path) -> bytes:
     """The end of a file; nothing where there is none."""
     try:
+        require_regular_file(path)
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
             return file.read()
-    except OSError:
+    except (OSError, ValueError):
         return b""

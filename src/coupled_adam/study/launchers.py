@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coupled_adam.embeddings.optional import require
-from coupled_adam.study.cell import Status, Task, run_cell, write_error
+from coupled_adam.study.cell import Status, Task, is_finished, run_cell, write_error
 from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.folder import OUTPUT, tail
 from coupled_adam.study.plan_sections import SlurmSection
@@ -206,6 +206,8 @@ class LocalLauncher:
         return ended
 
     def _after_death(self, task: Task, cause: str) -> Ended:
+        if is_finished(task):  # it died as it ended
+            return Ended(task, "finished")
         if self._stops:
             return Ended(task, "stopped")
         write_error(task.folder, cause, f"The last lines of {OUTPUT}:\n{tail(task.folder / OUTPUT)}")
@@ -268,6 +270,8 @@ class ClusterLauncher:
         try:
             status, message = job.result()
         except Exception as error:  # whatever happened on the other machine
+            if is_finished(task):
+                return Ended(task, "finished")
             lines = str(error).strip().splitlines()
             reason = f"job {job.job_id} failed: {lines[-1] if lines else type(error).__name__}"
             write_error(task.folder, reason, str(error))

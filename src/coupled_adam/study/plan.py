@@ -6,7 +6,6 @@ Everything a user can get wrong here is a ValueError whose lines each name one k
 import difflib
 import re
 import textwrap
-import tomllib
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from coupled_adam import __version__
+from coupled_adam.base.files import LARGEST_TOML, parse_toml, read_text
 from coupled_adam.study.plan_sections import (
     Axis,
     EvaluationSection,
@@ -128,11 +128,9 @@ def load_study(spec: str) -> Study:
         hint = f"did you mean {near[0]}? " if near else ""
         raise ValueError(f"{spec!r} is no study and no file; {hint}studies are: {', '.join(STUDIES)}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LARGEST_TOML)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a TOML file: byte {error.start} is not UTF-8 text") from None
     return parse_study(text, str(path), path.parent)
 
 
@@ -144,10 +142,7 @@ def parse_study(text: str, source: str, folder: Path) -> Study:
         source: what to call it in messages.
         folder: where the file lies; base configs are looked for from there.
     """
-    try:
-        values = tomllib.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{source}: not valid TOML: {error}") from None
+    values = parse_toml(text, source)
     wrong_parts = {name: lines for name, lines in _wrong_parts(values) if lines}
     wrong = [line for lines in wrong_parts.values() for line in lines]
     try:
@@ -246,7 +241,7 @@ def value_of(text: str) -> Any:
         (3, 'none', [1, 2])
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}", "value")["value"]
     except ValueError:
         return text
 

@@ -6,10 +6,11 @@ folders -> results -> figures/*.svg *.pdf, tables/*.csv *.md *.tex, report.html
 from collections.abc import Sequence
 from pathlib import Path
 
-from coupled_adam.atomic import require_writable, write_whole
+from coupled_adam.base.files import remove_leftovers, require_writable, write_whole
 from coupled_adam.embeddings.optional import require
 from coupled_adam.study.report_plan import StudyPlan, all_planned, read_plans, shared_report
 from coupled_adam.study.results import Result, merge_results
+from coupled_adam.study.tables import FOLDER as TABLES
 from coupled_adam.study.tables import write_tables_to
 
 FILE_NAME = "report.html"
@@ -56,6 +57,8 @@ def write_report_of(results: Sequence[Result], plans: Sequence[StudyPlan], out: 
 
     path = out / FILE_NAME
     require_writable(path)
+    for folder in (out, out / FIGURES, out / TABLES):
+        remove_leftovers(folder)  # of a report that was killed
     plates = draw_figures(results)
     write_figures(plates, out / FIGURES)
     write_tables_to(out, results, all_planned(plans), shared_report(plans))

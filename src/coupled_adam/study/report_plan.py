@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from coupled_adam.base.files import LARGEST_TOML, read_limited
 from coupled_adam.study.cell import read_error
 from coupled_adam.study.expansion import Cell, cells_of, settings_that_differ
 from coupled_adam.study.folder import CONFIG, StudyFolder
@@ -94,8 +95,9 @@ def read_plan(folder: Path, results: Sequence[Result]) -> StudyPlan:
     path = folder / FILE_NAME
     if not path.is_file():
         return StudyPlan(folder, name, "", "", f"{FILE_NAME} is missing in {folder}: missing runs are not known.")
-    toml = path.read_text(encoding="utf-8", errors="replace")
+    toml = ""
     try:
+        toml = read_limited(path, LARGEST_TOML).decode("utf-8", errors="replace")
         study = load_study(str(path))
         cells = cells_of(study)
     except ValueError as error:

@@ -9,10 +9,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import parse_json, read_text, write_whole
 from coupled_adam.study.metrics import METRICS, TASK_LIMIT, TASKS, other_tasks
 
 FILE_NAME = "results.jsonl"
@@ -96,9 +96,12 @@ def from_json(text: str, folder: Path, source: str) -> Result:
     """
     remedy = "run the study again to write it anew"
     try:
-        values = json.loads(text)
-    except ValueError:
-        raise ValueError(f"{source}: not JSON; {remedy}") from None
+        values = parse_json(text, source)
+        json.dumps(values, ensure_ascii=False).encode()  # half a surrogate pair can be spelled, but not written
+    except UnicodeEncodeError:
+        raise ValueError(f"{source}: has text that is not Unicode; {remedy}") from None
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{source}: expected a result, an object with the keys {', '.join(STORED)}; {remedy}")
     values.setdefault("loss_split", "test")  # rows from before it was stored
@@ -106,9 +109,32 @@ def from_json(text: str, folder: Path, source: str) -> Result:
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; {remedy}")
     for name in STORED:
-        if not (values[name] is None and name in _OPEN) and not isinstance(values[name], _KINDS.get(name, str)):
-            raise ValueError(f"{source}: {name} = {values[name]!r} is not what a result has there; {remedy}")
+        if not (values[name] is None and name in _OPEN) and not _is_kind(values[name], _KINDS.get(name, str)):
+            raise ValueError(f"{source}: {name} = {_short(values[name])} is not what a result has there; {remedy}")
+    for name, value in values["metrics"].items():
+        if value is not None and not _is_kind(value, (int, float)):
+            raise ValueError(f"{source}: metric {name!r} is {_short(value)}, expected a finite number; {remedy}")
+    if not _lies_inside(values["run"]):
+        raise ValueError(f"{source}: run = {_short(values['run'])} lies outside the folder of the study; {remedy}")
     return Result(**{name: values[name] for name in STORED}, folder=folder)
+
+
+def _is_kind(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Whether a value from JSON is of a kind: a truth value is no number, and neither is what is not finite."""
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        return False
+    return isinstance(value, kind)
+
+
+def _lies_inside(run: str) -> bool:
+    """Whether the path of a run stays in the folder of its study."""
+    path = PurePosixPath(run)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def read_results(study_folder: Path) -> list[Result]:
@@ -119,13 +145,13 @@ def read_results(study_folder: Path) -> list[Result]:
     """
     path = study_folder / FILE_NAME
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except FileNotFoundError:
         raise ValueError(
             f"{study_folder}: no {FILE_NAME}; expected the folder of a study in which at least one run is finished"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     return [from_json(line, study_folder, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
 
 
@@ -185,7 +211,7 @@ def read_evaluation(run_folder: Path, study_folder: Path) -> Result | None:
     """The result in a run folder; None when it is not there or not whole."""
     path = run_folder / EVALUATION
     try:
-        return from_json(path.read_text(encoding="utf-8"), study_folder, str(path))
+        return from_json(read_text(path), study_folder, str(path))
     except (OSError, ValueError):
         return None
 

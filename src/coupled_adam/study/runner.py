@@ -35,8 +35,8 @@ class Outcome:
     """Runs that are finished, now or before."""
     failed: dict[str, str] = field(default_factory=dict)
     """Reason by run."""
-    busy: list[str] = field(default_factory=list)
-    """Runs that another process works on."""
+    busy: dict[str, str] = field(default_factory=dict)
+    """Runs that another process works on, each with what to do about it."""
     left: int = 0
     """Runs that a signal kept from finishing."""
     signal: str | None = None
@@ -75,14 +75,12 @@ def run_study(
     todo = deque(cell for cell in cells if folder.result(cell, study.evaluation) is None)
     outcome.finished = len(cells) - len(todo)
     if not todo:
-        folder.prepare(study, all_cells)
-        folder.gather(all_cells)
+        _prepare(study, folder, all_cells)
         return outcome
     machine = _machine(study, folder, jobs, launcher, todo, display.say)
     try:
         before_runs()
-        folder.prepare(study, all_cells)
-        folder.gather(all_cells)
+        _prepare(study, folder, all_cells)
         with watching_signals() as interruption, display:
             display.begin(cells, todo)
             _loop(study, folder, all_cells, todo, machine, display, interruption, outcome)
@@ -95,6 +93,13 @@ def run_study(
     outcome.left = len(cells) - outcome.finished - len(outcome.failed) - len(outcome.busy)
     outcome.runs_go_on = machine.launcher.leaves_on_stop and outcome.signal is not None
     return outcome
+
+
+def _prepare(study: Study, folder: StudyFolder, all_cells: Sequence[Cell]) -> None:
+    """Bring the folder to the state of the study, before any run begins."""
+    folder.prepare(study, all_cells)
+    folder.forget_errors(all_cells, study.evaluation)
+    folder.gather(all_cells)
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,7 @@ def _loop(
             running -= 1
             _note(each, outcome)
             if each.status == "finished":
+                folder.forget_errors([each.task.cell], study.evaluation)
                 folder.gather(all_cells)
             display.ended(each)
         display.refresh()
@@ -204,7 +210,7 @@ def _note(ended: Ended, outcome: Outcome) -> None:
     elif ended.status == "failed":
         outcome.failed[label] = ended.message
     elif ended.status == "busy":
-        outcome.busy.append(label)
+        outcome.busy[label] = ended.message
 
 
 def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coupled_adam.atomic import require_writable, write_whole
+from coupled_adam.base.files import require_writable, write_whole
 from coupled_adam.study.ablation_groups import scale_groups, sgd_groups
 from coupled_adam.study.comparison_table import comparison_table, summary_cell
 from coupled_adam.study.crossing_table import crossing_table

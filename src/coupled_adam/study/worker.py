@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from coupled_adam.base.cpu import limit_instructions
+from coupled_adam.training.interruption import signals_to_watch
 
 Tasks = queue.SimpleQueue[dict[str, Any] | None]
 
@@ -27,8 +28,8 @@ Tasks = queue.SimpleQueue[dict[str, Any] | None]
 def main() -> None:
     """Do what standard input says until it ends."""
     with _answers() as answers:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in signals_to_watch():
+            signal.signal(number, signal.default_int_handler)
         tasks: Tasks = queue.SimpleQueue()
         threading.Thread(target=_read_tasks, args=(tasks,), daemon=True).start()
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coupled_adam.atomic import replacing, write_whole
+from coupled_adam.base.files import read_json, read_text, replacing, require_regular_file, write_whole
 from coupled_adam.theory.record import (
     CheckpointTheory,
     RunTheory,
@@ -30,7 +30,7 @@ from coupled_adam.theory.record import (
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
-DAMAGED = (ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+DAMAGED = (ValueError, KeyError, TypeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 """What numpy and zipfile stumble over in a file of arrays that is not whole."""
 Origin = Mapping[str, str | int | None]
 """What a measurement is of: equal in all keys means that it need not be repeated. None: cannot be known any more."""
@@ -66,8 +66,8 @@ class TheoryFolder:
     def read_run(self) -> RunTheory:
         """Read theory.json."""
         try:
-            text = self.theory.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(self.theory)
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"{self.theory}: cannot be read ({error}); write it with `coupled-adam theory {self.path.parent}`"
             ) from None
@@ -103,7 +103,7 @@ class TheoryFolder:
         """
         path = self._stem(step).with_suffix(".json")
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             stored = dict(content["of"])
             if any(value is not None and stored.get(key) != value for key, value in origin.items()):
                 return None
@@ -114,7 +114,7 @@ class TheoryFolder:
     def read_origin(self, step: int) -> dict[str, Any]:
         """What the numbers of a checkpoint are of; empty where that cannot be read."""
         try:
-            return dict(json.loads(self._stem(step).with_suffix(".json").read_text(encoding="utf-8"))["of"])
+            return dict(read_json(self._stem(step).with_suffix(".json"))["of"])
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
@@ -143,6 +143,7 @@ def _is_step(path: Path) -> bool:
 
 def _read_arrays(path: Path, names: list[str]) -> dict[str, npt.NDArray[Any]]:
     try:
+        require_regular_file(path)
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in names}
     except (OSError, *DAMAGED) as error:

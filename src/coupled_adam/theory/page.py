@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import remove_leftovers, write_whole
 from coupled_adam.inspection.plates import Plate, write_plates
 from coupled_adam.theory.album import CAPTIONS, draw_plates
 from coupled_adam.theory.folder import TheoryFolder
@@ -35,6 +35,8 @@ def write_page(run: Path, together: Mapping[str, RunTheory], name: str, facts: M
     folder, theory = TheoryFolder(run), together[name]
     arrays = folder.read_arrays(theory.checkpoints[-1].step)
     plates = draw_plates(theory, arrays, folder.read_unigram(), together)
+    for each in (folder.path, folder.figures):
+        remove_leftovers(each)  # of a process that was killed
     write_plates(list(plates.values()), folder.figures, CAPTIONS)
     write_whole(folder.path / PAGE, render_page(name, theory, plates, facts))
     return folder.path / PAGE

@@ -11,16 +11,19 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from coupled_adam.training.checkpoint_files import first_cause, in_words, read_tensors
 from coupled_adam.training.checkpoint_metadata import read_metadata
 from coupled_adam.training.checkpoint_ranks import Agreement
-from coupled_adam.training.checkpoint_record import checkpoints_in, read_record, stored_file, wrong_sizes
+from coupled_adam.training.checkpoint_record import checkpoints_in, read_record, step_of, stored_file, wrong_sizes
 from coupled_adam.training.checkpoint_state import RNG, restore_generators
 
 
-def newest_good(folder: Path, *, on_skip: Callable[[str], None], process_group: Any = None) -> Path | None:
+def newest_good(
+    folder: Path, *, on_skip: Callable[[str], None], last_step: int | None = None, process_group: Any = None
+) -> Path | None:
     """The newest checkpoint that is whole, read completely to make sure; all ranks get the same.
 
     Args:
         folder: where the checkpoints lie; it may be missing.
         on_skip: called on every rank with a sentence about each damaged checkpoint that is passed over.
+        last_step: of the run, where it is known: a checkpoint of a later one is not of this run.
         process_group: the ranks that look together, each at its share of the files; default all.
 
     Returns:
@@ -28,6 +31,8 @@ def newest_good(folder: Path, *, on_skip: Callable[[str], None], process_group: 
     """
     for path in reversed(Agreement(process_group).from_first(checkpoints_in(folder))):
         problem = damage(path, process_group)
+        if problem is None and last_step is not None and step_of(path) > last_step:
+            problem = f"its step is after {last_step}, the last step of the run"
         if problem is None:
             return path
         on_skip(f"checkpoint {path} is damaged and skipped: {problem}")
@@ -77,7 +82,7 @@ def load(path: Path, tensors: Mapping[str, Tensor], process_group: Any = None) -
         cause = first_cause(error)
         raise ValueError(f"checkpoint {path} cannot be read: {in_words(cause)}") from error
     restore_generators(wanted)
-    return {"step": record.step, **record.state}
+    return {"step": record.step} | {key: value for key, value in record.state.items() if key != "step"}
 
 
 def _damage_seen_by(rank: int, ranks: int, path: Path) -> str | None:

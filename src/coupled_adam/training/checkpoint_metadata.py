@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
+from coupled_adam.base.files import require_regular_file
 from coupled_adam.training.checkpoint_record import StoredFile
 
 METADATA_FILE = ".metadata"
@@ -50,6 +51,7 @@ def read_metadata(folder: Path, files: dict[str, StoredFile]) -> Metadata:
         Metadata of tensors only, each of which lies completely inside these files.
     """
     try:
+        require_regular_file(folder / METADATA_FILE)
         with (folder / METADATA_FILE).open("rb") as file:
             metadata = _MetadataUnpickler(file).load()
         problem = _problem(metadata, files)

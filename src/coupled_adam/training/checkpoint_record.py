@@ -17,11 +17,12 @@ import json
 import os
 import re
 import shutil
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import kind_of_file, read_json, remove_leftover, write_whole
 
 STATE_FILE = "state.json"
 FORMAT = 1
@@ -58,7 +59,7 @@ def read_record(folder: Path) -> Record:
     """Read `state.json`; a ValueError says what is wrong with it."""
     path = folder / STATE_FILE
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
         if not isinstance(content, dict):
             raise TypeError(f"expected an object, found {type(content).__name__}")
         checksum = content.pop("sha256", None)
@@ -66,12 +67,31 @@ def read_record(folder: Path) -> Record:
             raise ValueError(f"format is {content.get('format')!r}, expected {FORMAT}")
         if checksum != _checksum(content):
             raise ValueError("its checksum does not fit: it was changed or damaged")
-        files = {str(name): StoredFile(int(f["bytes"]), str(f["sha256"])) for name, f in content["files"].items()}
-        return Record(int(content["step"]), bool(content["milestone"]), dict(content["state"]), files)
+        return _record(content, folder)
     except FileNotFoundError:
         raise ValueError(f"{STATE_FILE} is missing: the checkpoint was never finished, or it was deleted") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{STATE_FILE} cannot be read ({error})") from None
+
+
+def _record(content: dict[str, Any], folder: Path) -> Record:
+    """The values of `state.json`, none of which is believed before it is what we write."""
+    step, milestone, state = content["step"], content["milestone"], content["state"]
+    if type(step) is not int or step < 0:
+        raise ValueError(f"step is {step!r}, expected a whole number of 0 or more")
+    named = re.fullmatch(r"step-(\d+)", folder.name)
+    if named is not None and step != int(named[1]):
+        raise ValueError(f"step is {step}, but the folder is called {folder.name}")
+    if type(milestone) is not bool or not isinstance(state, dict):
+        raise ValueError("its milestone is no truth value, or its state no object")
+    files = {}
+    for name, file in content["files"].items():
+        if type(file["bytes"]) is not int or file["bytes"] < 0 or not isinstance(file["sha256"], str):
+            raise ValueError(f"size and sha256 of {name!r} are none")
+        if name in ("", ".", "..") or Path(name).name != name:
+            raise ValueError(f"{name!r} is not the name of a file in the folder")
+        files[name] = StoredFile(file["bytes"], file["sha256"])
+    return Record(step, milestone, state, files)
 
 
 def stored_file(path: Path) -> StoredFile:
@@ -84,11 +104,13 @@ def wrong_sizes(folder: Path, files: dict[str, StoredFile]) -> str | None:
     """The first file that is missing, or longer or shorter than it was written; None when all are there."""
     for name, expected in sorted(files.items()):
         try:
-            size = (folder / name).stat().st_size
+            found = (folder / name).stat()
         except OSError as error:
             return f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
-        if size != expected.bytes:
-            return f"{name} has {size} bytes, was written with {expected.bytes}"
+        if not stat.S_ISREG(found.st_mode):
+            return f"{name} is {kind_of_file(found.st_mode)}, was written as a file"
+        if found.st_size != expected.bytes:
+            return f"{name} has {found.st_size} bytes, was written with {expected.bytes}"
     return None
 
 
@@ -107,7 +129,12 @@ def checkpoints_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if re.fullmatch(r"step-\d+", path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in the name of a checkpoint's folder, as `checkpoints_in` gives it."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def put_in_place(temporary: Path, final: Path) -> None:
@@ -140,10 +167,10 @@ def remove_leftovers(folder: Path) -> None:
     """Delete what killed writers left behind; nothing else may be writing in this folder."""
     for path in folder.iterdir():
         if re.fullmatch(r"\.step-\d+\.tmp", path.name):
-            shutil.rmtree(path)
+            remove_leftover(path)
         elif match := re.fullmatch(r"\.(step-\d+)\.replaced", path.name):
             if (folder / match[1]).exists():
-                shutil.rmtree(path)
+                remove_leftover(path)
             else:  # killed between the two renames of put_in_place
                 path.rename(folder / match[1])
 

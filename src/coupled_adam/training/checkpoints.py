@@ -136,7 +136,13 @@ class CheckpointWriter:
             self.wait()
 
     def _prepare_folder(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise ValueError(
+                f"{self.folder}: this is not a folder, but checkpoints are to be written into it; move it away, then "
+                "run the same command again"
+            ) from None
         remove_leftovers(self.folder)
 
     def _write(self, staged: Staged, step: int, state: dict[str, Any], tables: Tables | None, milestone: bool) -> None:

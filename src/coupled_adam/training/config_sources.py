@@ -1,10 +1,10 @@
 """Where the values of a config come from: a preset, a TOML file, a run folder, and `--set section.key=value`."""
 
 import difflib
-import tomllib
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.files import parse_toml, read_toml
 from coupled_adam.training.config_errors import unknown_key
 from coupled_adam.training.presets import PRESETS, preset_text
 from coupled_adam.training.sections import Section, all_keys, keys_of
@@ -20,7 +20,7 @@ def read_values(spec: str) -> tuple[str, dict[str, Any]]:
         spec: the name of a preset, the path of a TOML file, or a run folder.
     """
     if spec in PRESETS:
-        return f"preset {spec}", tomllib.loads(preset_text(spec))
+        return f"preset {spec}", parse_toml(preset_text(spec), f"preset {spec}")
     path = Path(spec).expanduser()
     if not spec.strip():
         raise ValueError(_unknown_preset(spec))
@@ -31,15 +31,11 @@ def read_values(spec: str) -> tuple[str, dict[str, Any]]:
     elif not path.exists() and path.suffix != ".toml" and len(path.parts) == 1:
         raise ValueError(_unknown_preset(spec))
     try:
-        return str(path), tomllib.loads(path.read_text(encoding="utf-8"))
+        return str(path), read_toml(path)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file or run folder; presets are: {', '.join(PRESETS)}") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a TOML file: byte {error.start} is not UTF-8 text") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid TOML: {error}") from None
 
 
 def _unknown_preset(spec: str) -> str:
@@ -81,7 +77,7 @@ def set_value(values: dict[str, Any], override: str, model: type[Section]) -> st
 def _parse(text: str) -> Any:
     """A value read as TOML, or the text itself when it is none."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = parse_toml(f"value = {text}", "value")
     except ValueError:
         return text
     return parsed["value"] if list(parsed) == ["value"] else text

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from coupled_adam.atomic import replacing
+from coupled_adam.base.files import parse_json, replacing, require_regular_file
 
 FILE_NAME = "metrics.jsonl"
 
@@ -144,6 +144,8 @@ class MetricsFile:
     name = FILE_NAME
 
     def __init__(self, path: Path, resume_step: int | None, say: Callable[[str], None]) -> None:
+        if path.exists():
+            require_regular_file(path, "move it away, then run the same command again")
         if resume_step is None:
             path.unlink(missing_ok=True)
         elif path.exists():
@@ -181,6 +183,7 @@ def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
         kind: "train", "val", "embeddings", "test" or "event".
     """
     rows = []
+    require_regular_file(path)
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         row = parse_row(line)
@@ -208,8 +211,8 @@ def keep_until(path: Path, last_step: int, say: Callable[[str], None]) -> None:
 def parse_row(line: bytes) -> dict[str, Any] | None:
     """A line as a row, or None where it is none: a JSON object that is cut anywhere no longer parses."""
     try:
-        row = json.loads(line)
+        row = parse_json(line, FILE_NAME)
     except ValueError:
         return None
-    is_row = isinstance(row, dict) and isinstance(row.get("kind"), str) and isinstance(row.get("step"), int)
-    return row if is_row else None
+    is_row = isinstance(row, dict) and isinstance(row.get("kind"), str) and type(row.get("step")) is int
+    return row if is_row and row["step"] >= 0 else None

@@ -99,7 +99,7 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         say(_summary(config, corpus, ranks, parts))
         writer = checkpoints.CheckpointWriter(run.checkpoints, config.checkpoints.keep)
         state = {"data": corpus.fingerprint, "precision": "bf16" if parts.uses_bf16 else "float32"}
-        start_step = _restore(parts, run, state, say) if resume else None
+        start_step = _restore(parts, run, config.total_steps, state, say) if resume else None
         if start_step == config.total_steps:
             say(f"Nothing left to do: {folder} finished at step {start_step}.")
         # Trackers may refuse (no package, no login), so the config is written after them.
@@ -115,7 +115,7 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         if config.log.val_every and not parts.measures.can_validate:
             say(f"{corpus.folder} has no validation text, or too little: no validation loss.")
         where = environment(devices.device_name(ranks.device), ranks.size, ranks.mode)
-        before = float(run.read_state().get("seconds", 0.0)) if start_step else 0.0
+        before = run.seconds_so_far() if start_step else 0.0
         ranks.first_does(lambda: run.write_state(status="running", **where))
         status, problem = "failed", None
         try:
@@ -194,10 +194,10 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
     )
 
 
-def _restore(parts: Parts, run: RunFolder, expected: dict[str, str], say: Say) -> int | None:
-    """Load the newest whole checkpoint; None when there is none."""
+def _restore(parts: Parts, run: RunFolder, last_step: int, expected: dict[str, str], say: Say) -> int | None:
+    """Load the newest whole checkpoint of a run of `last_step` steps; None when there is none."""
     damaged: list[str] = []
-    path = checkpoints.newest_good(run.checkpoints, on_skip=damaged.append)
+    path = checkpoints.newest_good(run.checkpoints, on_skip=damaged.append, last_step=last_step)
     if path is None and damaged:
         raise ValueError(
             "; ".join(damaged) + f". No checkpoint is left to resume from; bring one back, or remove {run.checkpoints} "

@@ -5,21 +5,23 @@ run.json         how the run stands: status, step, versions, device
 metrics.jsonl    what was measured, one line each
 checkpoints/     step-000000300/...
 tensorboard/  wandb/  wandb_id      of trackers, when asked for
-lock             held while a process trains here; the system lets go of it when the process ends, however it does
+lock             there while a process trains here, or was killed as it did (see base/locks)
 """
 
 import json
+import math
 import os
 import platform
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from coupled_adam import __version__
-from coupled_adam.atomic import require_writable, write_whole
+from coupled_adam.base.files import read_json, remove_leftover, require_writable, write_whole
+from coupled_adam.base.locks import LockHeld, lock_names, locked
 from coupled_adam.training.checkpoint_record import checkpoints_in
 from coupled_adam.training.config import Config, load_config, require_resumable, to_toml
 from coupled_adam.training.logbook import FILE_NAME as METRICS
@@ -52,7 +54,7 @@ class RunFolder:
     def begin(self, config: Config) -> None:
         """Write the config that is used from here on; call it when nothing can be refused any more."""
         for leftover in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote; we hold the lock
-            leftover.unlink()
+            remove_leftover(leftover)
         require_writable(self.config)
         write_whole(self.config, to_toml(config))
         self.checkpoints.mkdir(exist_ok=True)
@@ -66,34 +68,29 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder."""
         try:
-            require_writable(self.path / LOCK)
+            require_writable(self.config)
         except OSError as error:
             raise ValueError(
                 f"cannot write to {self.path} ({error.strerror}); give another folder with --out"
             ) from error
-        with (self.path / LOCK).open("a") as file:
+        with ExitStack() as stack:
             try:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(f"{self.path} is being trained by another process; wait for it or stop it") from error
-            except (ImportError, OSError):
-                pass  # Windows, or a file system without locks: the user has to take care
+                stack.enter_context(locked(self.path / LOCK))
+            except LockHeld as error:
+                raise ValueError(f"{self.path} is being trained by {error.by}; {error.remedy}") from error
+            # A run that never began leaves nothing behind; rmdir only removes what is empty.
+            stack.callback(self._remove_empty_checkpoints)
             try:
                 yield
             finally:
-                self._remove_if_empty()
+                stack.close()
+                with suppress(OSError):
+                    self.path.rmdir()
 
-    def _remove_if_empty(self) -> None:
-        """A run that never began leaves nothing behind."""
+    def _remove_empty_checkpoints(self) -> None:
         with suppress(OSError):
             if not self.config.exists():
                 self.checkpoints.rmdir()
-        with suppress(OSError):
-            if [entry.name for entry in self.path.iterdir()] == [LOCK]:
-                (self.path / LOCK).unlink()
-                self.path.rmdir()
 
     def write_state(self, **values: Any) -> None:
         """Say how the run stands."""
@@ -102,17 +99,22 @@ class RunFolder:
     def read_state(self) -> dict[str, Any]:
         """What `write_state` wrote; empty for a new run or a file that cannot be read."""
         try:
-            state = json.loads(self.state.read_text())
+            state = read_json(self.state)
         except (OSError, ValueError):
             return {}
         return state if isinstance(state, dict) else {}
+
+    def seconds_so_far(self) -> float:
+        """The time that the run has taken, over all its starts; 0 where run.json does not say."""
+        seconds = self.read_state().get("seconds")
+        return float(seconds) if isinstance(seconds, (int, float)) and math.isfinite(seconds) else 0.0
 
 
 def _is_ours(entry: Path) -> bool:
     """Whether a file may be there before the config is, left by a run that was refused or killed as it began."""
     if entry.name == METRICS:
         return entry.stat().st_size == 0  # a run that begins makes it anew, and rows of another program would be lost
-    return entry.name in (LOCK, *TRACKERS) or entry.match(".*.tmp")
+    return entry.name in (*lock_names(LOCK), *TRACKERS) or entry.match(".*.tmp")
 
 
 def environment(device_name: str, ranks: int, parallel: str) -> dict[str, Any]:

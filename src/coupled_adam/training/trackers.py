@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import write_whole
 from coupled_adam.training.logbook import Values
 
 ID_FILE = "wandb_id"

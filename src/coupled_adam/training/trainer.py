@@ -253,7 +253,9 @@ class Trainer:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {grad_norm}"
         with suppress(OSError, RuntimeError):  # a save that failed is not on the disk, which is what counts here
             self.saving.writer.wait()
-        newest = checkpoints.newest_good(self.saving.writer.folder, on_skip=self.display.message)
+        newest = checkpoints.newest_good(
+            self.saving.writer.folder, on_skip=self.display.message, last_step=self.config.total_steps
+        )
         last_good = f"the last good checkpoint is {newest}" if newest else "no checkpoint was saved"
         clipping = "lower" if self.config.optimizer.max_grad_norm else "set"
         return (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from coupled_adam import __version__
-from coupled_adam.atomic import require_writable
+from coupled_adam.base.files import require_writable
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.evaluation.downstream import harness

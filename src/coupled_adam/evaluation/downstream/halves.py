@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coupled_adam import __version__
-from coupled_adam.atomic import require_writable
+from coupled_adam.base.files import require_writable
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.evaluate import (
     OnNote,

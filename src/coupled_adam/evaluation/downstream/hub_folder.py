@@ -4,7 +4,6 @@ Letters: B windows of a batch, T context, V vocabulary rows.
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coupled_adam.base.files import read_json
 from coupled_adam.data.corpus import file_hash, open_corpus
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.embeddings.optional import require
@@ -146,7 +146,7 @@ def _loss(stored: LossResult | None, model: Any, data: Path, on_progress: OnProg
 
 def _check_folder(folder: Path) -> None:
     try:
-        json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        read_json(folder / CONFIG)
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder}: its {CONFIG} cannot be read ({error}); copy the model again") from None
     if not any(path.is_file() for pattern in WEIGHTS for path in folder.glob(pattern)):

@@ -23,7 +23,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from coupled_adam.atomic import replacing
+from coupled_adam.base.files import parse_json, replacing
 
 REQUESTS = "coupled-adam requests 1"
 SCORES = "coupled-adam scores 1"
@@ -257,9 +257,12 @@ def _read(path: Path, form: str, fields: dict[str, type]) -> tuple[dict[str, Any
     text = metadata.get("record", "")
     if metadata.get("sha256") != _checksum(text, arrays):
         raise _damaged(path, "its checksum is not that of its contents")
-    record = json.loads(text)
+    try:
+        record = parse_json(text, "its record")
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
     for name, kind in fields.items():
-        if not isinstance(record.get(name), kind):
+        if not isinstance(record, dict) or not isinstance(record.get(name), kind):
             raise _damaged(path, f"its record has no {name}")
     return record, arrays
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.atomic import write_whole
+from coupled_adam.base.files import read_json, write_whole
 from coupled_adam.evaluation.downstream.tasks import MEAN, METRIC, PAPER_TASKS, mean_accuracy
 from coupled_adam.evaluation.held_out_loss import SplitLoss
 
@@ -150,11 +150,13 @@ def read_downstream(folder: Path, *, checkpoint: int | None = None, limit: int |
 def read_file(path: Path) -> Downstream | None:
     """The results in a file; None where there is none."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}); {REMEDY}") from None
+    except ValueError as error:
+        raise ValueError(f"{error}; {REMEDY}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); {REMEDY}") from None
     try:
         if values["format"] != FORMAT:
             raise ValueError(f"format is {values['format']!r}, expected {FORMAT}")

@@ -6,13 +6,14 @@ replaced. So what is read here must be what lm-eval would have read there, and e
 """
 
 import ast
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from coupled_adam.base.files import parse_json
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -159,13 +160,13 @@ def read_documents(folder: Path, task: str) -> LocalDocuments:
         if not line.strip():
             continue
         try:
-            documents.append(local.layout.model_validate(json.loads(line)).model_dump())
+            documents.append(local.layout.model_validate(parse_json(line, f"line {number}")).model_dump())
         except ValidationError as error:
             raise ValueError(
                 f"{path}, line {number}: {_first_problem(error)}; expected the fields of {local.origin} on the Hub"
             ) from None
         except ValueError as error:  # not JSON, or not UTF-8
-            raise ValueError(f"{path}, line {number}: not JSON ({error}); expected one document per line") from None
+            raise ValueError(f"{path}, {error}; expected one document per line") from None
     if not documents:
         raise ValueError(f"{path}: has no documents; expected one JSON document per line")
     return LocalDocuments(local.split, documents)

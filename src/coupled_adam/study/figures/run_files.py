@@ -3,13 +3,13 @@
 A file that is missing or damaged costs its figure, never the report. Letters: P points of a curve, S seeds.
 """
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coupled_adam.base.files import require_regular_file
 from coupled_adam.study.curves import curve_of, curves_of
 from coupled_adam.study.results import Result
 
@@ -60,9 +60,10 @@ def is_thinned(results: Sequence[Result], kind: str, most: int = MOST_POINTS) ->
 def embedding_arrays(run: Result) -> Mapping[str, NDArray[np.float32]]:
     """The arrays of embeddings.npz; empty when there is no such file or it cannot be read."""
     try:
+        require_regular_file(run.run_folder / EMBEDDINGS)
         with np.load(run.run_folder / EMBEDDINGS, allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]) for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except Exception:  # whatever numpy and zipfile stumble over in bytes that are no arrays
         return {}
     return {name: array for name, array in arrays.items() if array.dtype.kind in "fiu" and np.isfinite(array).all()}
 

@@ -1,0 +1,334 @@
+"""One lock for everything that only one process may do at a time: a training, a run of a study, a preparation of data.
+
+The lock is a file. Where the file system has locks (flock; on Windows msvcrt.locking), the system holds it and lets go
+of it when the process ends, however it does; the file then only says who holds it. Where it has none (some network and
+FUSE file systems: ENOLCK, EOPNOTSUPP, ENOSYS), a second file, NAME.held, is made, which can be made only once. A killed
+process leaves it: the next one takes it over if that process was on the same machine and is gone. What cannot be known,
+because the process was elsewhere, is taken to be alive, and the message says which file to remove.
+"""
+
+import errno
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from coupled_adam.base.files import kind_of_file, parse_json, process_is_gone, process_start, where_processes_live
+
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
+SECONDS_BETWEEN_TRIES = 0.1
+SECONDS_FOR_A_RECORD = 1.0
+"""A file that was just made gets so long to say by whom."""
+LOCKED_BYTE = 2**30  # on Windows a locked byte cannot be read by others, so it is one far behind the record
+LARGEST_RECORD = 4096
+MARKER, TURN = ".held", ".taken"
+
+
+class LockHeld(ValueError):
+    """Another process holds the lock.
+
+    Args:
+        path: the file that says so.
+        by: who it is, such as "process 1234".
+        remedy: what to do.
+    """
+
+    def __init__(self, path: Path, by: str, remedy: str) -> None:
+        super().__init__(path, by, remedy)  # as they are, so that it can be sent to another process
+        self.path = path
+        self.by = by
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.path}: held by {self.by}; {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock."""
+
+    where: str
+    pid: int
+    start: str
+
+    def is_gone(self) -> bool:
+        """Whether the process surely is no more; it can only be known of one on this machine."""
+        return self.where == where_processes_live() and process_is_gone(self.pid, self.start)
+
+    def __str__(self) -> str:
+        if self.where == where_processes_live():
+            return f"process {self.pid}"
+        return f"process {self.pid} on {self.where.partition(' ')[0]}"
+
+
+@contextmanager
+def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold the lock `path`; the file is gone afterwards.
+
+    Args:
+        path: of the lock; its folder exists.
+        patience: seconds to wait for another process that holds it.
+
+    Raises:
+        LockHeld: where another process holds it and goes on doing so, or may do so.
+        ValueError: where something else than a file has that name.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            release = _acquire(path)
+            break
+        except LockHeld:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(SECONDS_BETWEEN_TRIES)
+    owner = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == owner:  # not in a process that was forked meanwhile
+            release()
+
+
+def lock_names(name: str) -> tuple[str, ...]:
+    """The names of all files that a lock of this name can leave beside it when its process is killed."""
+    return name, f"{name}{MARKER}", f"{name}{MARKER}{TURN}"
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock now; asks without any right to write."""
+    marker = _marker(path)
+    if _may_hold(marker):
+        return True
+    try:
+        descriptor = _open(path, os.O_RDONLY if sys.platform != "win32" else os.O_RDWR)
+    except (OSError, ValueError):  # not there, or nothing that could be locked
+        return False
+    try:
+        _lock(descriptor, shared=True)
+    except BlockingIOError:
+        return True
+    except _NoLocksError:
+        return _may_hold(path)
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _acquire(path: Path) -> Callable[[], None]:
+    """Take the lock; gives what lets go of it again."""
+    while True:
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            _lock(descriptor)
+            # Whoever held it before may have removed the file between our open and our lock.
+            if not _is_still_there(descriptor, path):
+                os.close(descriptor)
+                continue
+        except BlockingIOError:
+            holder = _read_holder(path)
+            os.close(descriptor)
+            raise LockHeld(path, str(holder or "another process"), "wait for it, or stop it") from None
+        except _NoLocksError:
+            os.close(descriptor)
+            return _acquire_marker(path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        break
+    try:
+        _refuse_if_held(_marker(path))  # by a process for which the file system had no locks
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with suppress(OSError):  # it is for messages; on a full disk the lock holds without
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, _own_record())
+
+    def release() -> None:
+        with suppress(OSError):  # Windows removes no open file
+            path.unlink()
+        with suppress(OSError):
+            _unlock(descriptor)
+        os.close(descriptor)
+
+    return release
+
+
+def _acquire_marker(path: Path) -> Callable[[], None]:
+    """The same where the file system has no locks: by a file that can be made only once."""
+    _refuse_if_held(path)  # by a process that could lock it, when the file system still had locks
+    marker = _marker(path)
+    try:
+        _make(marker)
+    except FileExistsError:
+        _refuse_if_held(marker)
+        _take_over(marker)
+
+    def release() -> None:
+        for each in (path, marker):
+            with suppress(OSError):
+                each.unlink()
+
+    return release
+
+
+def _take_over(marker: Path) -> None:
+    """Make a file of a process that is gone ours; one process at a time, or the second would take it from the first."""
+    turn = marker.with_name(f"{marker.name}{TURN}")
+    try:
+        _make(turn)
+    except FileExistsError:
+        raise LockHeld(
+            turn,
+            str(_read_holder(turn) or "another process"),
+            f"it takes over {marker.name}; try again, and if that does not help remove {turn}",
+        ) from None
+    try:
+        _refuse_if_held(marker)  # the one before us may have taken it over just now
+        marker.unlink(missing_ok=True)
+        try:
+            _make(marker)
+        except FileExistsError:
+            raise LockHeld(marker, str(_read_holder(marker) or "another process"), "try again") from None
+    finally:
+        turn.unlink(missing_ok=True)
+
+
+def _make(path: Path) -> None:
+    """Make a file that says that we made it; a FileExistsError where there is one."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        os.write(descriptor, _own_record())
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_if_held(path: Path) -> None:
+    if not _may_hold(path):
+        return
+    holder = _read_holder(path)
+    remedy = f"wait for it, or stop it; if it is gone, remove {path}"
+    raise LockHeld(path, str(holder or "a process that it does not name"), remedy)
+
+
+def _may_hold(path: Path) -> bool:
+    """Whether a file says that a process holds the lock, and that process is not known to be gone."""
+    until = time.monotonic() + SECONDS_FOR_A_RECORD
+    is_marker = path.suffix == MARKER  # an empty lock file is nothing: version 0.1.0 left one behind
+    while True:
+        try:
+            size = path.lstat().st_size
+        except OSError:
+            return False
+        if size > 0:
+            holder = _read_holder(path)
+            return holder is None or not holder.is_gone()
+        if not is_marker:
+            return False
+        if time.monotonic() > until:
+            return True
+        time.sleep(0.05)
+
+
+def _read_holder(path: Path) -> Holder | None:
+    """Who wrote the file; None where that cannot be read."""
+    try:
+        descriptor = _open(path, os.O_RDONLY)
+        try:
+            values = parse_json(os.read(descriptor, LARGEST_RECORD), str(path))
+        finally:
+            os.close(descriptor)
+        holder = Holder(str(values["where"]), int(values["pid"]), str(values["start"]))
+        return holder if holder.pid > 0 else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _own_record() -> bytes:
+    pid = os.getpid()
+    return json.dumps(asdict(Holder(where_processes_live(), pid, process_start(pid)))).encode() + b"\n"
+
+
+def _marker(path: Path) -> Path:
+    return path.with_name(f"{path.name}{MARKER}")
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open a lock file, which nobody else can have made into a pipe, a device or a link to another file."""
+    with suppress(FileNotFoundError):
+        _require_file(path, path.lstat().st_mode)
+    # Some systems have no such flags.
+    flags |= os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        _require_file(path, os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_file(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise ValueError(
+            f"{path}: this is {kind_of_file(mode)}, expected the file of a lock; remove it, then run the command again"
+        )
+
+
+def _is_still_there(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+class _NoLocksError(Exception):
+    """The file system has no locks."""
+
+
+def _lock(descriptor: int, *, shared: bool = False) -> None:
+    """Lock an open file; a BlockingIOError where another process has it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            raise _NoLocksError from error
+        raise
+
+
+def _unlock(descriptor: int) -> None:
+    """Let go of the lock, also where a forked process has the file open still."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+        return
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -1,0 +1,250 @@
+"""Files are written as a whole or not at all, and whatever is wrong with one that is read is a ValueError naming it."""
+
+import ast
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coupled_adam.base import files as base_files
+from coupled_adam.base.files import (
+    parse_json,
+    parse_toml,
+    read_json,
+    read_text,
+    read_toml,
+    remove_leftover,
+    remove_leftovers,
+    replacing,
+    size_text,
+    write_whole,
+)
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    write_whole(path, "old")
+
+    def interrupt(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync") or fsync(descriptor))
+    monkeypatch.setattr(os, "replace", lambda old, new: calls.append("replace") or replace(old, new))
+    write_whole(tmp_path / "report.html", "text é\n")
+    assert calls == ["fsync", "replace"]
+    assert (tmp_path / "report.html").read_bytes() == "text é\n".encode()
+
+
+def test_a_file_has_the_permissions_of_any_other_whoever_writes_it(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    (tmp_path / "usual").write_text("")
+    with replacing(tmp_path / "tables.safetensors") as temporary:
+        save_file({"table": torch.ones(2, 2)}, temporary)
+    assert (tmp_path / "tables.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+HOSTILE_JSON = {
+    "nested lists": "[" * 100_000,
+    "nested objects": '{"a":' * 100_000,
+    "nested, but not too deeply for Python": "[" * 900 + "]" * 900,
+    "a number of 5000 digits": '{"a": ' + "9" * 5000 + "}",
+    "a number that no float can hold": '{"a": [1, {"b": -1' + "0" * 400 + "}]}",
+    "cut off": '{"a": 1',
+    "nothing": "",
+    "two values": "1 2",
+    "another encoding": b"\xff\xfe{\x00}\x00",
+    "half a character": b'{"a": "\xc3',
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE_JSON.values(), ids=HOSTILE_JSON)
+def test_json_that_is_damaged_or_made_to_do_harm_is_a_value_error_naming_it(
+    tmp_path: Path, content: str | bytes
+) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    for read in (lambda: parse_json(content, "state.json"), lambda: read_json(path)):
+        with pytest.raises(ValueError, match=r"state.json: ") as caught:
+            read()
+        assert len(str(caught.value)) < 300
+        assert not isinstance(caught.value, UnicodeError)
+
+
+@pytest.mark.parametrize("value", [None, 1, "a", [], {}, {"a": [1.5, True, {"b": None}]}, 2**64, 10**30, -(10**300)])
+def test_json_that_is_as_it_should_be_is_read(tmp_path: Path, value: object) -> None:
+    for indent in (None, 1):
+        (tmp_path / "a.json").write_text(json.dumps(value, indent=indent))
+        assert read_json(tmp_path / "a.json") == value
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(value).encode())
+    assert read_json(tmp_path / "a.json") == value
+
+
+def test_a_hundred_levels_are_read_and_one_more_is_not() -> None:
+    for begin, end in (("[", "]"), ('{"a":', "}")):
+        assert parse_json(begin * 100 + "1" + end * 100, "a.json")
+        with pytest.raises(ValueError, match="nested more than 100 levels"):
+            parse_json(begin * 101 + "1" + end * 101, "a.json")
+
+
+HOSTILE_TOML = {
+    "nested lists": "a = " + "[" * 100_000,
+    "nested tables": "a = " + "{a = " * 5000,
+    "a long key": "a" + ".a" * 100_000 + " = 1",
+    "a long key in quotes": '"a b"' + '. "a b"' * 100_000 + " = 1",
+    "a long name of a table": "[" + "a." * 100_000 + "a]",
+    "a number of 5000 digits": "a = " + "9" * 5000,
+    "a number that no float can hold": "a = 1" + "0" * 400,
+    "not TOML": "a = = 1",
+    "another encoding": b"\xff\xfea\x00",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE_TOML.values(), ids=HOSTILE_TOML)
+def test_toml_that_is_damaged_or_made_to_do_harm_is_a_value_error_naming_it(
+    tmp_path: Path, content: str | bytes
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ValueError, match=r"config.toml: ") as caught:
+        read_toml(path)
+    assert len(str(caught.value)) < 300
+
+
+def test_toml_with_dots_in_its_text_is_read() -> None:
+    text = 'a.b.c = 1\n[d.e]\nf = "' + "...... " * 100 + '"\ng = "' + "one sentence, then another. " * 200 + '"\n'
+    assert parse_toml(text, "a.toml")["a"] == {"b": {"c": 1}}
+
+
+@pytest.mark.parametrize("read", [read_json, read_toml, read_text])
+@pytest.mark.parametrize("kind", ["fifo", "device", "socket", "folder"])
+def test_what_is_not_a_regular_file_is_refused_before_it_is_read(
+    tmp_path: Path, read: Callable[[Path], object], kind: str
+) -> None:
+    path = tmp_path / "a"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mknod(path, 0o140600)
+    with pytest.raises(ValueError, match="expected a regular file") as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_too_large_is_refused_without_reading_it_all(tmp_path: Path) -> None:
+    with (tmp_path / "a.toml").open("wb") as file:
+        file.truncate(2**40)  # a hole
+    for read in (read_toml, read_json):
+        with pytest.raises(ValueError, match=r"a.toml: has more than"):
+            read(tmp_path / "a.toml")
+
+
+def test_a_missing_file_is_still_a_missing_file(tmp_path: Path) -> None:
+    for read in (read_json, read_toml, read_text):
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.00 KB"),
+        (9990, "9.99 KB"),
+        (9996, "10.0 KB"),
+        (99_960, "100 KB"),
+        (999_400, "999 KB"),
+        (999_600, "1.00 MB"),
+        (24_300_000_000, "24.3 GB"),
+        (5 * 10**18, "5000 PB"),
+    ],
+)
+def test_a_size_has_the_unit_that_fits_it(size: int, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_leftovers_of_this_process_number_and_old_ones_go_and_no_others(tmp_path: Path) -> None:
+    with replacing(tmp_path / "a") as temporary:
+        ours = temporary.name
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    files = {
+        ours: True,
+        ours.replace(f"-{os.getpid()}.", f"-{gone.pid}."): True,
+        ours.replace(f"-{os.getpid()}.", f"-{os.getppid()}."): False,
+        f".a.00000000-{gone.pid}.tmp": False,  # of another machine
+        f".a.{gone.pid}.tmp": False,  # of version 0.1.0, which did not say of which machine
+        ".a.tmp": False,
+        "a.1.tmp": False,
+    }
+    for name in files:
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path)
+    assert {name: not (tmp_path / name).exists() for name in files} == files
+    for name in files:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", ".a.tmp", "a.1.tmp"}
+    remove_leftovers(tmp_path / "missing")
+
+
+def test_a_leftover_is_removed_whatever_it_is(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "mine").touch()
+    (tmp_path / "folder" / "below").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("target")
+    for name in ("folder", "file", "link", "missing"):
+        remove_leftover(tmp_path / name)
+    assert {path.name for path in tmp_path.rglob("*")} == {"target", "mine"}
+
+
+def test_a_leftover_that_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(ValueError, match=r"\.config\.toml\.1\.tmp: .*remove it"):
+        remove_leftover(tmp_path / ".config.toml.1.tmp")
+
+
+def test_a_temporary_name_that_is_taken_by_a_link_does_not_write_to_its_target(tmp_path: Path) -> None:
+    with replacing(tmp_path / "a") as temporary:
+        pass
+    (tmp_path / "target").write_text("mine")
+    temporary.symlink_to(tmp_path / "target")
+    write_whole(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "new"
+    assert (tmp_path / "target").read_text() == "mine"
+
+
+def test_the_base_imports_the_standard_library_and_itself_alone() -> None:
+    for path in Path(base_files.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                known = name.split(".")[0] in sys.stdlib_module_names or name.startswith("coupled_adam.base")
+                assert known, f"{path.name} imports {name}"
