@@ -6,7 +6,6 @@ its state dict.
 """
 
 import importlib
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -18,9 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from coupled_adam.base.files import read_json
 from coupled_adam.conversion.optimizer_files import OptimizerFile, load_harmless
+from coupled_adam.optimizer.inventory import plain_name
 from coupled_adam.optimizer.state_dicts import StateDict
-from coupled_adam.optimizer.vocabulary import plain_name
 
 FUNCTION = re.compile(r"[\w.]+:\w+")
 
@@ -99,7 +99,7 @@ def _config_of(model: Path | None, source: Path) -> Path | None:
 def _configured(config: Path) -> nn.Module:
     """The model that a config.json describes."""
     try:
-        architecture = json.loads(config.read_text(encoding="utf-8"))["architectures"][0]
+        architecture = read_json(config)["architectures"][0]
     except (ValueError, KeyError, TypeError, IndexError):
         raise ValueError(f"{config}: does not say the class of the model under 'architectures'") from None
     try:

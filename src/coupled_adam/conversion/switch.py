@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from coupled_adam.conversion.adamw_groups import Layout
 from coupled_adam.conversion.model_parameters import ModelParameters
 from coupled_adam.optimizer import CoupledAdamW, convert_state_dict
+from coupled_adam.optimizer.inventory import plain_name
 from coupled_adam.optimizer.state_dicts import StateDict
-from coupled_adam.optimizer.vocabulary import plain_name
 
 # What schedulers of torch keep in groups, besides AdamW's own options.
 SCHEDULER_OPTIONS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
