@@ -10,6 +10,16 @@ import torch
 from torch import Tensor
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """What sums of squares are kept in: float64, since those of finite float32 gradients overflow float32.
+
+    Example:
+        >>> sum_dtype(torch.device("cpu"))
+        torch.float64
+    """
+    return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+
+
 @dataclass(slots=True)
 class Hyperparameters:
     """The numbers of one param group that enter the coupled update."""
