@@ -41,8 +41,7 @@ def column_square_sums(grad: Tensor) -> Tensor:
     most_pieces = max(PARTIAL_SUM_BYTES // (8 * H), 1)
     rows = max(SUM_PIECE_ROWS, -(-V // most_pieces))
     partial_sums = torch.empty(-(-V // rows), H, dtype=torch.float64).numpy()
-    values, next_piece = _array(grad), np.zeros(1, np.int64)
-    run_on_threads(lambda: _add_squares(values, rows, partial_sums, next_piece), torch.get_num_threads())
+    _run(_add_squares, _array(grad), rows, partial_sums)
     # numpy adds one row after the other. A sum in torch would be one more operation with a barrier.
     return torch.from_numpy(partial_sums.sum(axis=0, keepdims=True))
 
@@ -60,11 +59,23 @@ def apply_update(table: Table, coefficient: Tensor, factor: float) -> None:
     columns = coefficient.numpy().reshape(-1)
     numbers = [np.float32(x) for x in (hyper.beta1, 1 - hyper.beta1, factor, 1 - hyper.lr * hyper.weight_decay)]
     rows = max(PIECE_ELEMENTS // table.param.shape[1], 1)
-    next_piece = np.zeros(1, np.int64)
-    run_on_threads(lambda: _update_rows(*arrays, columns, *numbers, rows, next_piece), torch.get_num_threads())
+    _run(_update_rows, *arrays, columns, *numbers, rows)
     # So that autograd still notices when a graph that was built before the step is used after it.
     written = [tensor for tensor in (table.param, table.exp_avg) if not tensor.is_inference()]
     torch.autograd.graph.increment_version(written)
+
+
+def _run(loop: Any, *arguments: Any) -> None:
+    """Run a loop in as many threads as torch uses; its last argument counts the pieces that are taken."""
+    next_piece = np.zeros(1, np.int64)
+
+    def work() -> None:
+        try:
+            loop(*arguments, next_piece)
+        except OSError:  # it is compiled, but the disk to keep it on is full, say; now it runs
+            loop(*arguments, next_piece)
+
+    run_on_threads(work, torch.get_num_threads())
 
 
 def _array(tensor: Tensor) -> npt.NDArray[Any]:
@@ -139,10 +150,18 @@ def _add_squares(grad, rows, partial_sums, next_piece):
             return
         sums = partial_sums[piece]
         sums[:] = 0.0
-        for i in range(piece * rows, min((piece + 1) * rows, V)):
+        start, stop = piece * rows, min((piece + 1) * rows, V)
+        half = (stop - start) // 2
+        # Two rows at a time: `sums` is loaded and stored half as often.
+        for i in range(start, start + half):
             for h in range(H):
-                g = np.float64(_load(grad[i, h]))
-                sums[h] += g * g
+                g1 = np.float64(_load(grad[i, h]))
+                g2 = np.float64(_load(grad[i + half, h]))
+                sums[h] += g1 * g1 + g2 * g2
+        for i in range(start + 2 * half, stop):
+            for h in range(H):
+                g1 = np.float64(_load(grad[i, h]))
+                sums[h] += g1 * g1
 
 
 @_compiled
