@@ -2,23 +2,31 @@
 
     python benchmarks/step.py                 CUDA when there is one, else the CPU
     python benchmarks/step.py --device cpu --shapes 50304x768
+    python benchmarks/step.py --dtype bfloat16
+    python benchmarks/step.py --device cpu --busy 1    beside that many processes that never rest
     python benchmarks/step.py --json OUT.json
     python benchmarks/step.py --back-to-back  the host launches step after step and the cache stays warm
 
 Each peer has its own tensors. Rounds alternate between the peers and the median is taken, so that a slow moment
 of the machine hits all of them. On CUDA every step is timed by itself, with events and a cold cache, while the
 queue is kept full, as the backward pass does in training; the time the host needs to launch a step stands beside it.
+On the CPU, CoupledAdamW is timed with numba's compiled loops, where it is installed, and with torch operations.
 """
 
 import argparse
+import contextlib
 import json
+import multiprocessing
+import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from datetime import date
+from unittest import mock
 
 import torch
 from rich.console import Console
@@ -26,6 +34,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from coupled_adam import CoupledAdamW
+from coupled_adam.optimizer import blockwise
 
 Timer = Callable[[Callable[[], object], int, str], float]
 SHAPES = {
@@ -39,6 +48,7 @@ class Measurement:
     """One peer at one shape."""
 
     shape: str
+    dtype: str
     peer: str
     milliseconds: float
     host_microseconds: float
@@ -59,17 +69,22 @@ class Peer:
     passes: int
     build: Callable[[nn.Parameter], torch.optim.Optimizer]
     clip_outside: bool = False
+    numba: bool = True
 
-    def prepare(self, V: int, H: int, device: str) -> None:
+    def prepare(self, V: int, H: int, dtype: torch.dtype, device: str) -> None:
         generator = torch.Generator(device).manual_seed(0)
-        self.table = nn.Parameter(torch.randn(V, H, device=device, generator=generator))
-        self.table.grad = torch.randn(V, H, device=device, generator=generator) * 1e-3
+        self.table = nn.Parameter(torch.randn(V, H, device=device, generator=generator).to(dtype))
+        self.table.grad = (torch.randn(V, H, device=device, generator=generator) * 1e-3).to(dtype)
         self.optimizer = self.build(self.table)
 
     def step(self) -> None:
         if self.clip_outside:
             nn.utils.clip_grad_norm_([self.table], 1.0)
-        self.optimizer.step()
+        if self.numba:
+            self.optimizer.step()
+            return
+        with mock.patch.object(blockwise, "NUMBA_ELEMENTS", sys.maxsize):
+            self.optimizer.step()
 
     def state_bytes(self) -> int:
         return sum(t.numel() * t.itemsize for t in self.optimizer.state[self.table].values())
@@ -79,8 +94,9 @@ def coupled_group(table: nn.Parameter) -> list[dict[str, object]]:
     return [{"params": [table], "coupled": True, "weight_decay": 0.0}]
 
 
-def peers() -> list[Peer]:
-    return [
+def peers(device: str) -> list[Peer]:
+    numba = device == "cpu" and blockwise._numba_kernels() is not None
+    everywhere = [
         Peer("AdamW fused", 7, lambda table: torch.optim.AdamW([table], fused=True, weight_decay=0.0)),
         Peer("AdamW foreach", 7, lambda table: torch.optim.AdamW([table], foreach=True, weight_decay=0.0)),
         Peer("CoupledAdamW", 6, lambda table: CoupledAdamW(coupled_group(table), fused=True)),
@@ -96,6 +112,10 @@ def peers() -> list[Peer]:
             lambda table: CoupledAdamW(coupled_group(table), fused=True, max_grad_norm=1.0),
         ),
     ]
+    if not numba:
+        return everywhere
+    without = [replace(peer, name=f"{peer.name}, torch operations", numba=False) for peer in everywhere]
+    return everywhere + [peer for peer in without if peer.name.startswith("CoupledAdamW")]
 
 
 def seconds_of(function: Callable[[], object], repeats: int, device: str) -> float:
@@ -154,11 +174,33 @@ def temporary_bytes(function: Callable[[], object], device: str) -> int:
     return peak
 
 
-def measure_shape(shape: str, device: str, rounds: int, repeats: int, timer: Timer) -> list[Measurement]:
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Processes that compute without end, each as good as a core for itself, while the block runs."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=never_rest, daemon=True) for _ in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def never_rest() -> None:
+    while True:
+        pass
+
+
+def measure_shape(
+    shape: str, dtype: torch.dtype, device: str, rounds: int, repeats: int, timer: Timer
+) -> list[Measurement]:
     V, H = (int(number) for number in shape.split("x"))
-    contestants = peers()
+    contestants = peers(device)
     for peer in contestants:
-        peer.prepare(V, H, device)
+        peer.prepare(V, H, dtype, device)
         for _ in range(3):
             peer.step()
     times: dict[str, list[float]] = {peer.name: [] for peer in contestants}
@@ -172,11 +214,12 @@ def measure_shape(shape: str, device: str, rounds: int, repeats: int, timer: Tim
         measurements.append(
             Measurement(
                 shape=shape,
+                dtype=name_of(dtype),
                 peer=peer.name,
                 milliseconds=seconds * 1e3,
                 host_microseconds=host * 1e6,
                 passes=peer.passes,
-                gigabytes_per_second=peer.passes * V * H * 4 / seconds / 1e9,
+                gigabytes_per_second=peer.passes * V * H * dtype.itemsize / seconds / 1e9,
                 state_bytes=peer.state_bytes(),
                 temporary_bytes=temporary_bytes(peer.step, device),
             )
@@ -202,9 +245,13 @@ def copy_bandwidth(device: str) -> float:
     return 2 * source.numel() * 4 / seconds / 1e9
 
 
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def show(measurements: list[Measurement], ceiling: float, console: Console) -> None:
     copy = f" (copy bandwidth {ceiling:,.0f} GB/s)" if ceiling else ""
-    table = Table(title=f"one step of one table, float32{copy}")
+    table = Table(title=f"one step of one table, {measurements[0].dtype}{copy}")
     table.add_column("V x H")
     table.add_column("optimizer")
     for column in ("ms", "x fused", "x clip + fused", "GB/s", "% of copy", "host µs", "state MB", "temp. MB"):
@@ -241,6 +288,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shapes", nargs="+", metavar="VxH", help="default: the vocabularies of GPT-2, Llama 3, Gemma")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of table and state")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="start N processes that never rest")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--repeats", type=int, help="steps in a row per round (default: 20 on CUDA, 3 on the CPU)")
     parser.add_argument("--back-to-back", action="store_true", help="time steps in a row, host launches included")
@@ -249,20 +298,26 @@ def main() -> None:
     arguments = parser.parse_args()
     device = arguments.device
     repeats = arguments.repeats or (20 if device == "cuda" else 3)
-    console = Console(width=140)
+    console = Console(width=150)
     console.print(f"{hardware(device)}, torch {torch.__version__}, {date.today()}, commit {arguments.commit}")
     ceiling = copy_bandwidth(device)
     timer = back_to_back_seconds_of if arguments.back_to_back else seconds_of
+    dtype = getattr(torch, arguments.dtype)
     measurements = []
-    for shape in arguments.shapes or SHAPES[device]:
-        measurements += measure_shape(shape, device, arguments.rounds, repeats, timer)
+    with busy_processes(arguments.busy):
+        for shape in arguments.shapes or SHAPES[device]:
+            measurements += measure_shape(shape, dtype, device, arguments.rounds, repeats, timer)
     show(measurements, ceiling, console)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    console.print(f"{arguments.busy} busy processes beside it; load average of the machine {load:.1f}")
     if arguments.json:
         report = {
             "hardware": hardware(device),
             "torch": torch.__version__,
             "date": str(date.today()),
             "commit": arguments.commit,
+            "busy_processes": arguments.busy,
+            "load_average": load,
             "copy_gigabytes_per_second": ceiling,
             "measurements": [asdict(m) for m in measurements],
         }

@@ -11,13 +11,27 @@ from coupled_adam.optimizer import blockwise, step
 on_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU here, see tests/gpu")
 
 
-@pytest.fixture(params=["blockwise", pytest.param("triton_kernels", marks=on_gpu)])
+@pytest.fixture(params=["blockwise", "numba", pytest.param("triton_kernels", marks=on_gpu)])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """One implementation for all tensors; without a GPU the Triton kernels run in Triton's interpreter."""
+    kernels: ModuleType = blockwise
     if request.param == "triton_kernels":
         pytest.importorskip("triton")
-    kernels = importlib.import_module(f"coupled_adam.optimizer.{request.param}")
+        kernels = importlib.import_module("coupled_adam.optimizer.triton_kernels")
+    if request.param == "numba":
+        request.getfixturevalue("numba_loops")
     monkeypatch.setattr(step, "kernels_for", lambda tensor: kernels)
     # Small blocks, so that a small table has many of them and a last one that is not full.
     monkeypatch.setattr(blockwise, "BLOCK_BYTES", 400)
     return kernels
+
+
+@pytest.fixture
+def numba_loops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The compiled loops for tables of any size, in several pieces, of which the last is not full."""
+    pytest.importorskip("numba")
+    numba_kernels = importlib.import_module("coupled_adam.optimizer.numba_kernels")
+    monkeypatch.setattr(blockwise, "NUMBA_ELEMENTS", 1)
+    monkeypatch.setattr(numba_kernels, "PIECE_ELEMENTS", 64)
+    monkeypatch.setattr(numba_kernels, "SUM_PIECE_ROWS", 7)
+    return numba_kernels

@@ -1,22 +1,34 @@
-"""The coupled update in plain torch operations, for the CPU and every device without a Triton kernel.
+"""The coupled update for the CPU and every device without a Triton kernel, in torch operations.
 
-A table is walked in blocks of rows, so that all temporaries together have about a quarter of its bytes at most. The
-blocks stay in the cache, and a step costs about as much memory traffic as torch's fused AdamW. `triton_kernels` has the
-same functions.
+Where numba is installed, large tables on the CPU take its compiled loops instead (`numba_kernels`). Otherwise tables
+that must be converted, and the squares of all, are walked in blocks of rows, so that all temporaries together have
+about a quarter of a table's bytes at most. `triton_kernels` has the same functions.
 
 Legend: V vocabulary rows, H hidden size, t optimizer step.
 """
 
+import functools
+import importlib.util
 import math
+import warnings
+from collections import deque
+from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from coupled_adam.optimizer.table import Table
+from coupled_adam.optimizer.row_threads import run_on_threads
+from coupled_adam.optimizer.table import Table, sum_dtype
 
-# Of all temporaries of one block. Smaller blocks pay for starting threads, larger ones fall out of the cache (measured
-# on 2 cores), and those of bfloat16 tables, three times as large, took four times as long.
+# Of all temporaries of all blocks that are worked on at one time.
 BLOCK_BYTES = 6 * 2**20
+# Torch runs an elementwise operation on fewer elements in the thread that calls it: no barrier, and in its cache.
+ONE_THREAD_ELEMENTS = 2**15
+# Importing numba and loading or compiling its loops takes seconds, a step of a smaller table a millisecond.
+NUMBA_ELEMENTS = 2**22
+# Squares of gradients beyond this are summed separately under torch.compile, times SHRINK before they are squared.
+LARGE, SHRINK = 2.0**50, 2.0**-80
 
 
 def column_square_sums(grad: Tensor) -> Tensor:
@@ -26,26 +38,33 @@ def column_square_sums(grad: Tensor) -> Tensor:
         grad: g, (V, H), any float dtype.
 
     Returns:
-        (P, H) partial sums, still to be added up over P, in float32 (float64 for a float64 gradient); P is 1 here.
+        (P, H) partial sums, still to be added up over P, in float64 where the device has it: squares of finite
+        float32 gradients overflow float32. P is 1 here.
 
     Example:
         >>> column_square_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        tensor([[10., 20.]])
+        tensor([[10., 20.]], dtype=torch.float64)
     """
-    accumulator_dtype = torch.promote_types(grad.dtype, torch.float32)
-    if torch.compiler.is_compiling():  # the compiler fuses the square into the sum
-        return grad.to(accumulator_dtype).square().sum(dim=0, keepdim=True)
-    rows = _rows_per_block(grad)
-    # Adding whole blocks and reducing once is faster than a reduction per block, and rounds less.
-    accumulator = torch.zeros(rows, grad.shape[1], dtype=accumulator_dtype, device=grad.device)
-    for block in grad.split(rows):
-        block = block.to(accumulator_dtype)
-        accumulator[: block.shape[0]].addcmul_(block, block)
-    return accumulator.sum(dim=0, keepdim=True)
+    if torch.compiler.is_compiling():
+        return _fused_square_sums(grad)
+    kernels = _numba_kernels_for(grad)
+    if kernels is not None:
+        sums: Tensor = kernels.column_square_sums(grad)
+        return sums
+    wide = sum_dtype(grad.device)
+    if not grad.is_cpu:
+        return _square_sums(grad, wide)
+    sums = _square_sums(grad, torch.promote_types(grad.dtype, torch.float32)).to(wide)
+    if grad.dtype != wide and not sums.isfinite().all():
+        # Float32 is twice as fast, and enough but for gradients beyond 1e17 or so. A NaN or infinity stays one.
+        sums = torch.where(sums.isfinite(), sums, _square_sums(grad, wide))
+    return sums
 
 
 def advance_second_moment(table: Table, square_sums: Tensor, grad_factor: Tensor | None) -> Tensor:
     """Count the step, update v_t of one table in place and return what a row's first moment is multiplied with.
+
+    All in float64 up to the state: the squares of gradients that AdamW survives do not fit into float32.
 
     Args:
         table: the table.
@@ -59,14 +78,15 @@ def advance_second_moment(table: Table, square_sums: Tensor, grad_factor: Tensor
     table.step.add_(1)
     on_host = table.step.device.type == "cpu" and not torch.compiler.is_compiling()
     t = table.step.item() if on_host else table.step
-    mean_square = square_sums.sum(dim=0, keepdim=True) / table.rows
+    wide = sum_dtype(table.exp_avg_sq.device)
+    mean_square = square_sums.to(wide).sum(dim=0, keepdim=True) / table.rows
     if grad_factor is not None:
-        mean_square = mean_square * grad_factor.square()
-    table.exp_avg_sq.mul_(hyper.beta2).add_(mean_square, alpha=1 - hyper.beta2)
+        mean_square = mean_square * grad_factor.to(wide).square()
+    table.exp_avg_sq.copy_(hyper.beta2 * table.exp_avg_sq.to(wide) + (1 - hyper.beta2) * mean_square)
     bias_correction1 = _bias_correction(hyper.beta1, t)
     bias_correction2 = _bias_correction(hyper.beta2, t)
-    denominator = (table.exp_avg_sq * (hyper.second_moment_scale / bias_correction2)).sqrt_().add_(hyper.eps)
-    return (-hyper.lr / bias_correction1) / denominator
+    v_hat = table.exp_avg_sq.to(wide) * (hyper.second_moment_scale / bias_correction2)
+    return ((-hyper.lr / bias_correction1) / (v_hat.sqrt() + hyper.eps)).to(table.exp_avg_sq.dtype)
 
 
 def apply_update(table: Table, coefficient: Tensor, grad_factor: Tensor | None) -> None:
@@ -83,22 +103,37 @@ def apply_update(table: Table, coefficient: Tensor, grad_factor: Tensor | None) 
         # Reading a CPU scalar is free and allows the cheaper operations below; elsewhere it would wait for the device.
         on_host = grad_factor.device.type == "cpu" and not torch.compiler.is_compiling()
         factor = factor * (grad_factor.item() if on_host else grad_factor)
-    decay = 1 - hyper.lr * hyper.weight_decay
-    rows = _rows_per_block(table.param)
-    compute_dtype = coefficient.dtype
-    for param, grad, exp_avg in zip(
-        table.param.split(rows), table.grad.split(rows), table.exp_avg.split(rows), strict=True
-    ):
-        moment = exp_avg.to(compute_dtype)  # the tensor itself when no conversion is needed
-        embedding = param.to(compute_dtype)
-        _advance_first_moment(moment, grad.to(compute_dtype), hyper.beta1, factor)
-        if hyper.weight_decay != 0:
-            embedding.mul_(decay)
-        embedding.addcmul_(moment, coefficient)
-        if moment is not exp_avg:
-            exp_avg.copy_(moment)
-        if embedding is not param:
-            param.copy_(embedding)
+    kernels = _numba_kernels_for(table.param, table.grad, table.exp_avg)
+    if kernels is not None:
+        kernels.apply_update(table, coefficient, factor)
+    elif table.param.dtype == coefficient.dtype or torch.compiler.is_compiling():
+        _update(table.param, table.grad, table.exp_avg, table, coefficient, factor)
+    else:
+        # Gradient, moment and embedding are converted.
+        rows, threads = _blocks_at_a_time(table.param, 3 * coefficient.itemsize)
+
+        def update_block(start: int) -> None:
+            block = slice(start, start + rows)
+            _update(table.param[block], table.grad[block], table.exp_avg[block], table, coefficient, factor)
+
+        _for_each(range(0, table.param.shape[0], rows), update_block, threads)
+
+
+def _update(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, table: Table, coefficient: Tensor, factor: float | Tensor
+) -> None:
+    """Update the given rows of a table: without a temporary where no conversion is needed."""
+    hyper, compute_dtype = table.hyper, coefficient.dtype
+    moment = exp_avg.to(compute_dtype)  # the tensor itself when no conversion is needed
+    embedding = param.to(compute_dtype)
+    _advance_first_moment(moment, grad.to(compute_dtype), hyper.beta1, factor)
+    if hyper.weight_decay != 0:
+        embedding.mul_(1 - hyper.lr * hyper.weight_decay)
+    embedding.addcmul_(moment, coefficient)
+    if moment is not exp_avg:
+        exp_avg.copy_(moment)
+    if embedding is not param:
+        param.copy_(embedding)
 
 
 def _advance_first_moment(moment: Tensor, grad: Tensor, beta1: float, factor: float | Tensor) -> None:
@@ -120,13 +155,110 @@ def _bias_correction(beta: float, step: float | Tensor) -> float | Tensor:
     return float(1 - beta**step)
 
 
-def _rows_per_block(tensor: Tensor) -> int:
-    if torch.compiler.is_compiling():  # the compiler fuses the whole update; a loop would only be unrolled
-        return max(tensor.shape[0], 1)
+def _fused_square_sums(grad: Tensor) -> Tensor:
+    """Column sums of squares, (1, H), in operations that torch.compile fuses into one pass.
+
+    Large and other gradients are summed apart, both in float32: float64 for each element is slow on most GPUs.
+    """
+    wide = sum_dtype(grad.device)
+    if grad.dtype == torch.float64:
+        return grad.square().sum(dim=0, keepdim=True)
+    g = grad.float()
+    large = g.abs() > LARGE  # not true of a NaN, which is in the first sum then
+    sums = torch.where(large, 0.0, g).square().sum(dim=0, keepdim=True).to(wide)
+    large_sums = torch.where(large, g * SHRINK, 0.0).square().sum(dim=0, keepdim=True).to(wide)
+    return sums + large_sums / SHRINK / SHRINK  # one after the other: SHRINK^2 is zero where `wide` is float32
+
+
+def _square_sums(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """Column sums of squares, (1, H), squared and added up in `dtype`.
+
+    Adding whole blocks and reducing once is faster than a reduction per block, and rounds less.
+    """
+    V, H = grad.shape
+    temporaries = 1 if grad.dtype == dtype else 2  # the accumulator, and the converted gradient
+    rows, threads = _blocks_at_a_time(grad, temporaries * dtype.itemsize)
+    # Pieces of at least 16 blocks, and so few that their sums are added up in one thread too.
+    pieces = max(min(-(-V // (16 * rows)), ONE_THREAD_ELEMENTS // max(H, 1)), 1) if grad.is_cpu else 1
+    rows_per_piece = max(-(-V // pieces), 1)
+    partial_sums = torch.zeros(pieces, H, dtype=dtype, device=grad.device)
+
+    def add_squares(start: int) -> None:
+        accumulator = torch.zeros(rows, H, dtype=dtype, device=grad.device)
+        blocks = grad[start : start + rows_per_piece].split(rows)
+        if grad.is_cpu and grad.dtype == dtype:
+            # On a CPU a list is worked on one by one, in C++: a third faster than the loop below.
+            accumulators = [accumulator] * (len(blocks) - 1) + [accumulator[: blocks[-1].shape[0]]]
+            torch._foreach_addcmul_(accumulators, blocks, blocks)
+        else:
+            for block in blocks:
+                block = block.to(dtype)
+                accumulator[: block.shape[0]].addcmul_(block, block)
+        partial_sums[start // rows_per_piece] = accumulator.sum(dim=0)
+
+    _for_each(range(0, V, rows_per_piece), add_squares, threads)
+    return partial_sums.sum(dim=0, keepdim=True)
+
+
+def _blocks_at_a_time(tensor: Tensor, bytes_per_element: int) -> tuple[int, int]:
+    """Rows of a block, and in how many threads blocks are worked on, so that the temporaries keep their limits.
+
+    Args:
+        tensor: the table, (V, H).
+        bytes_per_element: of all temporaries of a block, for each of its elements.
+    """
     V, H = tensor.shape
-    compute_dtype = torch.promote_types(tensor.dtype, torch.float32)
-    # The squares of the gradient; narrower types are converted, and then it is gradient, moment and embedding.
-    temporaries = 1 if tensor.dtype == compute_dtype else 3
-    bytes_per_element = temporaries * compute_dtype.itemsize
     a_quarter = -(-V * tensor.itemsize // (4 * bytes_per_element))
-    return max(min(BLOCK_BYTES // (bytes_per_element * max(H, 1)), a_quarter), 1)
+    all_rows = max(min(BLOCK_BYTES // (bytes_per_element * max(H, 1)), a_quarter), 1)
+    if not tensor.is_cpu or ONE_THREAD_ELEMENTS <= H:
+        return all_rows, 1
+    rows = min((ONE_THREAD_ELEMENTS - 1) // max(H, 1), all_rows)
+    return rows, min(torch.get_num_threads(), all_rows // rows)
+
+
+def _for_each(starts: range, work: Callable[[int], None], threads: int) -> None:
+    """Call `work` with each of `starts`, in one or several threads."""
+    left = deque(starts)
+
+    def work_on_what_is_left() -> None:
+        while True:
+            try:
+                start = left.popleft()
+            except IndexError:
+                return
+            work(start)
+
+    run_on_threads(work_on_what_is_left, min(threads, len(starts)))
+
+
+def _numba_kernels_for(*tensors: Tensor) -> ModuleType | None:
+    """The compiled loops, where numba is installed and they can work on these tensors."""
+    first = tensors[0]
+    if torch.compiler.is_compiling() or not first.is_cpu or first.numel() < NUMBA_ELEMENTS:
+        return None
+    kernels = _numba_kernels()
+    if kernels is None or first.dtype not in kernels.DTYPES:
+        return None
+    # A tensor subclass may have no memory of its own.
+    plain = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
+    alike = all(tensor.dtype == first.dtype and tensor.is_contiguous() for tensor in tensors)
+    return kernels if plain and alike else None
+
+
+@functools.cache
+def _numba_kernels() -> ModuleType | None:
+    if importlib.util.find_spec("numba") is None:
+        return None
+    try:
+        import numba
+
+        if numba.config.DISABLE_JIT:
+            return None
+        from coupled_adam.optimizer import numba_kernels
+    except ImportError as error:
+        warnings.warn(
+            f"CoupledAdamW: numba is installed but cannot be imported, the slower torch operations are used ({error})",
+            stacklevel=2,
+        )
+        return None
+    return numba_kernels

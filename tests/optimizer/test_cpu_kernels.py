@@ -1,0 +1,345 @@
+"""What is special to the CPU: compiled loops where numba is installed, and threads that share the rows of a table."""
+
+import copy
+import functools
+import itertools
+import multiprocessing
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from oracle import assert_matches, coupled, gradients, oracle, run, table
+from torch import Tensor, nn
+
+from coupled_adam import optimizer as optimizer_package
+from coupled_adam.optimizer import blockwise, row_threads
+from coupled_adam.optimizer.table import Hyperparameters, Table
+
+SHAPE = (301, 37)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Set torch's number of threads, for this test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[str]:
+    """The names of the module's functions, each time that the step calls one."""
+    calls: list[str] = []
+    for name in ("column_square_sums", "apply_update"):
+        function = getattr(module, name)
+
+        def watched(*args: Any, name: str = name, function: Any = function) -> Any:
+            calls.append(name)
+            return function(*args)
+
+        monkeypatch.setattr(module, name, watched)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1e6}, {"lr": torch.tensor(0.1)}, {"capturable": True}])
+def test_large_contiguous_tables_take_the_compiled_loops(
+    numba_loops: ModuleType, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    calls = counted(monkeypatch, numba_loops)
+    param, grads = table(SHAPE, dtype), gradients(SHAPE, 3, dtype)
+    expected = oracle(param, grads, lr=float(options.get("lr", 1e-3)))
+    optimizer = coupled(param, **options)
+    run(optimizer, param, grads)
+    assert_matches(optimizer, param, expected)
+    assert calls == ["column_square_sums", "apply_update"] * 3
+
+
+@pytest.mark.parametrize("kind", ["float16", "float64", "transposed table", "transposed gradient", "small"])
+def test_what_the_loops_cannot_do_is_left_to_torch_operations(
+    numba_loops: ModuleType, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    dtype = getattr(torch, kind) if kind.startswith("float") else torch.float32
+    param, grads = table(SHAPE, dtype), gradients(SHAPE, 3, dtype)
+    if kind == "transposed table":
+        param = nn.Parameter(param.detach().t().contiguous().t())
+    if kind == "transposed gradient":
+        grads = [grad.t().contiguous().t() for grad in grads]
+    if kind == "small":
+        monkeypatch.setattr(blockwise, "NUMBA_ELEMENTS", param.numel() + 1)
+    calls = counted(monkeypatch, numba_loops)
+    expected = oracle(param, grads)
+    optimizer = coupled(param)
+    for grad in grads:
+        param.grad = grad
+        optimizer.step()
+    assert_matches(optimizer, param, expected)
+    assert "apply_update" not in calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("loops", ["numba", "torch operations"])
+def test_a_step_gives_the_same_bits_for_any_number_of_threads(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: Callable[[int], None],
+    loops: str,
+    dtype: torch.dtype,
+) -> None:
+    """The order of the sums must not depend on which thread is quicker, nor on how many there are."""
+    if loops == "numba":
+        request.getfixturevalue("numba_loops")
+    else:
+        monkeypatch.setattr(blockwise, "NUMBA_ELEMENTS", sys.maxsize)
+        monkeypatch.setattr(blockwise, "ONE_THREAD_ELEMENTS", 5 * SHAPE[1])
+    results = []
+    for number in (1, 2, 2, 2, 5):
+        threads(number)
+        param = table(SHAPE, dtype)
+        optimizer = coupled(param, max_grad_norm=0.1)
+        grads = gradients(SHAPE, 5, dtype)
+        run(optimizer, param, grads)
+        # The state is float32 and would hide what another order does to a float64 sum.
+        results.append((blockwise.column_square_sums(grads[0]), param.detach(), *optimizer.state[param].values()))
+    for result in results[1:]:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, results[0], strict=True))
+
+
+def test_bfloat16_is_rounded_as_torch_rounds_it(numba_loops: ModuleType) -> None:
+    """To nearest, ties to even; also next to overflow, among the smallest numbers, and NaN."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**15), 2**15, (512, 128), generator=generator, dtype=torch.int32).to(torch.int16)
+    grad = bits.view(torch.bfloat16).clone()  # every kind of number, NaN among them
+    grad[grad.isinf()] = torch.finfo(torch.bfloat16).max
+    coefficient = (torch.randint(1, 2**16, (1, 128), generator=generator) / 2**15).float()
+    exp_avg, param = torch.zeros_like(grad), torch.zeros_like(grad)
+    hyper = Hyperparameters(1.0, 0.0, 0.5, 0.0, 0.0, 1.0, False)
+    whole = Table(512, param, grad, exp_avg, torch.zeros(1, 128), torch.tensor(1.0), hyper)
+    numba_loops.apply_update(whole, coefficient, 1.0)
+    torch.testing.assert_close(exp_avg, grad, rtol=0, atol=0, equal_nan=True)
+    expected = (coefficient * grad.float()).bfloat16()
+    torch.testing.assert_close(param, expected, rtol=0, atol=0, equal_nan=True)
+    assert param.isnan().any()
+    assert param.isinf().any()
+
+
+def test_gradients_are_not_written(numba_loops: ModuleType) -> None:
+    param = table(SHAPE)
+    optimizer = coupled(param, max_grad_norm=1e-3, maximize=True)
+    param.grad = gradients(SHAPE, 1)[0]
+    before = param.grad.clone()
+    optimizer.step()
+    assert torch.equal(param.grad, before)
+
+
+def test_autograd_notices_that_a_table_was_written(numba_loops: ModuleType) -> None:
+    param = table(SHAPE)
+    optimizer = coupled(param)
+    loss = param.square().sum()  # keeps the table for the backward pass
+    param.grad = gradients(SHAPE, 1)[0]
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_step_in_inference_mode_is_taken(numba_loops: ModuleType) -> None:
+    with torch.inference_mode():
+        param = table(SHAPE)
+        grads = gradients(SHAPE, 2)
+        expected = oracle(param, grads)
+        optimizer = coupled(param)
+        run(optimizer, param, grads)
+        assert_matches(optimizer, param, expected)
+
+
+def test_a_forked_process_can_take_a_step(numba_loops: ModuleType) -> None:
+    """Threads do not survive a fork: a child that waits for those of its parent would wait for ever."""
+    param, grads = table(SHAPE), gradients(SHAPE, 2)
+    optimizer = coupled(param)
+    row_threads.run_on_threads(lambda: None, 3)
+    run(optimizer, param, grads[:1])
+    child_result = torch.zeros(SHAPE).share_memory_()
+
+    def child() -> None:
+        run(optimizer, param, grads[1:])
+        child_result.copy_(param.detach())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking a process with threads
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+    process.join(60)
+    if process.is_alive():
+        process.kill()
+    assert process.exitcode == 0
+    run(optimizer, param, grads[1:])
+    assert torch.equal(child_result, param.detach())
+
+
+def test_an_error_in_any_thread_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        row_threads.run_on_threads(lambda: 1 / 0, 3)
+    elsewhere = threading.Event()
+
+    def fails_in_another_thread() -> None:
+        if threading.current_thread() is threading.main_thread():
+            elsewhere.wait(60)
+            return
+        elsewhere.set()
+        raise KeyError("elsewhere")
+
+    with pytest.raises(KeyError):
+        row_threads.run_on_threads(fails_in_another_thread, 2)
+
+
+def test_small_tables_do_not_import_numba() -> None:
+    """Nor does the package itself: both take a second."""
+    pytest.importorskip("numba")
+    program = """
+import sys, torch
+from coupled_adam import CoupledAdamW
+for rows in (1000, 70_000):
+    table = torch.nn.Parameter(torch.zeros(rows, 64))
+    table.grad = torch.ones_like(table)
+    CoupledAdamW([{"params": [table], "coupled": True}]).step()
+    print("numba" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "True"]
+
+
+def test_without_numba_torch_operations_are_used_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockwise, "_numba_kernels", functools.cache(blockwise._numba_kernels.__wrapped__))
+    monkeypatch.setattr(blockwise, "NUMBA_ELEMENTS", 1)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    param, grads = table(SHAPE), gradients(SHAPE, 3)
+    expected = oracle(param, grads)
+    optimizer = coupled(param)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(optimizer, param, grads)
+    assert_matches(optimizer, param, expected)
+
+
+def test_a_numba_that_cannot_be_imported_is_said_once(numba_loops: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockwise, "_numba_kernels", functools.cache(blockwise._numba_kernels.__wrapped__))
+    monkeypatch.setitem(sys.modules, "coupled_adam.optimizer.numba_kernels", None)
+    monkeypatch.delattr(optimizer_package, "numba_kernels", raising=False)
+    param = table(SHAPE)
+    with pytest.warns(UserWarning, match="numba is installed but cannot be imported") as caught:
+        run(coupled(param), param, gradients(SHAPE, 3))
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("trouble", ["no folder", "full disk"])
+def test_compiled_loops_that_cannot_be_kept_on_disk_run_all_the_same(
+    numba_loops: ModuleType, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    caching = pytest.importorskip("numba.core.caching")
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no locator available") if trouble == "no folder" else OSError(28, "No space left on device")
+
+    if trouble == "no folder":
+        monkeypatch.setattr(caching.FunctionCache, "__init__", fails)
+    else:
+        monkeypatch.setattr(caching.IndexDataCacheFile, "load", lambda *_: None)
+        monkeypatch.setattr(caching.IndexDataCacheFile, "save", fails)
+    for name in ("_add_squares", "_update_rows"):
+        monkeypatch.setattr(numba_loops, name, numba_loops._compiled(getattr(numba_loops, name).py_func))
+    param, grads = table(SHAPE), gradients(SHAPE, 2)
+    expected = oracle(param, grads)
+    optimizer = coupled(param)
+    run(optimizer, param, grads)
+    assert_matches(optimizer, param, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(60_000, 256), (2048, 768), (401, 64), (3, 5000)], ids=str)
+def test_partial_sums_of_the_loops_keep_the_limit_of_temporaries(
+    numba_loops: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    monkeypatch.undo()
+    made: list[int] = []
+    empty = torch.empty
+
+    def watched(*args: Any, **kwargs: Any) -> Tensor:
+        tensor = empty(*args, **kwargs)
+        made.append(tensor.numel() * tensor.itemsize)
+        return tensor
+
+    grad = torch.ones(shape, dtype=dtype)
+    monkeypatch.setattr(torch, "empty", watched)
+    sums = numba_loops.column_square_sums(grad)
+    assert sums.tolist() == [[shape[0]] * shape[1]]
+    assert sum(made) <= min(grad.numel() * grad.itemsize / 4, 6 * 2**20) + 64 * shape[1]
+
+
+def test_threads_that_work_at_one_time_keep_the_limit_of_temporaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    for shape, dtype, temporaries in itertools.product(
+        [(60_000, 256), (2048, 768), (401, 64), (1, 1), (5, 40_000), (300_000, 4096)],
+        [torch.float32, torch.bfloat16, torch.float64],
+        [1, 2, 3],
+    ):
+        whole = torch.empty(1, dtype=dtype).expand(shape)
+        rows, threads = blockwise._blocks_at_a_time(whole, 4 * temporaries)
+        scratch = rows * threads * shape[1] * 4 * temporaries
+        a_row = shape[1] * 4 * temporaries
+        assert scratch <= min(whole.numel() * whole.itemsize / 4 + a_row, max(6 * 2**20, a_row))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e10, 1e19, 3e38])
+@pytest.mark.parametrize("loops", ["numba", "torch operations", "to be fused by the compiler"])
+def test_column_sums_of_finite_gradients_are_finite_and_exact(
+    request: pytest.FixtureRequest, loops: str, size: float
+) -> None:
+    if loops == "numba":
+        request.getfixturevalue("numba_loops")
+    grad = torch.rand(SHAPE, generator=torch.Generator().manual_seed(0)) * size
+    grad[:, :5] /= size  # columns beside those that overflow float32
+    grad[::2, 5:9] /= size  # and both kinds in one column
+    of_grad = blockwise._fused_square_sums if loops.startswith("to be fused") else blockwise.column_square_sums
+    sums = of_grad(grad)
+    assert sums.dtype == torch.float64
+    torch.testing.assert_close(sums.sum(0), grad.double().square().sum(0), rtol=1e-6, atol=0)
+    grad[3, 1], grad[4, 20] = float("nan"), float("inf")
+    sums = of_grad(grad).sum(0)
+    assert sums[1].isnan()
+    assert sums[20].isinf()
+    assert sums.isfinite().sum() == SHAPE[1] - 2
+
+
+@pytest.mark.parametrize("loops", ["numba", "torch operations"])
+@pytest.mark.parametrize("size", [1e19, 5e20])
+def test_a_spike_is_followed_as_by_algorithm_1(request: pytest.FixtureRequest, loops: str, size: float) -> None:
+    """Of a size at which AdamW's own second moment stays finite."""
+    if loops == "numba":
+        request.getfixturevalue("numba_loops")
+    param, grads = table(SHAPE), gradients(SHAPE, 4)
+    grads[0] = grads[0].sign() * size
+    expected = oracle(param, grads)
+    optimizer = coupled(param)
+    run(optimizer, param, grads)
+    assert_matches(optimizer, param, expected)
+
+
+@pytest.mark.slow
+def test_a_compiled_step_survives_a_spike() -> None:
+    param, grads = table(SHAPE), gradients(SHAPE, 3)
+    grads[1] = grads[1].sign() * 1e20
+    eager = copy.deepcopy(param)
+    optimizers = [coupled(param), coupled(eager)]
+    torch._dynamo.reset()
+    steps = [torch.compile(optimizers[0].step), optimizers[1].step]
+    for grad in grads:
+        param.grad, eager.grad = grad.clone(), grad.clone()
+        for step in steps:
+            step()
+    torch.testing.assert_close(param, eager, rtol=1e-5, atol=1e-7)
+    assert optimizers[0].state[param]["exp_avg_sq"].isfinite().all()
