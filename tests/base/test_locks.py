@@ -173,6 +173,8 @@ def record_of(**changes: object) -> str:
         record_of(pid=-1),
         record_of(pid=0),
     ],
+    # Written out: the records hold process numbers, and two workers must find the same tests.
+    ids=["machine", "container", "empty", "not json", "nested", "other type", "pid -1", "pid 0"],
 )
 @pytest.mark.parametrize("number", [NONE, errno.ENOLCK])
 def test_a_process_of_which_nothing_is_known_is_taken_to_be_alive_and_the_file_is_named(
