@@ -237,12 +237,8 @@ def test_an_unknown_preset_is_refused_with_the_near_one_and_all(spec: str, hint:
             'model.bias = true: expected false with model.architecture = "llama"',
         ),
         (
-            ["model.vocabulary_size=4095"],
-            'model.vocabulary_size = 4095: expected at least 4096, the tokens of data.tokenizer = "bpe:4096"',
-        ),
-        (
-            ["data.tokenizer=gpt2"],
-            'model.vocabulary_size = 4096: expected at least 50257, the tokens of data.tokenizer = "gpt2"',
+            ["data.tokenizer=gpt2", "model.vocabulary_size=4096"],
+            'model.vocabulary_size = 4096: expected "auto" or at least 50257, the tokens of data.tokenizer = "gpt2"',
         ),
         (
             ["data.tokenizer=bpe:4k"],

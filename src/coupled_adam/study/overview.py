@@ -67,7 +67,7 @@ def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Tabl
             id,
             ",".join(str(cell.seed) for cell in runs),
             str(sum(folder.result(cell, study.evaluation) is not None for cell in runs)),
-            short(parameter_count(config.model.to_model_config())),
+            short(parameter_count(config.to_model_config())),
             exact_amount(config.training.tokens),
             short(config.total_steps),
             hours(gpu_hours(runs)),

@@ -62,7 +62,7 @@ class Running:
 def operations(cell: Cell) -> float:
     """What a run takes, in operations of its model: good enough to compare runs with each other."""
     config = cell.config
-    return float(flops_per_token(config.model.to_model_config()) * config.tokens_per_step * config.total_steps)
+    return float(flops_per_token(config.to_model_config()) * config.tokens_per_step * config.total_steps)
 
 
 class StudyDisplay:
