@@ -305,7 +305,7 @@ def test_results_that_cannot_be_written_are_told_before_the_work(folder: Path, t
 
 def test_missing_lm_eval_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_extras(monkeypatch)
-    assert "pip install 'coupled-adam[eval]'" in refused(folder / "run")
+    assert "[eval]" in refused(folder / "run")
 
 
 def test_models_that_cannot_be_evaluated_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def evaluate(
     `coupled-adam eval RUN --answer requests.safetensors --out scores.safetensors` there, and
     `coupled-adam eval RUN --scores scores.safetensors` here again.
 
-    Acc is the mean of the seven accuracies. Needs `pip install 'coupled-adam[eval]'`, but for --answer and
-    for the loss of a run alone (`--tasks none`).
+    Acc is the mean of the seven accuracies. Needs the extra `eval` of this package, but for --answer and for the loss
+    of a run alone (`--tasks none`).
     """
     from coupled_adam.evaluation.downstream.tasks import parse_tasks
 

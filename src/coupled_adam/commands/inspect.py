@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from coupled_adam.base.extras import install_command
 from coupled_adam.commands.refusal import refuse
 
 
@@ -65,7 +66,7 @@ def inspect(
         try:
             from coupled_adam.inspection.page import page_facts, render_page
         except ModuleNotFoundError as error:
-            refuse(f"--html needs the package {error.name}: pip install 'coupled-adam[study]'")
+            refuse(f"--html needs the package {error.name}: {install_command('study')}")
         try:
             require_writable(html)  # now, not after the measuring
         except OSError as error:

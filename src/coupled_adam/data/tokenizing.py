@@ -88,7 +88,7 @@ def train_bpe(texts: Iterable[str], size: int, path: Path) -> None:
         size: V, with the 256 bytes and the token <|endoftext|>.
         path: where to.
     """
-    from coupled_adam.embeddings.optional import require
+    from coupled_adam.base.extras import require
 
     if not BYTES + 1 <= size <= 2**20:
         raise ValueError(f"tokenizer bpe:{size}: expected bpe:{BYTES + 1} to bpe:{2**20}")

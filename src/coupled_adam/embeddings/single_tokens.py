@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from coupled_adam.embeddings.optional import require
+from coupled_adam.base.extras import require
 
 # Any word that all tokenizers know will do.
 WORD_BEFORE = "the"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coupled_adam.atomic import require_writable, write_whole
-from coupled_adam.embeddings.optional import require
+from coupled_adam.base.extras import require
 from coupled_adam.study.report_plan import StudyPlan, all_planned, read_plans
 from coupled_adam.study.results import Result, merge_results
 from coupled_adam.study.tables import write_tables_to

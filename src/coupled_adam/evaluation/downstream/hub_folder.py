@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from coupled_adam.data.corpus import file_hash, open_corpus
 from coupled_adam.data.tokens import Tokens
-from coupled_adam.embeddings.optional import require
+from coupled_adam.base.extras import require
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.evaluate import (
     OnNote,

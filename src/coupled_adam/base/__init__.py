@@ -1,0 +1,1 @@
+"""The floor: small tools that every room uses; imports nothing of ours."""
