@@ -295,7 +295,7 @@ MISTAKES: dict[str, tuple[Any, list[str]]] = {
     ),
     "a wrong setting of all runs": (
         lambda text: text.replace("[[", "[set]\noptimizer.lr = -1\n[[", 1),
-        ["study mine: optimizer.lr = -1: expected a number above 0 (tiny, standard and 1 others)"],
+        ["study mine: optimizer.lr = -1: expected a number above 0 (tiny, standard and 1 other)"],
     ),
     "settings that contradict each other": (
         lambda text: text.replace('"adamw"', '"adamw"\nscale_exponent = 2'),

@@ -1,4 +1,4 @@
-"""Packages that only some commands need, imported when they are used; where one is missing, the command that installs it.
+"""Packages that only some commands need: imported when they are used, and how to install one that is missing.
 
 What installs an extra depends on where this package came from: a folder, a git repository, a wheel or an index. pip
 leaves that in direct_url.json (PEP 610).

@@ -20,7 +20,7 @@ def inspect(
         typer.Argument(
             metavar="PATH",
             help="A file (.safetensors, .npy, .npz, .gguf, .pt, .pth, .bin, .ckpt), a folder (a Hugging Face model, a "
-            "run or a checkpoint of ours), or the name of a model on the Hugging Face hub.",
+            "run or a checkpoint of ours), or the name of a model on the Hugging Face hub, such as `gpt2`.",
             show_default=False,
         ),
     ],
@@ -43,7 +43,9 @@ def inspect(
     html: Annotated[
         Path | None, typer.Option(metavar="OUT.html", help="Also write a page with pictures, one file.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where to compute: `cpu`, `cuda`, `cuda:1`.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Where to compute: `cpu`, `cuda`, `cuda:1`.  [default: cpu]")
+    ] = None,
 ) -> None:
     """Measure the embeddings of finished models, side by side.
 

@@ -51,7 +51,12 @@ def tiktoken_tokenizer(name: str, separator: str | None) -> Tokenizer:
     """An encoding of tiktoken; downloaded once, unless TIKTOKEN_CACHE_DIR names a folder that has it."""
     from coupled_adam.embeddings.single_tokens import open_tiktoken
 
-    open_tiktoken(name)  # for what it says when the name is unknown, or the network away
+    try:
+        open_tiktoken(name)  # for what it says when the name is unknown, or the network away
+    except (ValueError, ConnectionError) as error:
+        raise type(error)(
+            f'{error}. Or train a tokenizer on the text: --tokenizer bpe:8192, in a config data.tokenizer = "bpe:8192"'
+        ) from error
     encoding = importlib.import_module("tiktoken").get_encoding(name)
     if separator is None:
         return Tokenizer("tiktoken", name, encoding.n_vocab, encoding.eot_token)

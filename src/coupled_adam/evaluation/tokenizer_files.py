@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.extras import require
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.data.tokenizing import SEPARATORS
-from coupled_adam.base.extras import require
 from coupled_adam.embeddings.single_tokens import byte_letters, open_tiktoken
 
 # Their pattern for splitting a text into words is the one that `ByteLevel` of the `tokenizers` library has built in.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from coupled_adam.base.extras import install_command
 
-# "org/name", or the name alone of models older than organisations, such as gpt2 and bert-base-uncased: those have no dot.
+# "org/name"; or the name alone, as gpt2 and bert-base-uncased have it, which has no dot.
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9][\w-]*")
 
 

@@ -285,7 +285,8 @@ def _in_study_words(line: str, overrides: Sequence[str]) -> str:
 def _mistakes(study: Study, wrong: dict[str, list[str]]) -> Iterator[str]:
     for line, places in list(wrong.items())[:MOST_LINES]:
         different = list(dict.fromkeys(places))
-        others = f" and {len(different) - 1} others" if len(different) > 1 else ""
+        count = len(different) - 1
+        others = f" and {count} other{'s' if count > 1 else ''}" if count else ""
         yield f"study {study.name}: {line} ({different[0]}{others})"
     if len(wrong) > MOST_LINES:
         yield f"and {len(wrong) - MOST_LINES} more"

@@ -1,14 +1,13 @@
 """The tokens of a run: made where they are missing, opened, and the tokenizer that made them. Loads no torch."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus, open_known_corpus
+from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus_with_notes, open_known_corpus
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.data.manifest import TOKENIZER_FILE
 from coupled_adam.data.tokenizing import BYTES
@@ -108,10 +107,9 @@ def _different_tokens(tokens: Tokens, enough: int) -> int:
 def _notes(config: Config) -> Iterator[str]:
     """What is taken for granted about tokens that are there, and how they differ from those that the config names."""
     folder = _folder(config)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        manifest = open_corpus(folder).manifest
-    yield from (str(warning.message) for warning in caught if issubclass(warning.category, UserWarning))
+    notes: list[str] = []
+    manifest = open_corpus_with_notes(folder, notes.append).manifest
+    yield from notes
     source, tokenizer = config.data.source, config.data.tokenizer
     # Without a source what is there is meant, and the tokenizer left at its default. nanoGPT's folder says nothing.
     if source is None or not (folder / MANIFEST).is_file():

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.base.extras import require
+from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.evaluation.tokenizer_files import GPT2_ENCODINGS, TokenizerFile, corpus_tokenizer, open_for_export
 from coupled_adam.evaluation.weights import run_config
 from coupled_adam.training.config import Config
