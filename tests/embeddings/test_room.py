@@ -1,4 +1,4 @@
-"""The room can be lifted out: it imports with torch and numpy only, and nothing of the rest of the package."""
+"""The room can be lifted out: it imports with torch and numpy only, and of the rest of the package the floor alone."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ import numpy as np
 from coupled_adam.embeddings import measure
 assert measure(np.ones((4, 2)) + np.eye(4, 2)).kappa > 0
 others = {{name.split(".")[1] for name in sys.modules if name.startswith("coupled_adam.")}}
-assert others == {{"embeddings"}}, others
+assert others == {{"embeddings", "base"}}, others
 """
 
 

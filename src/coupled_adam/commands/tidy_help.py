@@ -28,7 +28,7 @@ class TidyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
-        if command is not None:
+        if command is not None and ctx is not None:
             for param in command.get_params(ctx):  # with its --help, which it keeps from now on
                 _tidy(param)
         return command
