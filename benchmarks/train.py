@@ -315,7 +315,7 @@ def workload_of(arguments: argparse.Namespace, device: torch.device) -> Workload
     config = load_config(arguments.preset or ("gpt2-125m" if is_cuda else "tiny"), changes)
     batch_size = config.training.batch_size
     return Workload(
-        model=config.model.to_model_config(),
+        model=config.to_model_config(),
         batch_size=batch_size,
         micro_batch_size=arguments.micro_batch or batch_size,
         device=device,

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.embeddings.optional import require
+from coupled_adam.base.extras import require
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = 256

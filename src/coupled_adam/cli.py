@@ -15,9 +15,11 @@ from coupled_adam.commands.eval import evaluate
 from coupled_adam.commands.export import export
 from coupled_adam.commands.inspect import inspect
 from coupled_adam.commands.theory import theory
+from coupled_adam.commands.tidy_help import TidyGroup
 from coupled_adam.commands.train import train
 
 app = typer.Typer(
+    cls=TidyGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from coupled_adam.base.extras import require
 from coupled_adam.base.files import parse_json
 from coupled_adam.byte_level_bpe import END_OF_TEXT, as_byte_level, gpt2_json_file
-from coupled_adam.embeddings.optional import require
 
 # How tokenizers of well-known models call the token that ends a document, the likeliest first.
 SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")

@@ -70,7 +70,10 @@ def test_prepare_refuses_other_settings_by_name_unless_told_to_replace(here: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["prepare", "books"], "Error: source 'books' is unknown; expected one of python-docs"),
+        (
+            ["prepare", "books"],
+            "Error: source 'books' is unknown; did you mean text:books? Expected one of",
+        ),
         (["prepare", "text:none"], "Error: none: there is no such file or folder"),
         (prepare("--max-tokens", "many"), "Error: --max-tokens is 'many', expected a number of tokens such as"),
         (prepare("--shard-tokens", "0"), "Error: --shard-tokens is '0', expected a number of tokens"),

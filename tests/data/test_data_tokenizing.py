@@ -133,6 +133,10 @@ def test_gpt2_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch,
         open_tokenizer("gpt2")
     with pytest.raises(ValueError, match="'gpt5' is neither a file or folder here nor a tiktoken name"):
         open_tokenizer("gpt5")
+    (tmp_path / "text.txt").write_text("some text")
+    for name, kind in (("gpt2", ConnectionError), ("gpt5", ValueError)):
+        with pytest.raises(kind, match=r"--tokenizer bpe:\d+"):
+            prepare(f"text:{tmp_path / 'text.txt'}", name, tmp_path / "out")
 
 
 def test_tokens_of_another_tokenizer_are_refused() -> None:

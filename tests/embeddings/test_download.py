@@ -65,7 +65,7 @@ def test_a_changed_file_is_refused(server: ThreadingHTTPServer, tmp_path: Path) 
 
 def test_without_pooch_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(ImportError, match=r"pooch is needed .*pip install 'coupled-adam\[study\]'"):
+    with pytest.raises(ImportError, match=r"pooch is needed .*pip install .*\[study\]'"):
         fetch_word_pairs()
 
 

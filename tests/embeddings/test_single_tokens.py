@@ -180,7 +180,7 @@ def test_a_missing_package_is_named_with_its_extra(
     word_piece().save(str(tmp_path / "t.json"))
     (tmp_path / "t.gguf").write_bytes(b"GGUF")
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"{module} is needed .*pip install 'coupled-adam\[{extra}\]'"):
+    with pytest.raises(ImportError, match=rf"{module} is needed .*pip install .*\[{extra}\]'"):
         open_tokenizer(spec if spec == "gpt2" else tmp_path / spec)
 
 

@@ -108,7 +108,7 @@ def write_run(folder: Path, corpus: Path, steps: Sequence[int] = (10,), override
     state = {"data": open_corpus(corpus).fingerprint} if corpus.is_dir() else {}
     writer = CheckpointWriter(folder / "checkpoints", keep=len(steps))
     for step in steps:
-        model = trained_model(config.model.to_model_config(), seed=step)
+        model = trained_model(config.to_model_config(), seed=step)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         tables = Tables(model.input_table_name, model.output_table_name, TOKENS)
         make_optimizer_state([optimizer])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import Result
 from export_models import write_tokenizer_json
@@ -305,7 +306,20 @@ def test_results_that_cannot_be_written_are_told_before_the_work(folder: Path, t
 
 def test_missing_lm_eval_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_extras(monkeypatch)
-    assert "pip install 'coupled-adam[eval]'" in refused(folder / "run")
+    assert "[eval]" in refused(folder / "run")
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_what_is_taken_for_granted_of_a_corpus_is_a_note(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    nanogpt = tmp_path / "nanogpt"
+    nanogpt.mkdir()
+    for name in ("train", "test"):
+        np.arange(600, dtype=np.uint16).tofile(nanogpt / f"{name}.bin")
+    result = run(tmp_path / "model", "--tasks", "none", "--data", nanogpt)
+    assert f"Note: {nanogpt} has no manifest.json: its tokens are taken as uint16" in result.stderr
+    assert "Warning" not in result.output
+    assert "50257, and the model's tokenizer has" in result.stderr  # which is true, and refused
 
 
 def test_models_that_cannot_be_evaluated_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_page_names_every_option_and_file() -> None:
         if parameter.name not in ("run", "folder", "install_completion", "show_completion"):
             assert f"`{parameter.opts[0]}" in page
     tiny = load_config("tiny")
-    parameters = parameter_count(tiny.model.to_model_config())
+    parameters = parameter_count(tiny.to_model_config())
     assert f"Exported tiny, step {tiny.total_steps}: {parameters:,} parameters in float32.\n" in page
     for file in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"):
         assert f"`{file}`" in page

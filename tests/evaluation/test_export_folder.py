@@ -175,7 +175,7 @@ def test_vocabulary_that_the_table_has_no_rows_for_is_refused(size: int, tmp_pat
 def test_model_card_tells_how_the_model_was_trained() -> None:
     changes = ["seed=3", "optimizer.embeddings=coupled", "optimizer.scale_exponent=2", "data.source=none"]
     config = load_config("tiny", [*changes, "name=my-run", "data.folder=/home/me/secret/my`corpus<b>"])
-    model = config.model.to_model_config()
+    model = config.to_model_config()
     card = model_card(model, Training(config, step=7), tokens=model.vocabulary_size - 1)
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "# `my-run`\n" in card

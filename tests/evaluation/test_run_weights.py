@@ -21,7 +21,7 @@ def test_model_of_a_run_computes_what_was_saved(architecture: str, tied: str, tm
     saved = write_run(tmp_path / "run", corpus, overrides=settings)
     loaded, config, found = load_run(tmp_path / "run")
     assert torch.equal(logits_of(loaded, some_tokens(saved.config)), logits_of(saved, some_tokens(saved.config)))
-    assert loaded.config == saved.config == config.model.to_model_config()
+    assert loaded.config == saved.config == config.to_model_config()
     assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in saved.named_parameters()]
     assert not loaded.training
     assert config.name == "small"

@@ -306,9 +306,9 @@ def test_a_page_without_its_packages_is_refused_before_measuring(
 ) -> None:
     monkeypatch.delitem(sys.modules, "coupled_adam.inspection.page", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert "--html needs the package jinja2: pip install 'coupled-adam[study]'" in refused(
-        untied, "--html", tmp_path / "a"
-    )
+    said = refused(untied, "--html", tmp_path / "a")
+    assert "--html needs the package jinja2: pip install " in said
+    assert "[study]" in said
 
 
 def test_help_says_what_can_be_given() -> None:

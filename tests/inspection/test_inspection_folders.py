@@ -254,7 +254,7 @@ class Hub(SimpleHTTPRequestHandler):
     def answer(self, with_content: bool) -> None:
         repository, _, name = self.path.split("?")[0].partition("/resolve/main/")
         file = Path(self.directory) / name
-        known = repository == "/org/name"
+        known = repository in ("/org/name", "/gpt2")
         if not (known and file.is_file()):
             self.send_response(404)
             self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
@@ -317,6 +317,31 @@ def test_of_a_hub_model_only_the_shards_with_tables_are_downloaded(
     again = read_model("org/name").tables
     assert torch.equal(torch.as_tensor(again[1].matrix), torch.as_tensor(tables[1].matrix))
     assert downloaded == []
+
+
+@pytest.mark.usefixtures("online")
+def test_a_hub_model_may_have_no_organisation(
+    tmp_path: Path, hub: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables = read_model("gpt2").tables
+    assert [table.role for table in tables] == ["input", "output"]
+    send_to("http://127.0.0.1:9", monkeypatch)  # from the cache
+    assert [table.name for table in read_model("gpt2").tables] == [table.name for table in tables]
+    with pytest.raises(
+        ValueError, match=r"^bert-base-uncased: no such file or folder, and the Hugging Face hub cannot"
+    ):
+        read_model("bert-base-uncased")
+
+
+@pytest.mark.usefixtures("online")
+def test_a_folder_comes_before_a_hub_model_of_its_name(
+    tmp_path: Path, hub: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tmp_path / "served", tmp_path / "gpt2")
+    read_model("gpt2")
+    assert hub[1] == []
 
 
 @pytest.mark.usefixtures("online")

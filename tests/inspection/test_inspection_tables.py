@@ -151,7 +151,9 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
         read_model(str(tmp_path / "a.npy"))
 
 
-@pytest.mark.parametrize("path", ["missing.npy", "missing", "./missing/model", "/missing/model", "runs/missing"])
+@pytest.mark.parametrize(
+    "path", ["missing.npy", "missing.json", "./missing", "./missing/model", "/missing/model", "runs/missing"]
+)
 def test_a_missing_path_is_refused_without_asking_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

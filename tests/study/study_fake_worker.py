@@ -50,7 +50,7 @@ def result_of(task: Task) -> Result:
         optimizer=cell.optimizer,
         settings=config.optimizer.model_dump() | {"tied": config.model.tied},
         model=cell.model,
-        parameters=parameter_count(config.model.to_model_config()),
+        parameters=parameter_count(config.to_model_config()),
         tokens=config.training.tokens,
         metrics={"loss": 1.0, "train_loss": 1.0, "iso": 0.5},
         seconds=1.0,

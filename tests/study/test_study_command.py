@@ -119,8 +119,33 @@ def test_a_failed_run_gives_exit_code_1_and_is_shown_by_status(tmp_path: Path) -
     assert f"the same command tries them again: coupled-adam study run {file} --out out" in result.output
     shown = study("status", "out").output
     assert re.search(r"small-1.536k-fails/seed-2 +│ failed +│.*the loss is nan", shown)
+    heads = [head.strip() for head in shown.splitlines()[2].strip("┃").split("┃")]
+    assert heads == ["run", "status", "step", "training loss", "test loss", "why it failed"]
     assert shown.endswith("4 finished, 2 failed\n")
     assert study("run", str(file), "--out", "out").exit_code == 0
+
+
+def test_status_shows_training_and_test_loss_in_columns_of_their_own(tmp_path: Path) -> None:
+    file = write_study(tmp_path, PAIR)
+    study("run", str(file), "--out", "out", "--only", "*-coupled")
+    result = next(each for each in read_results(Path("out")) if each.seed == 2)
+    (result.run_folder / "metrics.jsonl").write_text('{"kind": "train", "step": 12, "loss": 9.25}\n')
+    lines = study("status", "out").output.splitlines()
+    assert [head.strip() for head in lines[2].strip("┃").split("┃")][2:] == ["step", "training loss", "test loss"]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines[4:8]]
+    rows = {label: rest for label, _, *rest in cells}
+    assert rows["small-1.536k-coupled/seed-2"] == ["12/12", "9.2500", f"{result.metrics['loss']:.4f}"]
+    assert rows["small-1.536k-standard/seed-2"] == ["", "", ""]
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+@pytest.mark.parametrize("folder", ["nowhere", "empty"])
+def test_what_is_no_folder_of_a_study_is_refused_with_an_example(command: str, folder: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    result = study(command, folder)
+    assert result.exit_code == 2
+    assert result.output.startswith(f"Error: {folder} is not the folder of a study")
+    assert result.output.count("\n") == 1
 
 
 def test_folders_are_merged_into_one_report(tmp_path: Path) -> None:
@@ -236,8 +261,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a setting without value": (["run", "demo", "--set", "lr"], "--set lr"),
     "an axis": (["run", "single-gpu", "--set", "training.tokens=5M"], "two runs are called 30M-5M-standard/seed-1"),
     "seeds": (["run", "demo", "--set", "seeds=1"], "the seeds are those of the study; run a part of it with --only"),
-    "no study there": (["status", "nothing"], "nothing/study.toml: cannot be read"),
-    "nothing to report": (["report", "nothing"], "no results.jsonl; expected the folder of a study"),
+    "no study there": (["status", "nothing"], "it has neither study.toml nor results.jsonl"),
+    "nothing to report": (["report", "nothing"], "it has neither study.toml nor results.jsonl"),
     "no name": (["run", ""], "'' is no study and no file; studies are: demo"),
     "a wrong evaluation": (
         ["run", "demo", "--set", "evaluation.wordsin=x"],

@@ -51,15 +51,14 @@ def test_a_report_that_cannot_be_written_is_found_before_any_training(
     monkeypatch.setitem(sys.modules, package, None)
     result = study("run", str(write_study(tmp_path, PAIR)), "--out", "made/out")
     assert result.exit_code == 2
-    assert result.output == (
-        f"Error: {package} is needed to write a report; install it with: pip install 'coupled-adam[study]'\n"
-    )
+    assert result.output.startswith(f"Error: {package} is needed to write a report; install it with: pip install ")
+    assert result.output.endswith("[study]'\n")
     assert not (tmp_path / "made").exists()
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "no lm-eval": (["--set", "evaluation.tasks=paper"], "coupled-adam[eval]"),
-    "no submitit": (["--launcher", "slurm", "--set", "evaluation.theory=true"], "coupled-adam[cluster]"),
+    "no lm-eval": (["--set", "evaluation.tasks=paper"], "[eval]"),
+    "no submitit": (["--launcher", "slurm", "--set", "evaluation.theory=true"], "[cluster]"),
     "no word pairs": (["--set", "evaluation.wordsim=no-words"], "no-words"),
     "no corpus": (["--set", "evaluation.theory=true", "--set", "data.folder=no/corpus"], "no/corpus is not a folder"),
 }

@@ -87,7 +87,7 @@ def test_papers_hyperparameters(name: str) -> None:
         assert (optimizer.lr, model.heads, model.layers, model.width) == SIZES[cell.model]
         assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.95, 1e-8)
         assert (optimizer.weight_decay, optimizer.max_grad_norm, model.tied) == (0.1, 1.0, True)
-        assert (schedule.kind, schedule.final_fraction, model.vocabulary_size) == ("cosine", 0.1, 50304)
+        assert (schedule.kind, schedule.final_fraction, cell.config.rows) == ("cosine", 0.1, 50304)
         is_large = cell.model in ("1.3B", "2.6B")
         assert (model.context, cell.config.training.batch_size) == ((2048, 256) if is_large else (1024, 96))
         assert schedule.warmup == ("1%" if is_large else 100)
@@ -99,7 +99,7 @@ def test_demo_and_single_gpu_are_as_described() -> None:
     assert len(found) == 6
     for cell in found:
         model = cell.config.model
-        assert (model.layers, model.width, model.context, model.vocabulary_size) == (2, 64, 64, 4096)
+        assert (model.layers, model.width, model.context, cell.config.rows) == (2, 64, 64, 4096)
         assert (cell.config.optimizer.lr, cell.config.total_steps, cell.config.tokens_per_step) == (3e-3, 300, 1024)
         assert (cell.config.data.source, cell.config.data.tokenizer) == ("python-docs", "bpe:4096")
     found = shipped("single-gpu")
@@ -107,7 +107,7 @@ def test_demo_and_single_gpu_are_as_described() -> None:
     assert {cell.config.training.tokens for cell in found} == {82_000_000, 262_000_000}
     for cell in found:
         model = cell.config.model
-        assert (model.layers, model.width, model.context, model.vocabulary_size) == (6, 384, 1024, 50304)
+        assert (model.layers, model.width, model.context, cell.config.rows) == (6, 384, 1024, 50304)
         assert (cell.config.optimizer.lr, cell.config.training.batch_size) == (1e-3, 16)
 
 
@@ -307,7 +307,7 @@ MISTAKES: dict[str, tuple[Any, list[str]]] = {
     ),
     "a wrong setting of all runs": (
         lambda text: text.replace("[[", "[set]\noptimizer.lr = -1\n[[", 1),
-        ["study mine: optimizer.lr = -1: expected a number above 0 (tiny, standard and 1 others)"],
+        ["study mine: optimizer.lr = -1: expected a number above 0 (tiny, standard and 1 other)"],
     ),
     "settings that contradict each other": (
         lambda text: text.replace('"adamw"', '"adamw"\nscale_exponent = 2'),

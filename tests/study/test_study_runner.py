@@ -560,7 +560,7 @@ def test_arrays_show_the_same_rows_before_and_after(undisturbed: tuple[Path, Pat
         arrays = np.load(result.run_folder / "embeddings.npz")
         model, config, corpus = load_run(result.run_folder)
         assert corpus is not None
-        start = build_model(config.model.to_model_config())
+        start = build_model(config.to_model_config())
         initialise(start, config.seed)
         for prefix, name in (("", model.output_table_name), ("input_", model.input_table_name)):
             if prefix and result.optimizer != "untied":

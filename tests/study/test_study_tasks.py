@@ -228,7 +228,7 @@ def no_lm_eval(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (missing_file, "has no race_high_test.jsonl; add the files, or leave out race with evaluation.tasks"),
         (unknown_tokenizer, "evaluation.tasks needs the tokenizer of"),
         (small_table, "the vocabulary does not match"),
-        (no_lm_eval, "pip install 'coupled-adam[eval]'"),
+        (no_lm_eval, "[eval]"),
     ],
 )
 def test_what_the_tasks_lack_is_said_before_any_run(

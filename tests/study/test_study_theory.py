@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 from study_evaluations import by_label, do
 from study_runs import ADAMW, COUPLED, plan, write_study
 from typer.testing import CliRunner
 
+from coupled_adam.base.extras import install_command
 from coupled_adam.cli import app
 from coupled_adam.study import cell, measurement, theory_evaluation
 from coupled_adam.study.expansion import cells_of
@@ -219,7 +221,7 @@ def test_report_shows_theory_and_tasks(measured: Path, tmp_path: Path) -> None:
     (out / FILE_NAME).write_text("".join(to_json(row) + "\n" for row in rows))
     page = write_report([out], out).read_text()
     for words in (
-        "coupled-adam[eval,study]",
+        str(escape(install_command("eval,study"))),
         "The theory, measured",
         "the paper",
         "Sums of updates over training",

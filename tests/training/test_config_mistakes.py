@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coupled_adam.training.config import load_config
+from coupled_adam.training.config import Config, load_config
+from coupled_adam.training.config_errors import SYNONYMS
 from coupled_adam.training.presets import PRESETS, preset_text
+from coupled_adam.training.sections import all_keys
 
 EXPECTED_TOKENS = 'expected a number of tokens, such as 5000000, "5B" or "300k"'
 
@@ -95,8 +97,19 @@ def test_a_bad_value_is_one_line_with_key_value_and_what_is_expected(override: s
         ("modell.layers=2", "unknown key; did you mean model.layers?"),
         ("lr=3e-4", "unknown key; did you mean optimizer.lr?"),
         ("training.lr=3e-4", "unknown key; did you mean optimizer.lr?"),
-        ("learning_rate=3e-4", "unknown key; expected one of: name, seed, [model], [data], [optimizer], [schedule], "
+        ("learning_rate=3e-4", "unknown key; did you mean optimizer.lr?"),
+        ("optimizer.learning_rate=1", "unknown key; did you mean optimizer.lr?"),
+        ("optimizer.weight_deacy=1", "unknown key; did you mean optimizer.weight_decay?"),
+        ("batch=8", "unknown key; did you mean training.batch_size?"),
+        ("training.steps=8", "unknown key; did you mean training.tokens?"),
+        ("model.n_layer=8", "unknown key; did you mean model.layers?"),
+        ("model.vocab-size=8", "unknown key; did you mean model.vocabulary_size?"),
+        ("log.evry=8", "unknown key; did you mean log.every?"),
+        ("checkpoints.evry=8", "unknown key; did you mean checkpoints.every?"),
+        ("xyzzy=3e-4", "unknown key; expected one of: name, seed, [model], [data], [optimizer], [schedule], "
          "[training], [checkpoints], [log]"),
+        ("optimizer.xyzzy=1", "unknown key; expected one of: embeddings, lr, couple, scale_exponent, sgd_factor, "
+         "sgd_momentum, centre, beta1, beta2, eps, weight_decay, max_grad_norm, z_loss"),
         ("tokenz=5B", "unknown key; did you mean training.tokens?"),
         ("optmizer=2", "unknown key; did you mean optimizer?"),
         ("model.layers.x=2", "unknown key; did you mean model.layers?"),
@@ -112,6 +125,11 @@ def test_a_bad_value_is_one_line_with_key_value_and_what_is_expected(override: s
 )  # fmt: skip
 def test_an_override_without_a_known_key_says_what_was_meant(override: str, message: str) -> None:
     assert refused("tiny", override) == [f"--set {override}: {message}"]
+
+
+def test_every_synonym_leads_to_a_key_that_there_is() -> None:
+    assert set(SYNONYMS.values()) <= set(all_keys(Config))
+    assert not SYNONYMS.keys() & {key.rpartition(".")[2] for key in all_keys(Config)} - {"name", "kind"}
 
 
 def test_a_long_value_is_cut() -> None:
@@ -237,12 +255,8 @@ def test_an_unknown_preset_is_refused_with_the_near_one_and_all(spec: str, hint:
             'model.bias = true: expected false with model.architecture = "llama"',
         ),
         (
-            ["model.vocabulary_size=4095"],
-            'model.vocabulary_size = 4095: expected at least 4096, the tokens of data.tokenizer = "bpe:4096"',
-        ),
-        (
-            ["data.tokenizer=gpt2"],
-            'model.vocabulary_size = 4096: expected at least 50257, the tokens of data.tokenizer = "gpt2"',
+            ["data.tokenizer=gpt2", "model.vocabulary_size=4096"],
+            'model.vocabulary_size = 4096: expected "auto" or at least 50257, the tokens of data.tokenizer = "gpt2"',
         ),
         (
             ["data.tokenizer=bpe:4k"],

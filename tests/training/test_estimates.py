@@ -23,10 +23,10 @@ LLAMA = [*SMALL, "model.architecture=llama"]
 
 def trained(config: Config) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     """A model and its optimizers after one step."""
-    model = build_model(config.model.to_model_config())
+    model = build_model(config.to_model_config())
     initialise(model, seed=1)
     optimizers = build_optimizers(model, config.optimizer)
-    tokens = torch.randint(config.model.vocabulary_size, (2, config.model.context))
+    tokens = torch.randint(config.rows, (2, config.model.context))
     model(tokens, tokens).backward()
     optimizers.step()
     return model, optimizers.optimizers
@@ -85,9 +85,9 @@ def saved_storages(model: nn.Module) -> Iterator[dict[tuple[int, int], int]]:
 def test_activations_are_what_autograd_keeps(shape: list[str], precision: str) -> None:
     """Up to a twentieth: tokens, the norms' means and deviations, and attention's sums are not counted."""
     config = load_config("tiny", [*shape, f"training.precision={precision}", "model.layers=6", "model.context=256"])
-    model = build_model(config.model.to_model_config())
+    model = build_model(config.to_model_config())
     initialise(model, seed=1)
-    tokens = torch.randint(config.model.vocabulary_size, (8, 256))
+    tokens = torch.randint(config.rows, (8, 256))
     with saved_storages(model) as kept, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         hidden = model.hidden_states(tokens)
     copies = 2 * sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2) if precision == "bf16" else 0
@@ -164,5 +164,5 @@ def test_without_a_known_device_there_is_no_column_for_it() -> None:
 
 def test_the_parameters_in_the_estimate_are_those_of_the_model() -> None:
     config = load_config("tiny", LLAMA)
-    model = build_model(config.model.to_model_config())
-    assert parameter_count(config.model.to_model_config()) == sum(p.numel() for p in model.parameters())
+    model = build_model(config.to_model_config())
+    assert parameter_count(config.to_model_config()) == sum(p.numel() for p in model.parameters())

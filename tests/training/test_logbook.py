@@ -252,7 +252,7 @@ def test_a_missing_tracker_is_named_and_no_row_is_lost(
 ) -> None:
     content = write_rows(tmp_path, ROWS)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"{package} is needed for log\.{package}.*coupled-adam\[track\]"):
+    with pytest.raises(ImportError, match=rf"{package} is needed for log\.{package}.*pip install .*\[track\]'"):
         open_logbook(tmp_path, resume_step=20, **asked)
     assert (tmp_path / "metrics.jsonl").read_bytes() == content
 

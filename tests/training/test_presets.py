@@ -28,7 +28,7 @@ COMMON = {
     "optimizer.weight_decay": 0.1,
     "optimizer.max_grad_norm": 1.0,
     "model.tied": True,
-    "model.vocabulary_size": 50304,
+    "rows": 50304,
     "schedule.kind": "cosine",
     "schedule.final_fraction": 0.1,  # the text below the table
     "training.precision": "bf16",
@@ -76,7 +76,7 @@ def test_a_preset_has_the_general_settings_of_the_table(name: str) -> None:
 def test_a_preset_has_the_parameters_of_its_name(name: str) -> None:
     label = SIZES[name][0]
     named = float(label[:-1]) * {"M": 1e6, "B": 1e9}[label[-1]]
-    assert parameter_count(load_config(name).model.to_model_config()) == pytest.approx(named, rel=0.035)
+    assert parameter_count(load_config(name).to_model_config()) == pytest.approx(named, rel=0.035)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -98,7 +98,7 @@ def test_a_preset_runs_on_one_and_on_several_ranks(name: str) -> None:
 def test_tiny_is_300_steps_of_1024_tokens() -> None:
     config = load_config("tiny")
     assert (config.total_steps, config.tokens_per_step) == (300, 1024)
-    assert (config.model.layers, config.model.width, config.model.vocabulary_size) == (2, 64, 4096)
+    assert (config.model.layers, config.model.width, config.rows) == (2, 64, 4096)
 
 
 def test_every_file_is_listed_and_named_after_its_preset() -> None:

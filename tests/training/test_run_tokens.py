@@ -105,7 +105,7 @@ def test_of_several_ranks_the_first_says_it(ranks: int, corpus: Path) -> None:
     shown = io.StringIO()
     for rank in range(ranks):
         of_rank = Ranks(rank, ranks, torch.device("cpu"), "none" if ranks == 1 else "ddp")
-        run._open_corpus(config, of_rank, run._speaker(Console(file=shown, width=200), of_rank))
+        run._prepare_tokens(config, of_rank, run._speaker(Console(file=shown, width=200), of_rank))
     assert shown.getvalue().count("Note: ") == 1
 
 

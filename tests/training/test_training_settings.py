@@ -33,7 +33,7 @@ def test_z_loss_is_part_of_the_training_loss(corpus: Path, tmp_path: Path) -> No
 
 def test_every_optimizer_follows_the_schedule(corpus: Path) -> None:
     config = small_config(corpus, optimizer={"embeddings": "sgd", "sgd_factor": 20.0})
-    optimizers = build_optimizers(build_model(config.model.to_model_config()), config.optimizer)
+    optimizers = build_optimizers(build_model(config.to_model_config()), config.optimizer)
     optimizers.set_lr(0.25)
     sgd, adamw = optimizers.optimizers
     assert {group["lr"] for group in sgd.param_groups} == {5.0}
@@ -75,7 +75,7 @@ def test_the_validation_loss_is_that_of_the_whole_validation_text(
 ) -> None:
     config = small_config(corpus, training={"batch_size": batch_size, "tokens": 4 * batch_size * 16})
     train(config, tmp_path / "run")
-    model = build_model(config.model.to_model_config())
+    model = build_model(config.to_model_config())
     weights = {
         name.removeprefix("model."): tensor
         for name, tensor in saved_tensors(tmp_path / "run").items()

@@ -86,7 +86,7 @@ def convert(
             frozen=frozen or (),
             overwrite=overwrite,
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         refuse(printable(str(error)))
     _print_summary(conversion, out, to, chosen)
 

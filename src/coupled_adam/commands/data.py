@@ -16,11 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from coupled_adam.commands.refusal import refuse
+from coupled_adam.commands.tidy_help import TidyGroup
 
 if TYPE_CHECKING:
     from coupled_adam.data import prepare as preparation
 
 app = typer.Typer(
+    cls=TidyGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Turn text into token shards, and look at them.",
@@ -34,20 +36,21 @@ def prepare(
     source: Annotated[
         str,
         typer.Argument(
+            metavar="SOURCE",
             help="`python-docs` (built in), `openwebtext`, `slimpajama`, `hf:NAME[:CONFIG[:SPLIT[:COLUMN]]]`, "
             "`text:FILES` (.txt, .jsonl, .parquet, also .gz, .xz, .zst) or `tokens:FILES` (.bin, .u16.xz). FILES is a "
             "file, a folder or a pattern in quotes.",
         ),
     ] = "python-docs",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder to write; by default in `data/`, named by what is in it.")
+        Path | None, typer.Option(metavar="DIR", help="Folder to write.  [default: data/SOURCE-TOKENIZER]")
     ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="`gpt2` (tiktoken), the path of a tokenizer.json, or `bpe:N`: train one of N tokens. By default "
-            "`bpe:4096` for python-docs, `gpt2` for the others.",
+            help="`gpt2` (tiktoken), the path of a tokenizer.json, or `bpe:N`: train one of N tokens.  "
+            "[default: bpe:4096 for python-docs, gpt2 for the others]",
         ),
     ] = None,
     field: Annotated[
@@ -61,19 +64,21 @@ def prepare(
         typer.Option(
             min=0,
             max=1,
-            help="Part of the documents for validation. By default 0.05 of a small source, 0.005 of a large one.",
+            metavar="PART",
+            help="Part of the documents for validation.  [default: 0.05 of a small source, 0.005 of a large one]",
         ),
     ] = None,
     test: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Part of the documents for the test; default as for --val.")
+        float | None,
+        typer.Option(min=0, max=1, metavar="PART", help="Part of the documents for the test.  [default: as for --val]"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides which documents are held out.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Decides which documents are held out.")] = 0,
     shard_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of one file, at most.")] = "100M",
     max_tokens: Annotated[
         str | None, typer.Option(metavar="N", help="Stop at about so many tokens, such as `10B`.")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes that tokenize; by default one per core.")
+        int | None, typer.Option(min=1, metavar="N", help="Processes that tokenize.  [default: one per core]")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what other settings have left in the folder.")
@@ -118,7 +123,7 @@ def prepare(
 
 @app.command()
 def info(
-    folder: Annotated[Path, typer.Argument(help="A folder that `data prepare` or nanoGPT has written.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `data prepare` or nanoGPT has written.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read all shards and compare their sha256.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -149,7 +154,7 @@ def count(
         ),
     ],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the counts, such as to unigram.npy.")] = None,
-    split: Annotated[str, typer.Option(help="Of a prepared folder: which split to count.")] = "train",
+    split: Annotated[str, typer.Option(metavar="NAME", help="Of a prepared folder: which split to count.")] = "train",
     vocabulary_size: Annotated[
         int, typer.Option(min=1, metavar="N", help="Of loose files: number of tokens of their tokenizer.")
     ] = 50257,

@@ -49,14 +49,14 @@ def evaluate(
         Path | None, typer.Option(metavar="DIR", help="Folder of local files, for the paper's tasks without a network.")
     ] = None,
     checkpoint: Annotated[
-        int | None, typer.Option(metavar="STEP", min=0, help="Of a run; the newest whole one by default.")
+        int | None, typer.Option(metavar="STEP", min=0, help="Of a run.  [default: the newest whole one]")
     ] = None,
     device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Where to compute; by default as the run was trained.")
+        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Where to compute.  [default: as the run was trained]")
     ] = None,
     precision: Annotated[
         Literal["float32", "bf16"] | None,
-        typer.Option(help="By default as the run was trained; of other models bf16 on CUDA."),
+        typer.Option(help="Of the weights.  [default: as the run was trained; of other models bf16 on CUDA]"),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -80,7 +80,7 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="File of the results.  [default: downstream.json in MODEL]")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Repeat what was evaluated already.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Evaluate a model: its test loss, and the paper's seven downstream tasks through lm-evaluation-harness.
 
@@ -92,8 +92,8 @@ def evaluate(
     `coupled-adam eval RUN --answer requests.safetensors --out scores.safetensors` there, and
     `coupled-adam eval RUN --scores scores.safetensors` here again.
 
-    Acc is the mean of the seven accuracies. Needs `pip install 'coupled-adam[eval]'`, but for --answer and
-    for the loss of a run alone (`--tasks none`).
+    Acc is the mean of the seven accuracies. Needs the extra `eval` of this package, but for --answer and for the loss
+    of a run alone (`--tasks none`).
     """
     from coupled_adam.evaluation.downstream.tasks import parse_tasks
 

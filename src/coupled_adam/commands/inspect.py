@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from coupled_adam.base.extras import install_command
 from coupled_adam.commands.refusal import refuse
 
 
@@ -19,7 +20,7 @@ def inspect(
         typer.Argument(
             metavar="PATH",
             help="A file (.safetensors, .npy, .npz, .gguf, .pt, .pth, .bin, .ckpt), a folder (a Hugging Face model, a "
-            "run or a checkpoint of ours), or the name of a model on the Hugging Face hub.",
+            "run or a checkpoint of ours), or the name of a model on the Hugging Face hub, such as `gpt2`.",
             show_default=False,
         ),
     ],
@@ -42,7 +43,9 @@ def inspect(
     html: Annotated[
         Path | None, typer.Option(metavar="OUT.html", help="Also write a page with pictures, one file.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where to compute: `cpu`, `cuda`, `cuda:1`.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Where to compute: `cpu`, `cuda`, `cuda:1`.  [default: cpu]")
+    ] = None,
 ) -> None:
     """Measure the embeddings of finished models, side by side.
 
@@ -65,7 +68,7 @@ def inspect(
         try:
             from coupled_adam.inspection.page import page_facts, render_page
         except ModuleNotFoundError as error:
-            refuse(f"--html needs the package {error.name}: pip install 'coupled-adam[study]'")
+            refuse(f"--html needs the package {error.name}: {install_command('study')}")
         try:
             require_writable(html)  # now, not after the measuring
         except OSError as error:

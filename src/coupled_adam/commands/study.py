@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from coupled_adam.commands.refusal import refuse
+from coupled_adam.commands.tidy_help import TidyGroup
 from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from coupled_adam.study.runner import Outcome
 
 app = typer.Typer(
+    cls=TidyGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Repeat the paper's experiments at any scale, with statistics, tables, figures and one report.",
@@ -32,9 +34,7 @@ INTERRUPTED = 130
 
 @app.command()
 def run(
-    study: Annotated[
-        str, typer.Argument(metavar="STUDY", help="A study that comes along (see `study list`), or a TOML file.")
-    ],
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="A built-in study (see `study list`), or a TOML file.")],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the study.  [default: runs/NAME]")] = None,
     jobs: Annotated[
         int | None,
@@ -49,13 +49,19 @@ def run(
     launcher: Annotated[
         str,
         typer.Option(
-            help="`local`: one process for each run. `torchrun`: several, one for each GPU. `slurm`: jobs of a cluster."
+            metavar="NAME",
+            help="`local`: one process for each run. `torchrun`: several, one for each GPU. `slurm`: jobs of a "
+            "cluster.",
         ),
     ] = "local",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and what it takes, and exit.")] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of all runs, such as `data.folder=DIR`."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one setting of all runs, such as `data.folder=DIR`; may be repeated.",
+        ),
     ] = None,
 ) -> None:
     """Train and evaluate every cell of a study, then write its report.
@@ -170,7 +176,7 @@ def report(
     console = Console(highlight=False)
     with _refusing():
         for folder in folders:
-            _require_no_name(folder)
+            _require_study(folder)
             if (folder / FILE_NAME).is_file():  # jobs of a cluster may have finished since the runner was here
                 cells = cells_of(load_study(str(folder / FILE_NAME)))
                 StudyFolder(folder).gather(cells)
@@ -180,17 +186,21 @@ def report(
 
 @app.command(name="list")
 def list_studies() -> None:
-    """Show the studies that come along, and what they take.
+    """Show the built-in studies, and what they take.
 
     Try: `coupled-adam study list`
     """
     from coupled_adam.study.overview import shipped_table
 
-    Console(highlight=False).print(shipped_table())
+    with _refusing():
+        table = shipped_table()
+    Console(highlight=False).print(table)
 
 
 @app.command()
-def show(study: Annotated[str, typer.Argument(metavar="NAME", help="A study that comes along, or a folder.")]) -> None:
+def show(
+    study: Annotated[str, typer.Argument(metavar="NAME", help="A built-in study, or a study folder.")],
+) -> None:
     """Print the file of a study: a good start for one of your own.
 
     Try: `coupled-adam study show demo > mine.toml`
@@ -215,7 +225,7 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
 
     console = Console(highlight=False)
     with _refusing():
-        _require_no_name(folder)
+        _require_study(folder)
         study = load_study(str(folder / FILE_NAME))
         cells = cells_of(study)
         table = status_table(study, cells, StudyFolder(folder))
@@ -230,15 +240,21 @@ def _say_outside(say: Callable[[str], None], folder: "StudyFolder", cells: "Sequ
         say(f"Not in the study any more, and left out of its results: {', '.join(others)}")
 
 
-def _require_no_name(folder: Path) -> None:
-    """Whoever gives the name of a study, as to `study run`, is told where its folder is."""
+def _require_study(folder: Path) -> None:
+    """Refuse what is no folder of a study; whoever gives the name of a study, as to `study run`, is told its folder."""
     from coupled_adam.study.folder import RUNS_HERE
     from coupled_adam.study.plan import FILE_NAME
     from coupled_adam.study.results import FILE_NAME as RESULTS
 
+    if any((folder / name).is_file() for name in (FILE_NAME, RESULTS)):
+        return
     meant = RUNS_HERE / folder
-    if not any((folder / name).is_file() for name in (FILE_NAME, RESULTS)) and (meant / FILE_NAME).is_file():
+    if (meant / FILE_NAME).is_file():
         raise ValueError(f"{folder} is not the folder of a study; give its folder: {meant}")
+    raise ValueError(
+        f"{folder} is not the folder of a study, it has neither {FILE_NAME} nor {RESULTS}; give one that "
+        f"`coupled-adam study run` wrote, such as {RUNS_HERE / 'demo'}"
+    )
 
 
 @contextmanager

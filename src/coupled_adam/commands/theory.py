@@ -95,7 +95,7 @@ def theory(
 
 def _require_page() -> None:
     """Say now, and not after the measuring, that what the page needs is missing."""
-    from coupled_adam.embeddings.optional import require
+    from coupled_adam.base.extras import require
 
     try:
         for package in ("matplotlib", "jinja2"):

@@ -39,7 +39,11 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, such as `optimizer.embeddings=adamw`."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one setting, such as `optimizer.embeddings=adamw`; may be repeated.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -51,7 +55,7 @@ def train(
     list_presets: Annotated[
         bool, typer.Option("--list", help="Show the presets and what they need, and exit.")
     ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the resolved config as TOML, and exit.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the config with every key as TOML, and exit.")] = False,
 ) -> None:
     """Train a language model as the paper does.
 
@@ -59,14 +63,14 @@ def train(
     `coupled-adam train tiny --set optimizer.embeddings=adamw`, and
     `coupled-adam inspect runs/tiny-adamw-seed1 runs/tiny-coupled-seed1`.
 
-    A run that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed), one
-    that is no longer finite with 1.
-
     A config of your own: `coupled-adam train gpt2-125m --show > mine.toml`, edit it, `coupled-adam train mine.toml`.
 
     Stop with Ctrl-C: the run saves and ends. Go on with `coupled-adam train RUN --resume`.
 
     Several GPUs: `torchrun --nproc-per-node 8 -m coupled_adam train gpt2-125m`.
+
+    A run that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed), one
+    whose loss is no longer finite with 1.
     """
     from coupled_adam.training.config import load_config, to_toml
     from coupled_adam.training.presets import PRESETS
@@ -75,7 +79,10 @@ def train(
     if list_presets:
         from coupled_adam.training.estimates import preset_table, this_machine
 
-        table = preset_table(this_machine())
+        try:
+            table = preset_table(this_machine())
+        except ValueError as error:  # a manifest in the folder of a preset that cannot be read
+            refuse(str(error))
         wide_enough(console, table).print(table)
         return
     if config is None:

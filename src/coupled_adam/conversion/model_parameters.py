@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from coupled_adam.base.extras import require
 from coupled_adam.base.files import read_json
 from coupled_adam.conversion.optimizer_files import OptimizerFile, load_harmless
 from coupled_adam.optimizer.inventory import plain_name
@@ -102,10 +103,7 @@ def _configured(config: Path) -> nn.Module:
         architecture = read_json(config)["architectures"][0]
     except (ValueError, KeyError, TypeError, IndexError):
         raise ValueError(f"{config}: does not say the class of the model under 'architectures'") from None
-    try:
-        import transformers
-    except ModuleNotFoundError:
-        raise ValueError("building the model needs transformers: pip install 'coupled-adam[hf]'") from None
+    transformers = require("transformers", "hf", f"to build the model of {config}")
     model_class = getattr(transformers, str(architecture), None)
     if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
         raise ValueError(

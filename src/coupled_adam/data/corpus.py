@@ -7,6 +7,7 @@ Legend: V vocabulary rows.
 
 import hashlib
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,6 +146,17 @@ def _sample(path: Path) -> bytes:
             file.seek(max(size - SAMPLED_BYTES, 0) * place // (SAMPLED_PLACES - 1))
             parts.append(file.read(SAMPLED_BYTES))
     return b"".join(parts)
+
+
+def open_corpus_with_notes(folder: str | Path, on_note: Callable[[str], None]) -> Corpus:
+    """`open_corpus` that hands its warnings over as sentences."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        corpus = open_corpus(folder)
+    for warning in caught:
+        if issubclass(warning.category, UserWarning):
+            on_note(str(warning.message))
+    return corpus
 
 
 def open_known_corpus(folder: str | Path) -> Corpus:

@@ -12,8 +12,8 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from coupled_adam.base.extras import require
 from coupled_adam.data.sources import Piece, Position
-from coupled_adam.embeddings.optional import require
 
 COMPRESSED = (".gz", ".xz", ".zst")
 READ_AT_ONCE = 2**17

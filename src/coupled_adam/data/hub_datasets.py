@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from coupled_adam.base.extras import require
 from coupled_adam.data.sources import Piece, Position
-from coupled_adam.embeddings.optional import require
 
 DATASETS = {"openwebtext": "hf:Skylion007/openwebtext", "slimpajama": "hf:cerebras/SlimPajama-627B"}
 # The hub converts datasets that come as a program into files, in this branch.

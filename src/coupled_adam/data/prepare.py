@@ -239,12 +239,24 @@ class _Preparation:
             return open_tokenizer(copy, separator)
         if asked == GPT2.name and has_tokens(self.settings.source):
             return GPT2  # without its file, which tokens that are there already do not need
-        tokenizer = _with_separator(open_tokenizer(asked, separator))
+        tokenizer = _with_separator(self._open_asked())
         if tokenizer.kind == "json":
             with replacing(copy) as temporary:
                 shutil.copyfile(tokenizer.name, temporary)
             return open_tokenizer(copy, separator)
         return tokenizer
+
+    def _open_asked(self) -> Tokenizer:
+        asked = self.settings.tokenizer
+        try:
+            return open_tokenizer(asked, self.settings.separator)
+        except (ValueError, ConnectionError) as error:
+            if tokenizer_path(asked) is not None:
+                raise
+            raise type(error)(
+                f"{error}. Or train a tokenizer on the text: --tokenizer bpe:8192, in a config data.tokenizer = "
+                '"bpe:8192"'
+            ) from error
 
     def _training_texts(self, source: Source) -> Iterator[str]:
         characters = 0

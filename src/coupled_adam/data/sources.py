@@ -4,8 +4,11 @@ A source gives its documents in an order that is always the same, in pieces so t
 gigabyte of memory, and it can go on from a position that was written to a file.
 """
 
+import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -44,7 +47,8 @@ class Source(Protocol):
         """The part of the source that was given, 0 to 1; None where its size is not known."""
 
 
-KNOWN = "python-docs, openwebtext, slimpajama, hf:NAME[:CONFIG[:SPLIT[:COLUMN]]], text:FILES, tokens:FILES"
+NAMES = ("python-docs", "openwebtext", "slimpajama")
+KNOWN = f"{', '.join(NAMES)}, hf:NAME[:CONFIG[:SPLIT[:COLUMN]]], text:FILES, tokens:FILES"
 
 
 def open_source(name: str, *, field: str, separator: int, processes: int, found: dict[str, Any] | None) -> Source:
@@ -74,7 +78,20 @@ def open_source(name: str, *, field: str, separator: int, processes: int, found:
         from coupled_adam.data.hub_datasets import HubDataset
 
         return HubDataset(name, field, found)
-    raise ValueError(f"source {name!r} is unknown; expected one of {KNOWN}")
+    meant = _closest_source(name)
+    hint = f"did you mean {meant}? Expected" if meant else "expected"
+    raise ValueError(f"source {name!r} is unknown; {hint} one of {KNOWN}")
+
+
+def _closest_source(name: str) -> str | None:
+    """What was probably meant: files without the word in front of them, a name with a slip, a dataset of the hub."""
+    if Path(name).expanduser().exists() or any(character in name for character in "*?"):
+        is_tokens = name.endswith((".bin", ".u16.xz"))
+        return f"{'tokens' if is_tokens else 'text'}:{name}"
+    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.7)
+    if near:
+        return near[0]
+    return f"hf:{name}" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else None
 
 
 def is_hub_dataset(name: str) -> bool:

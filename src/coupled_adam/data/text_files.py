@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from coupled_adam.base.extras import require
 from coupled_adam.base.files import parse_json
 from coupled_adam.data.files import COMPRESSED, Files, matching_files
 from coupled_adam.data.sources import Piece
-from coupled_adam.embeddings.optional import require
 
 KINDS = (".txt", ".jsonl", ".parquet")
 SUFFIXES = [kind + compression for kind in KINDS for compression in ("", *COMPRESSED)]

@@ -7,7 +7,7 @@ WordSim-353 from gensim's test data, the others from the collection behind wordv
 from dataclasses import dataclass
 from pathlib import Path
 
-from coupled_adam.embeddings.optional import require
+from coupled_adam.base.extras import require
 from coupled_adam.embeddings.word_pairs import WordPairs, load_word_pairs
 
 

@@ -53,7 +53,7 @@ def export_run(
         on_skip: called with a sentence about each damaged checkpoint that is passed over.
     """
     config = run_config(run)
-    model = config.model.to_model_config()
+    model = config.to_model_config()
     require_free(folder, overwrite=overwrite)  # now, not after the reading
     path = find_checkpoint(run, checkpoint, on_skip)
     record = read_record(path)

@@ -33,8 +33,8 @@ def load_run(
     config = run_config(run)
     path = find_checkpoint(run, checkpoint, on_skip=warnings.warn)
     corpus = run_corpus(config, read_record(path))
-    weights = load_weights(config.model.to_model_config(), path, device)
-    return model_with(config.model.to_model_config(), weights), config, corpus
+    weights = load_weights(config.to_model_config(), path, device)
+    return model_with(config.to_model_config(), weights), config, corpus
 
 
 def run_config(run: Path) -> Config:

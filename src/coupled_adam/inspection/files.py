@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from coupled_adam.base.extras import install_command
 from coupled_adam.base.files import require_regular_file
 from coupled_adam.inspection.numpy_files import open_npy, open_npz
 from coupled_adam.inspection.safetensors_files import open_safetensors
@@ -22,7 +23,7 @@ def _open_gguf(path: Path) -> Stored:
     try:
         from coupled_adam.inspection.gguf_files import open_gguf
     except ModuleNotFoundError:
-        raise ValueError(f"{path}: GGUF files need one more package: pip install 'coupled-adam[gguf]'") from None
+        raise ValueError(f"{path}: GGUF files need one more package: {install_command('gguf')}") from None
     return open_gguf(path)
 
 

@@ -48,7 +48,7 @@ def open_folder(folder: Path) -> Stored:
 
 
 def open_hub_model(name: str) -> Stored:
-    """Open the model "org/name" of the Hugging Face hub."""
+    """Open a model of the Hugging Face hub, such as "gpt2" or "org/name"."""
 
     def fetch(file: str) -> Path | None:
         return fetch_from_hub(name, file)

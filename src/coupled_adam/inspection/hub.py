@@ -3,17 +3,20 @@
 import re
 from pathlib import Path
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+from coupled_adam.base.extras import install_command
+
+# "org/name"; or the name alone, as gpt2 and bert-base-uncased have it, which has no dot.
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9][\w-]*")
 
 
 def fetch_from_hub(name: str, file: str) -> Path | None:
-    """The file of the hub model `name` ("org/name") in the local cache, downloaded if need be; None if it has none."""
+    """The file of the hub model `name` in the local cache, downloaded if need be; None if it has none."""
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
     except ImportError:
         raise ValueError(
-            f"{name}: no such file or folder; if it is a model on the Hugging Face hub: pip install 'coupled-adam[hf]'"
+            f"{name}: no such file or folder; if it is a model on the Hugging Face hub: {install_command('hf')}"
         ) from None
     if not _hub_answers(name, file):
         # The path of an earlier download, a mark that the model has no such file, or None: never asked.

@@ -88,12 +88,19 @@ def read_model(path: str, tensor: str | None = None) -> Model:
         stored = open_folder(place)
     elif place.exists():
         stored = open_file(place)
-    elif HUB_NAME.fullmatch(path) and place.suffix not in SUFFIXES and not place.parent.is_dir():
+    elif _is_hub_name(path):
         stored = open_hub_model(path)
     else:
         raise ValueError(f"{path}: no such file or folder")
     tables = find_tables(stored, path) if tensor is None else [_chosen_table(stored, path, tensor)]
     return Model(path, tied=tables[0].role == "tied", tables=tables, tokenizer=stored.tokenizer)
+
+
+def _is_hub_name(path: str) -> bool:
+    """Whether a path that does not exist may be meant for the hub, and is no file that was misspelt."""
+    place = Path(path)
+    is_in_folder = len(place.parts) > 1 and place.parent.is_dir()
+    return HUB_NAME.fullmatch(path) is not None and place.suffix not in SUFFIXES and not is_in_folder
 
 
 def find_tables(stored: Stored, path: str) -> list[Table]:

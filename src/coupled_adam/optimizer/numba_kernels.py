@@ -1,7 +1,7 @@
 """The two passes over a table on the CPU as compiled loops: six passes over its memory, against AdamW's seven.
 
 Numba compiles them at the first step, in about two seconds, and keeps them on disk. `blockwise` uses them for large
-float32 and bfloat16 tables where numba is installed (`pip install 'coupled-adam[cpu]'`); the same in torch operations
+float32 and bfloat16 tables where numba is installed (the extra `cpu`); the same in torch operations
 is several operations with a barrier each. All sums are float64 and in an order that depends on the shape alone: a step
 gives the same bits for any number of threads.
 

@@ -231,7 +231,7 @@ def _result(task: Task, measured: "Measured", spent: Spent) -> Result:
         optimizer=cell.optimizer,
         settings=cell.config.optimizer.model_dump() | {"tied": cell.config.model.tied},
         model=cell.model,
-        parameters=parameter_count(cell.config.model.to_model_config()),
+        parameters=parameter_count(cell.config.to_model_config()),
         tokens=cell.config.training.tokens,
         metrics=measured.metrics,
         seconds=round(spent.seconds, 3),

@@ -16,12 +16,13 @@ from typing import Any
 
 from coupled_adam.study.plan import Study
 from coupled_adam.study.plan_sections import ModelAxis, OptimizerAxis
-from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, differences, load_config
+from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, differences, load_config, with_rows
 from coupled_adam.training.config_toml import toml_value
 
 MOST_LINES = 12
 # The paper measures its theory at ten equidistant checkpoints.
 THEORY_MILESTONES = 10
+ROWS = "model.vocabulary_size"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def cells_of(study: Study, overrides: Sequence[str] = ()) -> list[Cell]:
             try:
                 config = load_config(study.base_of(model), [*own, f"seed={seed}", *last])
                 config = with_milestones(config) if study.evaluation.theory else config
+                _ = config.rows  # says where a tokenizer is missing or not known
             except ValueError as error:
                 for line in str(error).splitlines():
                     wrong.setdefault(_in_study_words(line, overrides), []).append(where)
@@ -110,6 +112,30 @@ def with_milestones(config: Config) -> Config:
         )
     kept = config.checkpoints.model_copy(update={"milestones": THEORY_MILESTONES})
     return config.model_copy(update={"checkpoints": kept})
+
+
+def with_rows_in_numbers(study: Study, cells: Sequence[Cell]) -> Study:
+    """The study as its folder keeps it: where the rows of a model are "auto", with their number. Moved to a place
+    without the corpus, the folder still means the same runs.
+
+    Args:
+        study: as it is run.
+        cells: all its runs; their corpora are there.
+    """
+    override = {key: value for key, value in study.override.items() if (key, value) != (ROWS, "auto")}
+    models = [_with_rows(model, [cell for cell in cells if cell.model == model.name]) for model in study.models]
+    found = {"set": study.set | _open_rows(cells)} if not models else {"models": models}
+    return study.model_copy(update={"override": override, **found})
+
+
+def _with_rows(model: ModelAxis, cells: Sequence[Cell]) -> ModelAxis:
+    return model.model_copy(update={"set": model.set | _open_rows(cells)})
+
+
+def _open_rows(cells: Sequence[Cell]) -> dict[str, Any]:
+    """The setting that gives cells the rows which "auto" stands for; none where they differ, or none is "auto"."""
+    rows = {cell.config.rows for cell in cells if cell.config.model.vocabulary_size == "auto"}
+    return {ROWS: rows.pop()} if len(rows) == 1 else {}
 
 
 def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Variant]]:
@@ -195,7 +221,7 @@ def config_hash(config: Config) -> str:
         (True, False)
     """
     flat: dict[str, Any] = {}
-    for name, value in config.model_dump().items():
+    for name, value in with_rows(config).model_dump().items():
         flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
     values = {key: value for key, value in flat.items() if key in MATTERS_FOR_RESUME}
     values["data"] = _text_name(config)
@@ -212,7 +238,7 @@ def settings_that_differ(a: Config, b: Config) -> list[str]:
     counting = set(MATTERS_FOR_RESUME)
     if _text_name(a) != _text_name(b):
         counting.add("data.source" if a.data.source != b.data.source else "data.folder")
-    return [key for key in differences(a, b) if key in counting]
+    return [key for key in differences(with_rows(a), with_rows(b)) if key in counting]
 
 
 def _text_name(config: Config) -> str:
@@ -259,7 +285,8 @@ def _in_study_words(line: str, overrides: Sequence[str]) -> str:
 def _mistakes(study: Study, wrong: dict[str, list[str]]) -> Iterator[str]:
     for line, places in list(wrong.items())[:MOST_LINES]:
         different = list(dict.fromkeys(places))
-        others = f" and {len(different) - 1} others" if len(different) > 1 else ""
+        count = len(different) - 1
+        others = f" and {count} other{'s' if count > 1 else ''}" if count else ""
         yield f"study {study.name}: {line} ({different[0]}{others})"
     if len(wrong) > MOST_LINES:
         yield f"and {len(wrong) - MOST_LINES} more"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from coupled_adam.embeddings.optional import require
+from coupled_adam.base.extras import require
 from coupled_adam.study.cell import Status, Task, is_finished, run_cell, write_error
 from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.folder import OUTPUT, tail

@@ -122,10 +122,10 @@ def measure_tables(
     run_folder: Path, model: LanguageModel, config: Config, corpus: Corpus, wordsim: str | None
 ) -> Metrics:
     """All measures of the output table, and with `input_` before them those of an untied input table."""
-    V = min(corpus.vocabulary_size, config.model.vocabulary_size)
+    V = min(corpus.vocabulary_size, config.rows)
     counts = corpus.unigram()
     words = words_of(corpus, wordsim)
-    start = initial_tables(config.model.to_model_config(), config.seed)
+    start = initial_tables(config.to_model_config(), config.seed)
     roles = {"": model.output_table_name}
     if model.input_table_name != model.output_table_name:
         roles["input_"] = model.input_table_name

@@ -14,6 +14,7 @@ from coupled_adam.study.cell import read_error
 from coupled_adam.study.expansion import Cell, cells_of, exact_amount
 from coupled_adam.study.folder import StudyFolder, last_row
 from coupled_adam.study.plan import STUDIES, Study, load_study
+from coupled_adam.study.results import Result
 from coupled_adam.training.amounts import short
 from coupled_adam.training.estimates import H200, UTILISATION, seconds
 
@@ -67,7 +68,7 @@ def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Tabl
             id,
             ",".join(str(cell.seed) for cell in runs),
             str(sum(folder.result(cell, study.evaluation) is not None for cell in runs)),
-            short(parameter_count(config.model.to_model_config())),
+            short(parameter_count(config.to_model_config())),
             exact_amount(config.training.tokens),
             short(config.total_steps),
             hours(gpu_hours(runs)),
@@ -91,20 +92,29 @@ def shipped_table() -> Table:
 
 
 def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
-    """How each run stands."""
+    """How each run stands; why it failed, where one did."""
     table = Table(Column("run", no_wrap=True), "status", title=f"{study.name} in {folder.path}")
-    table.add_column("step", justify="right")
-    table.add_column("loss", justify="right")
-    table.add_column("")
+    for heading in ("step", "training loss", "test loss"):
+        table.add_column(heading, justify="right")
+    reasons = {cell.label: read_error(folder.run(cell)) for cell in cells}
+    failed = [cell for cell in cells if folder.status(cell, study.evaluation) == "failed"]
+    if failed:
+        table.add_column("why it failed")
     for cell in cells:
-        status = folder.status(cell, study.evaluation)
-        result = folder.result(cell, study.evaluation)
         row = last_row(folder.run(cell))
         step = "" if row is None else f"{row['step']}/{cell.config.total_steps}"
-        loss = result.metrics.get("loss") if result is not None else (row or {}).get("loss")
-        note = read_error(folder.run(cell)) if status == "failed" else ""
-        table.add_row(cell.label, status, step, "" if loss is None else f"{loss:.4f}", Text(note))
+        losses = _losses(folder.result(cell, study.evaluation), row)
+        reason = [Text(reasons[cell.label] if cell in failed else "")] if failed else []
+        table.add_row(cell.label, folder.status(cell, study.evaluation), step, *losses, *reason)
     return table
+
+
+def _losses(result: Result | None, row: dict[str, float] | None) -> tuple[str, str]:
+    """The training loss as it was logged last, and the test loss of a finished run, as text."""
+    logged = (row or {}).get("loss")
+    tested = None if result is None else result.metrics.get("loss")
+    split = "" if result is None or result.loss_split == "test" else f" ({result.loss_split})"
+    return "" if logged is None else f"{logged:.4f}", "" if tested is None else f"{tested:.4f}{split}"
 
 
 def comparison_of(table: "StudyTable") -> Table:

@@ -62,7 +62,7 @@ class Running:
 def operations(cell: Cell) -> float:
     """What a run takes, in operations of its model: good enough to compare runs with each other."""
     config = cell.config
-    return float(flops_per_token(config.model.to_model_config()) * config.tokens_per_step * config.total_steps)
+    return float(flops_per_token(config.to_model_config()) * config.tokens_per_step * config.total_steps)
 
 
 class StudyDisplay:
@@ -181,8 +181,9 @@ class StudyDisplay:
         return ", ".join(parts)
 
     def _table(self) -> RenderableType:
-        table = Table(Column("run", no_wrap=True), "", Column("step", justify="right"), Column("loss", justify="right"))
-        table.box = None
+        table = Table(Column("run", no_wrap=True), "progress", box=None)
+        table.add_column("step", justify="right")
+        table.add_column("training loss", justify="right")
         for run in list(self._running.values())[:MOST_RUNNING_SHOWN]:
             total = run.cell.config.total_steps
             state = f"{run.step}/{total}" if run.step < total else "measuring"

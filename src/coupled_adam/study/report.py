@@ -6,8 +6,8 @@ folders -> results -> figures/*.svg *.pdf, tables/*.csv *.md *.tex, report.html
 from collections.abc import Sequence
 from pathlib import Path
 
+from coupled_adam.base.extras import require
 from coupled_adam.base.files import remove_leftovers, require_writable, write_whole
-from coupled_adam.embeddings.optional import require
 from coupled_adam.study.report_plan import StudyPlan, all_planned, read_plans, shared_report
 from coupled_adam.study.results import Result, merge_results
 from coupled_adam.study.tables import FOLDER as TABLES

@@ -19,6 +19,7 @@ import jinja2
 from markupsafe import Markup
 
 from coupled_adam import __version__
+from coupled_adam.base.extras import install_command
 from coupled_adam.study.figures import Plate
 from coupled_adam.study.figures.album import MAIN_PICTURE, OVER_TRAINING
 from coupled_adam.study.figures.style import looks
@@ -143,7 +144,7 @@ def commands(plans: Sequence[StudyPlan], results: Sequence[Result], out: Path) -
     versions = sorted({result.package for result in results}, key=version_order)
     found = [result.metrics for result in results]
     extras = "eval,study" if measured(TASKS, found) or other_tasks(found) else "study"
-    install = f"pip install 'coupled-adam[{extras}]{f'=={versions[-1]}' if versions else ''}'"
+    install = install_command(extras) + (f"  # version {versions[-1]}" if versions else "")
     # The new runs lie beside the old ones; what has no study file cannot be run again and is taken as it is.
     folders = [f"{plan.folder}-again" if plan.toml else str(plan.folder) for plan in plans]
     runs = [

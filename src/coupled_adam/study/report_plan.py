@@ -199,7 +199,7 @@ def _planned(cells: Sequence[Cell]) -> list[Planned]:
     found = []
     for id, own in by_id.items():
         config = own[0].config
-        size = Size(config.training.tokens, parameter_count(config.model.to_model_config()), own[0].model)
+        size = Size(config.training.tokens, parameter_count(config.to_model_config()), own[0].model)
         settings = config.optimizer.model_dump() | {"tied": config.model.tied}
         found.append(Planned(id, size, own[0].optimizer, settings, tuple(cell.seed for cell in own)))
     return found

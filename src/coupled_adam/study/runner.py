@@ -13,12 +13,12 @@ from coupled_adam.data.workers import available_processes
 from coupled_adam.models.config import parameter_count
 from coupled_adam.study.cell import Task
 from coupled_adam.study.energy import visible_gpus
-from coupled_adam.study.expansion import Cell
+from coupled_adam.study.expansion import Cell, with_rows_in_numbers
 from coupled_adam.study.folder import CONFIG, StudyFolder
 from coupled_adam.study.launchers import ClusterLauncher, Ended, Launcher, LocalLauncher, worker_environments
 from coupled_adam.study.plan import Study
 from coupled_adam.study.progress import StudyDisplay
-from coupled_adam.training.config import load_config
+from coupled_adam.training.config import load_config, with_rows
 from coupled_adam.training.interruption import Interruption, watching_signals
 
 LauncherName = Literal["local", "torchrun", "slurm"]
@@ -97,7 +97,7 @@ def run_study(
 
 def _prepare(study: Study, folder: StudyFolder, all_cells: Sequence[Cell]) -> None:
     """Bring the folder to the state of the study, before any run begins."""
-    folder.prepare(study, all_cells)
+    folder.prepare(with_rows_in_numbers(study, all_cells), all_cells)
     folder.forget_errors(all_cells, study.evaluation)
     folder.gather(all_cells)
 
@@ -140,7 +140,7 @@ def _machine(
 
 def _jobs_on_cpu(cells: Collection[Cell]) -> int:
     """Runs at a time on a processor: of small models one for each core, as threads would mostly wait for each other."""
-    largest = max(parameter_count(cell.config.model.to_model_config()) for cell in cells)
+    largest = max(parameter_count(cell.config.to_model_config()) for cell in cells)
     return available_processes() if largest < SMALL_MODEL else 1
 
 
@@ -192,7 +192,7 @@ def _task(study: Study, folder: StudyFolder, cell: Cell, machine: Machine) -> Ta
     training = cell.config.training
     if training.threads is None and threads is not None:
         training = training.model_copy(update={"threads": threads})
-    config = cell.config.model_copy(update={"training": training})
+    config = with_rows(cell.config).model_copy(update={"training": training})
     return Task(
         study_folder=folder.path.absolute(),
         study=study.name,
@@ -223,14 +223,16 @@ def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> list[str]
         ValueError, OSError, ImportError: for what is wrong with a corpus, before any run has started.
     """
     # Here, for it comes with numpy, which a dry run does without.
-    from coupled_adam.training.run_tokens import open_tokens, prepare_tokens
+    from coupled_adam.training.run_tokens import note_on_unused_rows, open_tokens, prepare_tokens
 
     for config in {cell.config.data: cell.config for cell in cells}.values():
         prepare_tokens(config, say)
     notes: list[str] = []
-    different = {(cell.config.data, cell.config.model.vocabulary_size): cell.config for cell in cells}
+    different = {(cell.config.data, cell.config.rows): cell.config for cell in cells}
     for config in different.values():
         corpus = open_tokens(config)
         if "test" not in corpus.splits and "val" in corpus.splits:
             notes.append(f"{corpus.folder} has no test split: its validation split is used instead")
+        if note := note_on_unused_rows(config, corpus):
+            notes.append(f"Note: {note}")
     return list(dict.fromkeys(notes))

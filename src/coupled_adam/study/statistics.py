@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Literal, TypeGuard
 
-from coupled_adam.embeddings.optional import require
+from coupled_adam.base.extras import require
 from coupled_adam.study.metrics import Better
 
 CONFIDENCE = 0.95

@@ -65,7 +65,7 @@ def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config]) -
     Raises:
         ValueError, OSError, ImportError: for a tokenizer that cannot be had, or does not fit the model.
     """
-    different = {(config.data.folder, config.model.vocabulary_size): config for config in configs}
+    different = {(config.data.folder, config.rows): config for config in configs}
     for config in different.values() if evaluation.tasks else ():
         corpus = open_known_corpus(Path(config.data.folder).expanduser())
         if corpus.tokenizer is None:
@@ -75,7 +75,7 @@ def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config]) -
             )
         try:
             tokens = run_tokenizer(config, corpus)
-            require_fit(tokens, config.model.vocabulary_size, config.name)
+            require_fit(tokens, config.rows, config.name)
         except (ValueError, OSError) as error:
             raise ValueError(f"evaluation.tasks: {error}. {WITHOUT}") from error
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coupled_adam.embeddings.optional import require
+from coupled_adam.base.extras import require
 from coupled_adam.theory.record import FITTED, CheckpointTheory, Fit, Spread, TheoremFit
 
 NEIGHBOURS = 3

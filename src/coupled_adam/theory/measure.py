@@ -83,9 +83,9 @@ def theory_of_run(
     theory = RunTheory(
         run=config.name,
         optimizer=config.optimizer.embeddings,
-        parameters=parameter_count(config.model.to_model_config()),
+        parameters=parameter_count(config.to_model_config()),
         vocabulary_size=len(folder.read_unigram()),
-        rows=config.model.vocabulary_size,
+        rows=config.rows,
         width=config.model.width,
         tied=config.model.tied,
         corpus=config.data.folder,
@@ -116,12 +116,12 @@ class Measurement:
         config = self.config
         path = find_checkpoint(self.run, self.step, on_skip=lambda sentence: None)
         corpus = _corpus_of(config, read_record(path))
-        unigram = _unigram(corpus.folder, corpus.fingerprint)[: config.model.vocabulary_size]
-        weights = load_weights(config.model.to_model_config(), path, pick_device(device))
+        unigram = _unigram(corpus.folder, corpus.fingerprint)[: config.rows]
+        weights = load_weights(config.to_model_config(), path, pick_device(device))
         size = config.training.batch_size
         order = Batches(corpus.tokens("train"), config.model.context, size, config.seed, config.data.order)
         numbers, arrays = measure_checkpoint(
-            model_with(config.model.to_model_config(), weights),
+            model_with(config.to_model_config(), weights),
             (order.samples(self.step + number, 0, size) for number in range(self.batches)),
             config.optimizer,
             unigram,

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from coupled_adam.models.config import ModelConfig
 from coupled_adam.training.amounts import steps
 from coupled_adam.training.config_checks import contradictions
 from coupled_adam.training.config_errors import explain
@@ -25,6 +26,7 @@ from coupled_adam.training.sections import (
     TrainingSection,
     all_keys,
 )
+from coupled_adam.training.table_rows import rows_for, token_count
 from coupled_adam.training.values import Name, Seed
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "require_resumable",
     "to_toml",
     "with_overrides",
+    "with_rows",
 ]
 
 
@@ -67,6 +70,22 @@ class Config(Section):
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
+
+    @property
+    def rows(self) -> int:
+        """V, rows of the embedding tables. Where `model.vocabulary_size` is "auto", as many as the corpus needs; before
+        it is prepared, as many as its tokenizer is to have.
+
+        Example:
+            >>> load_config("tiny", ["data.folder=data/none-yet", "data.tokenizer=bpe:2000"]).rows
+            2048
+        """
+        given = self.model.vocabulary_size
+        return rows_for(token_count(self.data)) if given == "auto" else given
+
+    def to_model_config(self) -> ModelConfig:
+        """The shape of the model, as the models take it."""
+        return ModelConfig(**self.model.model_dump() | {"vocabulary_size": self.rows})
 
     @property
     def tokens_per_step(self) -> int:
@@ -140,6 +159,16 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     return _build(config.name, config.model_dump(), overrides)
 
 
+def with_rows(config: Config) -> Config:
+    """The config with the number of rows that `model.vocabulary_size = "auto"` stands for now.
+
+    Example:
+        >>> with_rows(load_config("gpt2-125m", ["data.folder=data/none-yet"])).model.vocabulary_size
+        50304
+    """
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocabulary_size": config.rows})})
+
+
 def _build(source: str, values: dict[str, Any], overrides: Sequence[str]) -> Config:
     wrong: list[str] = []
     overridden = set()
@@ -206,6 +235,8 @@ def require_resumable(stored: Config, wanted: Config) -> None:
     """
     before, now = _flat(stored), _flat(wanted)
     fixed = [key for key in differences(stored, wanted) if key in MATTERS_FOR_RESUME]
+    if wanted.model.vocabulary_size == "auto":  # as many rows as the run has
+        fixed = [key for key in fixed if key != "model.vocabulary_size"]
     if fixed:
         changes = "\n".join(f"{key} = {toml_value(before[key])}, now {toml_value(now[key])}" for key in fixed)
         raise ValueError(

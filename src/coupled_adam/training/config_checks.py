@@ -35,13 +35,23 @@ def _wrong_in_model(config: "Config") -> Iterator[str]:
     bpe = re.fullmatch(r"bpe:(\d+)", tokenizer)
     if tokenizer.startswith("bpe:") and not bpe:
         yield f'data.tokenizer = {toml_value(tokenizer)}: expected a number of tokens after "bpe:", such as "bpe:4096"'
-    tokens = int(bpe[1]) if bpe else GPT2_TOKENS if tokenizer == "gpt2" else 0
-    # Without a source the folder is there already, and its own tokenizer counts.
-    if config.data.source is not None and model.vocabulary_size < tokens:
-        yield (
-            f"model.vocabulary_size = {model.vocabulary_size}: expected at least {tokens}, the tokens of "
-            f"data.tokenizer = {toml_value(tokenizer)}"
-        )
+    # Without a source the folder is there already, and its own tokenizer counts. One that is trained on little text has
+    # fewer tokens than asked for, so of bpe:N more is said when the text is about to be prepared.
+    if (
+        config.data.source is not None
+        and tokenizer == "gpt2"
+        and model.vocabulary_size != "auto"
+        and model.vocabulary_size < GPT2_TOKENS
+    ):
+        yield too_few_rows(model.vocabulary_size, GPT2_TOKENS, tokenizer)
+
+
+def too_few_rows(rows: int, tokens: int, tokenizer: str) -> str:
+    """What is wrong with a table that has no row for some tokens."""
+    return (
+        f'model.vocabulary_size = {rows}: expected "auto" or at least {tokens}, the tokens of data.tokenizer = '
+        f"{toml_value(tokenizer)}"
+    )
 
 
 def _wrong_in_optimizer(config: "Config") -> Iterator[str]:

@@ -11,6 +11,54 @@ from coupled_adam.training.config_toml import toml_value
 from coupled_adam.training.sections import all_keys, keys_of
 from coupled_adam.training.values import expected
 
+CLOSE = 0.7
+"""How alike two names are that one may be a slip of the other; 1 is the same."""
+# What other programs call a setting.
+SYNONYMS = {
+    name: key
+    for key, names in {
+        "seed": "random_seed rng_seed",
+        "model.architecture": "arch type model_type",
+        "model.layers": "n_layer n_layers num_layers num_hidden_layers depth blocks",
+        "model.heads": "n_head n_heads num_heads num_attention_heads attention_heads",
+        "model.width": "n_embd d_model dim hidden hidden_size hidden_dim embed_dim embedding_size model_dim size",
+        "model.context": "block_size seq_len seqlen sequence_length context_length max_length max_seq_len n_ctx "
+        "n_positions window",
+        "model.vocabulary_size": "vocab vocab_size n_vocab padded_vocab_size vocabulary rows",
+        "model.tied": "tie tie_embeddings tie_word_embeddings tie_weights weight_tying tied_embeddings untied",
+        "data.folder": "path dir data_dir data_path dataset_dir",
+        "data.source": "dataset dataset_name text corpus",
+        "data.order": "shuffle",
+        "optimizer.embeddings": "optim optimizer_name coupled adamw adam sgd name kind",
+        "optimizer.lr": "learning_rate max_lr peak_lr base_lr rate",
+        "optimizer.beta1": "betas adam_beta1 b1",
+        "optimizer.beta2": "adam_beta2 b2",
+        "optimizer.eps": "epsilon adam_epsilon adam_eps",
+        "optimizer.weight_decay": "wd l2",
+        "optimizer.max_grad_norm": "clip grad_clip clip_grad clip_grad_norm clip_norm gradient_clip gradient_clipping "
+        "gradient_clip_val max_norm clipping",
+        "optimizer.sgd_momentum": "momentum",
+        "optimizer.centre": "center centering centring mean_free",
+        "schedule.kind": "scheduler lr_scheduler lr_schedule lr_scheduler_type",
+        "schedule.warmup": "warmup_steps warmup_iters warmup_ratio warm_up",
+        "schedule.final_fraction": "min_lr final_lr min_lr_ratio",
+        "training.tokens": "steps max_steps total_steps num_steps iterations iters max_iters max_tokens total_tokens "
+        "epochs num_train_epochs",
+        "training.batch_size": "batch bs train_batch_size global_batch_size",
+        "training.micro_batch_size": "micro_batch per_device_train_batch_size device_batch_size gradient_accumulation "
+        "gradient_accumulation_steps grad_accum",
+        "training.precision": "dtype amp mixed_precision bf16 fp16 float32",
+        "training.parallel": "fsdp ddp strategy gpus world_size",
+        "checkpoints.every": "save_every save_steps save_interval checkpoint_every checkpoint_interval",
+        "checkpoints.keep": "save_total_limit keep_last",
+        "log.every": "log_every log_interval logging_steps",
+        "log.val_every": "eval_every eval_interval eval_steps val_interval val_check_interval",
+        "log.val_batches": "eval_batches eval_iters",
+        "log.wandb": "wandb_project project",
+    }.items()
+    for name in names.split()
+}
+
 
 def explain(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[str, str]]:
     """One pair (dotted key, line) for each mistake; the key is empty for one that lies between keys.
@@ -62,16 +110,33 @@ def _lines(key: str, field: FieldInfo | None, details: Any, model: type[BaseMode
 
 
 def unknown_key(key: str, model: type[BaseModel]) -> str:
-    """What to say of a key that there is not: the one that was probably meant, or those there are."""
-    known = list(all_keys(model))
+    """Suggest the closest known key, or list those that there are."""
+    near = _closest_key(key, model)
+    if near is not None:
+        return f"unknown key; did you mean {near}?"
     sections = [name for name, field in model.model_fields.items() if keys_of(field)]
-    by_name = {name.rpartition(".")[2]: name for name in reversed(known)}
-    name = key.rpartition(".")[2]
-    # A key in the wrong section, then a slip in the whole, then a slip in the name with a section forgotten.
-    near = [by_name[name]] if name in by_name else difflib.get_close_matches(key, known + sections, n=1, cutoff=0.7)
-    near = near or [by_name[other] for other in difflib.get_close_matches(name, by_name, n=1, cutoff=0.7)]
-    if near:
-        return f"unknown key; did you mean {near[0]}?"
     inner = keys_of(model.model_fields.get(key.partition(".")[0]))
     there = ", ".join(inner or [name if name not in sections else f"[{name}]" for name in model.model_fields])
     return f"unknown key; expected one of: {there}"
+
+
+def _closest_key(key: str, model: type[BaseModel]) -> str | None:
+    known = all_keys(model)
+    for parent in known:  # such as model.layers.x
+        if key.startswith(f"{parent}."):
+            return parent
+    section, _, name = key.rpartition(".")
+    by_name = {each.rpartition(".")[2]: each for each in reversed(known)}
+    by_name |= {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == section}
+    if name in by_name:  # in the wrong section
+        return by_name[name]
+    meant = SYNONYMS.get(name.lower().replace("-", "_"))
+    if meant in known:
+        return meant
+    # Names alone are compared: "optimizer." in front of both makes any two keys look alike.
+    own = [each for each in by_name if by_name[each].rpartition(".")[0] == section]
+    own += [each for each in model.model_fields if keys_of(model.model_fields[each])] if not section else []
+    for names in (own, list(by_name)):
+        for found in difflib.get_close_matches(name, names, n=1, cutoff=CLOSE):
+            return by_name.get(found, found)
+    return None

@@ -88,7 +88,7 @@ def memory(config: Config) -> Memory:
         >>> round(memory(load_config("gpt2-125m")).total / GB)
         37
     """
-    model = config.model.to_model_config()
+    model = config.to_model_config()
     N, table = parameter_count(model), model.vocabulary_size * model.width
     samples = config.micro_batch_size(ranks=1)
     number = 4 if config.training.precision == "float32" else 2  # bytes of what is multiplied
@@ -108,8 +108,8 @@ def optimizer_bytes(config: Config) -> int:
 
     A coupled table keeps one second moment for all its rows, (1, H); with SGD a table has a momentum only.
     """
-    model = config.model
-    adamw = 8 * parameter_count(model.to_model_config())
+    model = config.to_model_config()
+    adamw = 8 * parameter_count(model)
     tables = 2 if config.optimizer.couple == "all" else 1
     table = 4 * model.vocabulary_size * model.width
     of_sgd = table if config.optimizer.sgd_momentum else 2 * table
@@ -124,7 +124,7 @@ def activation_bytes_per_token(config: Config, number: int) -> int:
     values (3 H), the attention's result (H), and for GELU its input and result (2 M), for SwiGLU the two inputs, the
     SiLU and the product (4 M). After the blocks: the last norm's input (float32) and result.
     """
-    model = config.model.to_model_config()
+    model = config.to_model_config()
     H, M = model.width, model.mlp_width
     of_mlp = 2 * M if model.architecture == "gpt2" else 4 * M
     block = 2 * H * 4 + (6 * H + of_mlp) * number
@@ -138,7 +138,7 @@ def seconds(config: Config, machine: Machine) -> float:
         >>> round(seconds(load_config("gpt2-125m"), H200) / 3600, 1)  # hours
         2.7
     """
-    operations = flops_per_token(config.model.to_model_config()) * config.tokens_per_step * config.total_steps
+    operations = flops_per_token(config.to_model_config()) * config.tokens_per_step * config.total_steps
     return max(operations / machine.flops, config.total_steps * machine.seconds_per_step)
 
 
@@ -163,7 +163,7 @@ def preset_table(here: Machine | None = None) -> Table:
         table.add_row(
             name,
             config.data.source or config.data.folder,
-            short(parameter_count(config.model.to_model_config())),
+            short(parameter_count(config.to_model_config())),
             short(config.training.tokens),
             f"{config.total_steps:,}",
             f"{memory(config).total / GB:.2g} GB",

@@ -85,7 +85,7 @@ def build_measures(
         module=module,
         # Taken once: after a validation, FSDP2 shows gathered weights under these names until the next step.
         tables={role: model.get_parameter(str(name)) for role, name in names.items()},
-        vocabulary_size=min(corpus.vocabulary_size, config.model.vocabulary_size),
+        vocabulary_size=min(corpus.vocabulary_size, config.rows),
         word_similarity=ranks.first_does(lambda: _word_similarity(config, corpus)) or {},
         validation=validation,
         validation_batches=batches,

@@ -18,7 +18,7 @@ from coupled_adam.data.corpus import Corpus
 from coupled_adam.models.config import flops_per_token
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.training import checkpoints, devices
-from coupled_adam.training.config import Config
+from coupled_adam.training.config import Config, load_config, with_rows
 from coupled_adam.training.display import TrainingDisplay
 from coupled_adam.training.feed import Feed
 from coupled_adam.training.interruption import watching_signals
@@ -27,7 +27,7 @@ from coupled_adam.training.measuring import Measures, build_measures
 from coupled_adam.training.optimizers import EmbeddingOptimizers, build_optimizers
 from coupled_adam.training.parallel import Ranks, build, ranks_of_run
 from coupled_adam.training.run_folder import RunFolder, environment
-from coupled_adam.training.run_tokens import Say, is_prepared, open_tokens, prepare_tokens
+from coupled_adam.training.run_tokens import Say, is_prepared, note_on_unused_rows, open_tokens, prepare_tokens
 from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import Saving, Trainer
@@ -92,11 +92,15 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         config.micro_batch_size(ranks.size)  # says what does not divide, before anything is made
         ranks.first_does(lambda: run.check(config, resume=resume))
         ranks.first_does(lambda: stack.enter_context(run.locked()))
-        corpus = _open_corpus(config, ranks, say)
+        _prepare_tokens(config, ranks, say)
+        config = _with_rows(config, run, resume=resume)
+        corpus = open_tokens(config)
         # Only now: a Ctrl-C during the preparation of the tokens ends it at once.
         interruption = stack.enter_context(watching_signals())
         parts = _build_parts(config, corpus, ranks)
         say(_summary(config, corpus, ranks, parts))
+        if ranks.is_first and (note := note_on_unused_rows(config, corpus)):
+            say(f"Note: {note}")
         writer = checkpoints.CheckpointWriter(run.checkpoints, config.checkpoints.keep)
         state = {"data": corpus.fingerprint, "precision": "bf16" if parts.uses_bf16 else "float32"}
         start_step = _restore(parts, run, config.total_steps, state, say) if resume else None
@@ -150,8 +154,8 @@ def _speaker(console: Console, ranks: Ranks) -> Say:
     return say
 
 
-def _open_corpus(config: Config, ranks: Ranks, say: Say) -> Corpus:
-    """The tokens to train on, prepared first where they are missing and the config says from what."""
+def _prepare_tokens(config: Config, ranks: Ranks, say: Say) -> None:
+    """Make the tokens to train on, where they are missing and the config says from what."""
     folder = Path(config.data.folder).expanduser()
     if ranks.size > 1 and not is_prepared(config):  # the other ranks would wait for hours, and give up
         raise ValueError(
@@ -159,7 +163,14 @@ def _open_corpus(config: Config, ranks: Ranks, say: Say) -> Corpus:
             f"{config.data.source} --tokenizer {config.data.tokenizer} --out {folder}"
         )
     prepare_tokens(config, say)
-    return open_tokens(config)
+
+
+def _with_rows(config: Config, run: RunFolder, *, resume: bool) -> Config:
+    """The config with a number of rows: a run that goes on keeps its own, a new one has those of its tokens."""
+    if config.model.vocabulary_size == "auto" and resume and run.has_begun():
+        stored = load_config(str(run.config))
+        return config.model_copy(update={"model": with_rows(stored).model})
+    return with_rows(config)
 
 
 def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
@@ -175,7 +186,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
     if settings.cuda_graphs is True and not can_capture:
         raise ValueError("training.cuda_graphs is true, but needs one CUDA device and no parallelism; set it to auto")
     uses_graphs = can_capture if settings.cuda_graphs == "auto" else settings.cuda_graphs
-    module, model = build(config.model.to_model_config(), config.seed, ranks, bf16=bf16, compile=compile)
+    module, model = build(config.to_model_config(), config.seed, ranks, bf16=bf16, compile=compile)
     optimizers = build_optimizers(
         model, config.optimizer, capturable=uses_graphs, vocabulary_size=corpus.vocabulary_size
     )
@@ -261,7 +272,7 @@ def _trainer(
         display=display,
         throughput=Throughput(
             config.tokens_per_step,
-            flops_per_token=flops_per_token(config.model.to_model_config()),
+            flops_per_token=flops_per_token(config.to_model_config()),
             peak_flops=None if peak_flops is None else peak_flops * ranks.size,
             start_step=start_step,
         ),

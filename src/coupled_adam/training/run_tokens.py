@@ -1,20 +1,31 @@
 """The tokens of a run: made where they are missing, opened, and the tokenizer that made them. Loads no torch."""
 
-import warnings
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus, open_known_corpus
+import numpy as np
+
+from coupled_adam.byte_level_bpe import BYTES
+from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus_with_notes, open_known_corpus
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.data.manifest import TOKENIZER_FILE
+from coupled_adam.data.tokens import Tokens
 from coupled_adam.tokenizer import Tokenizer, open_tokenizer
 from coupled_adam.training.config import Config
+from coupled_adam.training.config_checks import too_few_rows
+from coupled_adam.training.table_rows import MULTIPLE, rows_for, token_count
 
 if TYPE_CHECKING:
     from coupled_adam.data import prepare as preparation
 
 Say = Callable[[str], None]
+TOKENS_AT_ONCE = 2**22
+MOST_UNUSED = 0.05
+"""The part of the rows that may be unused without a word. The bytes of a byte-level tokenizer come on top: no text has
+all of them."""
+DRIFT = "Unused rows all drift one way, and the embeddings of the tokens drift the other way."
 Report = Callable[["preparation.Progress"], None]
 
 
@@ -34,6 +45,8 @@ def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) 
 
     source, tokenizer, folder = config.data.source, config.data.tokenizer, _folder(config)
     assert source is not None
+    if tokenizer.startswith("bpe:") and config.rows < token_count(config.data):
+        raise ValueError(too_few_rows(config.rows, token_count(config.data), tokenizer))
     say(f"Preparing {source} with the tokenizer {tokenizer} in {folder}, once.")
     prepare(source, tokenizer, folder, on_progress=on_progress)
 
@@ -42,21 +55,61 @@ def open_tokens(config: Config) -> Corpus:
     """The tokens to train on, which are there; refused where the model has no row for some of them."""
     folder = _folder(config)
     corpus = open_known_corpus(folder)  # `prepare_tokens` says what it would warn of
-    if corpus.vocabulary_size > config.model.vocabulary_size:
+    if corpus.vocabulary_size > config.rows:
         raise ValueError(
-            f"model.vocabulary_size is {config.model.vocabulary_size}, but the tokenizer of {folder} has "
-            f"{corpus.vocabulary_size} tokens; set model.vocabulary_size to at least that"
+            f"model.vocabulary_size is {config.rows}, but the tokenizer of {folder} has {corpus.vocabulary_size} "
+            'tokens; set model.vocabulary_size to "auto", or to at least that'
         )
     return corpus
+
+
+def note_on_unused_rows(config: Config, corpus: Corpus) -> str | None:
+    """What to say of tables with many rows whose token never occurs, or that have none; None where they are few.
+
+    Args:
+        config: of the run.
+        corpus: that it is trained on.
+    """
+    rows, tokens = config.rows, corpus.vocabulary_size
+    padding, allowed = rows - tokens, MOST_UNUSED * rows
+    if padding > allowed:
+        remedy = (
+            'Set model.vocabulary_size to "auto".'
+            if rows > rows_for(tokens)
+            else f"Choose a tokenizer whose size is a multiple of {MULTIPLE}, or set model.vocabulary_size={tokens}."
+        )
+        return f"{_share(padding, rows)}: the tokenizer of {corpus.folder} has {tokens:,} tokens. {DRIFT} {remedy}"
+    enough = tokens - BYTES - math.floor(allowed - padding)
+    seen = _different_tokens(corpus.tokens("train"), enough)
+    if seen >= enough:
+        return None
+    return (
+        f"{_share(rows - seen, rows)}: only {seen:,} of the tokenizer's {tokens:,} tokens occur in the training text "
+        f"of {corpus.folder}. {DRIFT} Train on more text, or prepare it with a smaller tokenizer, such as "
+        "data.tokenizer=bpe:4096, in another data.folder."
+    )
+
+
+def _share(unused: int, rows: int) -> str:
+    return f"{unused:,} of the {rows:,} embedding rows ({unused / rows:.0%}) are unused"
+
+
+def _different_tokens(tokens: Tokens, enough: int) -> int:
+    """How many different tokens there are; reading ends when there are enough, which in most texts is soon."""
+    seen = np.zeros(tokens.vocabulary_size, bool)  # (V,)
+    for start in range(0, len(tokens), TOKENS_AT_ONCE):
+        seen[tokens.read(start, min(TOKENS_AT_ONCE, len(tokens) - start))] = True
+        if seen.sum() >= enough:
+            break
+    return int(seen.sum())
 
 
 def _notes(config: Config) -> Iterator[str]:
     """What is taken for granted about tokens that are there, and how they differ from those that the config names."""
     folder = _folder(config)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        manifest = open_corpus(folder).manifest
-    yield from (str(warning.message) for warning in caught if issubclass(warning.category, UserWarning))
+    notes: list[str] = []
+    manifest = open_corpus_with_notes(folder, notes.append).manifest
+    yield from notes
     source, tokenizer = config.data.source, config.data.tokenizer
     # Without a source what is there is meant, and the tokenizer left at its default. nanoGPT's folder says nothing.
     if source is None or not (folder / MANIFEST).is_file():

@@ -3,7 +3,7 @@
 The text under a key is shown to users: as a comment in the config.toml of a run folder, and on the reference page.
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
@@ -21,9 +21,6 @@ from coupled_adam.training.values import (
     WholeNumber,
     is_optional,
 )
-
-if TYPE_CHECKING:
-    from coupled_adam.models.config import ModelConfig
 
 
 class Section(BaseModel):
@@ -71,18 +68,13 @@ class ModelSection(Section):
     """Hidden size H."""
     context: Count = 1024
     """Tokens of a sample, T."""
-    vocabulary_size: Count = 50304
-    """Rows V of the embedding table: the tokenizer's tokens, and padding that makes the matrix products faster."""
+    vocabulary_size: Count | Literal["auto"] = "auto"
+    """Rows V of the embedding table. auto: the tokenizer's tokens, rounded up to a multiple of 64, which makes the
+    matrix products faster."""
     tied: bool = True
     """Whether the input and the output embeddings are one table."""
     bias: bool = False
     """gpt2 only: biases in the linear layers and norms."""
-
-    def to_model_config(self) -> "ModelConfig":
-        """These settings as the models take them."""
-        from coupled_adam.models.config import ModelConfig
-
-        return ModelConfig(**self.model_dump())
 
 
 class DataSection(Section):

@@ -31,7 +31,7 @@ def require_packages(tensorboard: bool, wandb_project: str | None) -> None:
         tensorboard: whether it asks for TensorBoard.
         wandb_project: the Weights & Biases project it asks for.
     """
-    from coupled_adam.embeddings.optional import require
+    from coupled_adam.base.extras import require
 
     if tensorboard:
         require("tensorboard", "track", "for log.tensorboard = true")

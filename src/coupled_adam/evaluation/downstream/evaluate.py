@@ -138,13 +138,13 @@ class OpenedRun:
     @cached_property
     def model(self) -> LanguageModel:
         """The model, on its device; read when first asked for."""
-        shape = self.config.model.to_model_config()
+        shape = self.config.to_model_config()
         return model_with(shape, load_weights(shape, self.path)).to(self.device)
 
     def tokenizer_for(self, tokenizer: str | None) -> Tokenizer:
         """The tokenizer of the run, or the given one if it can be that."""
         tokens = open_json_tokenizer(tokenizer) if tokenizer else run_tokenizer(self.config, self.corpus)
-        require_fit(tokens, self.config.model.vocabulary_size, str(self.run))
+        require_fit(tokens, self.config.rows, str(self.run))
         if tokenizer and self.corpus is not None and tokens.size != self.corpus.vocabulary_size:
             raise ValueError(
                 f"the tokenizer {tokens.name} has {tokens.size} tokens, but the corpus of {self.run} was made with "

@@ -113,7 +113,7 @@ def answer_requests(
     """
     requests = read_requests(requests_file)
     opened = OpenedRun.of(run, checkpoint, device, precision, on_note)
-    rows, size = opened.config.model.vocabulary_size, int(requests.settings.get("vocabulary_size", 0))
+    rows, size = opened.config.rows, int(requests.settings.get("vocabulary_size", 0))
     if size > rows:
         raise ValueError(
             f"{requests_file} was written with {requests.settings.get('tokenizer')}, a tokenizer of {size} tokens, but "

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.extras import require
 from coupled_adam.data.corpus import file_hash
-from coupled_adam.embeddings.optional import require
 from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, check_files, read_documents
 from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, PAPER_TASKS
 

@@ -12,10 +12,10 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coupled_adam.base.extras import require
 from coupled_adam.base.files import read_json
-from coupled_adam.data.corpus import file_hash, open_corpus
+from coupled_adam.data.corpus import file_hash, open_corpus_with_notes
 from coupled_adam.data.tokens import Tokens
-from coupled_adam.embeddings.optional import require
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.evaluate import (
     OnNote,
@@ -126,7 +126,7 @@ class LossModel(nn.Module):
 
 def _loss(stored: LossResult | None, model: Any, data: Path, on_progress: OnProgress, on_note: OnNote) -> LossResult:
     """The loss over the test split of a corpus, unless it is there."""
-    corpus = open_corpus(data)
+    corpus = open_corpus_with_notes(data, on_note)
     rows, size = model.model.config.vocab_size, len(model.tokenizer)
     if corpus.vocabulary_size > rows or corpus.vocabulary_size != size:
         raise ValueError(
