@@ -103,7 +103,9 @@ def _configured(config: Path) -> nn.Module:
         architecture = read_json(config)["architectures"][0]
     except (ValueError, KeyError, TypeError, IndexError):
         raise ValueError(f"{config}: does not say the class of the model under 'architectures'") from None
-    transformers = require("transformers", "hf", f"to build the model of {config}")
+    require("transformers", "hf", f"to build the model of {config}")
+    import transformers
+
     model_class = getattr(transformers, str(architecture), None)
     if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
         raise ValueError(
