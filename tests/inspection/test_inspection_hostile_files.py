@@ -128,6 +128,19 @@ def test_a_tensor_of_more_numbers_than_the_file_has_is_refused(
     assert_refused(tmp_path / "a.pt")
 
 
+def test_a_shape_without_its_stride_is_refused_in_one_line_and_torch_logs_nothing(tmp_path: Path) -> None:
+    save(tmp_path / "a.pt", {"wte.weight": torch.zeros(3)})
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        program = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+    assert program.count(b"K\x03\x85") == 1  # (3,)
+    repacked(tmp_path / "a.pt", **{"data.pkl": program.replace(b"K\x03\x85", b")")})
+    command = [sys.executable, "-m", "coupled_adam", "inspect", str(tmp_path / "a.pt")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_a_negated_view_keeps_its_sign(tmp_path: Path) -> None:
     negated = torch._neg_view(torch.from_numpy(TABLE))
     save(tmp_path / "a.pt", {"wte.weight": negated})

@@ -1,53 +1,28 @@
-"""Damaged, foreign and malicious checkpoints are named and passed over; a full disk costs one save and no more."""
+"""Damaged, foreign and malicious checkpoints are named and passed over."""
 
 import errno
 import hashlib
 import json
 import os
 import pickle
-import resource
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
+from checkpoint_examples import FILES, assert_loads, state_of_step, write_two_checkpoints
 
-from coupled_adam.training import checkpoint_files, checkpoint_record, checkpoints
+from coupled_adam.training import checkpoint_record
 from coupled_adam.training.checkpoint_record import read_record, stored_file, write_record
-from coupled_adam.training.checkpoints import CheckpointWriter, Tables, damage, load, newest_good
-
-FILES = ["__0_0.distcp", ".metadata", "tables.safetensors", "state.json"]
-TABLES = Tables("wte.weight", "wte.weight", 13)
-
-
-def state_of_step(step: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    return {"model.wte.weight": torch.randn(13, 8, generator=generator), "model.w": torch.full((500,), float(step))}
-
-
-def assert_loads(path: Path | None, step: int) -> None:
-    assert path is not None
-    assert path.name == f"step-{step:09d}"
-    tensors = {name: torch.zeros_like(tensor) for name, tensor in state_of_step(step).items()}
-    assert load(path, tensors)["step"] == step
-    for name, tensor in state_of_step(step).items():
-        assert torch.equal(tensors[name], tensor), name
+from coupled_adam.training.checkpoints import CheckpointWriter, damage, load, newest_good
 
 
 @pytest.fixture(scope="module")
 def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
-    writer = CheckpointWriter(folder, keep=2)
-    for step in (1, 2):
-        writer.save(step, state_of_step(step), {"tokens": 12345}, tables=TABLES)
-    writer.wait()
-    assert sorted(path.name for path in (folder / "step-000000002").iterdir()) == sorted(FILES)
+    write_two_checkpoints(folder)
     return folder
 
 
@@ -318,131 +293,6 @@ def test_metadata_names_no_path_of_the_machine(folder: Path) -> None:
     content = (folder / "step-000000002/.metadata").read_bytes()
     assert b"PosixPath" not in content
     assert b".tmp" not in content
-
-
-@contextmanager
-def largest_file(limit: int) -> Iterator[None]:
-    """The system refuses to write files beyond this many bytes, as it does on a full disk.
-
-    Not a fixture: pytest writes its own report before a fixture ends.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_file_the_system_does_not_take_is_an_error_that_says_what_is_kept(folder: Path) -> None:
-    writer = CheckpointWriter(folder, keep=2)
-    with largest_file(20_000):
-        writer.save(3, {"model.w": torch.ones(20_000)}, {})
-        with pytest.raises(OSError, match="checkpoint of step 3") as caught:
-            writer.wait()
-    assert caught.value.errno == errno.EFBIG
-    for part in (str(folder), "__0_0.distcp", "step-000000001, step-000000002", "free some space"):
-        assert part in str(caught.value)
-    assert sorted(path.name for path in folder.iterdir()) == ["step-000000001", "step-000000002"]
-    writer.save(4, state_of_step(4), {})
-    writer.wait()
-    assert_loads(newest_good(folder, on_skip=pytest.fail), 4)
-
-
-def refuse(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def refuse_as_safetensors_does(*_: object, **__: object) -> None:
-    raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "refusal"),
-    [
-        (checkpoint_files._HashingFile, "write", refuse),
-        (pickle, "dump", refuse),  # of .metadata
-        (checkpoint_files, "write_tables", refuse_as_safetensors_does),
-        (checkpoints, "write_record", refuse),
-        (checkpoints, "put_in_place", refuse),
-    ],
-)
-def test_wherever_the_disk_fills_up_the_next_save_says_so_and_the_one_after_it_works(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, where: object, name: str, refusal: Callable[..., None]
-) -> None:
-    writer = CheckpointWriter(folder, keep=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(where, name, refusal)
-        writer.save(3, state_of_step(3), {}, tables=TABLES)
-        assert writer._writing is not None
-        writer._writing.exception(timeout=20)
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        writer.save(4, state_of_step(4), {})
-    assert caught.value.errno == errno.ENOSPC
-    assert "step 3" in str(caught.value)
-    assert sorted(path.name for path in folder.iterdir()) == ["step-000000001", "step-000000002"]
-    writer.save(5, state_of_step(5), {}, tables=TABLES)
-    writer.wait()
-    assert_loads(newest_good(folder, on_skip=pytest.fail), 5)
-
-
-def test_any_other_failure_is_reported_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("for a test")
-
-    writer = CheckpointWriter(folder, keep=2)
-    monkeypatch.setattr(checkpoints, "write_record", fail)
-    writer.save(3, state_of_step(3), {})
-    with pytest.raises(RuntimeError, match=r"checkpoint of step 3 could not be written.*ZeroDivisionError: for a test"):
-        writer.wait()
-    writer.wait()
-
-
-ON_A_SMALL_DISK = """
-import sys, errno, torch
-from pathlib import Path
-from coupled_adam.training.checkpoints import CheckpointWriter, Tables, load, newest_good
-folder = Path(sys.argv[1])
-writer = CheckpointWriter(folder, keep=2)
-tensors = {"model.w": torch.ones(500, 100)}  # 200 kB in tensors and 200 kB in tables; the disk has 1 MB
-tables = Tables("w", "w", 500)
-failures = 0
-for step in range(1, 7):
-    tensors["model.w"].fill_(step)
-    try:
-        writer.save(step, tensors, {}, tables=tables)
-        writer.wait()
-    except OSError as error:
-        assert error.errno == errno.ENOSPC, error
-        assert "step-000000001, step-000000002" in str(error), error
-        failures += 1
-assert failures == 4, failures
-path = newest_good(folder, on_skip=print)
-assert load(path, tensors) == {"step": 2}
-assert tensors["model.w"].eq(2).all()
-writer = CheckpointWriter(folder, keep=1)
-import shutil; shutil.rmtree(folder / "step-000000001")  # somebody frees some space
-writer.save(7, tensors, {}, tables=tables)
-writer.wait()
-assert newest_good(folder, on_skip=print).name == "step-000000007"
-print("ok")
-"""
-
-
-def test_a_run_survives_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """On a file system of 1 MB in memory, which only the child sees."""
-    disk, script = tmp_path / "disk", tmp_path / "script.py"
-    disk.mkdir()
-    script.write_text(ON_A_SMALL_DISK)
-    unshare = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
-    mount = 'mount -t tmpfs -o size=1m tmpfs "$1"'
-    try:
-        subprocess.run([*unshare, "sh", "-c", mount, "sh", str(disk)], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"mounting a small file system is not permitted here: {error}")
-    command = [*unshare, "sh", "-c", f'{mount} && exec "$2" "$3" "$1"', "sh", str(disk), sys.executable, str(script)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert result.stdout.endswith("ok\n"), result.stdout + result.stderr
 
 
 def test_the_state_file_is_for_people_too(folder: Path) -> None:

@@ -7,6 +7,7 @@ the file each storage is. What it notes is checked against the list of records i
 A file is read as a whole where this does not work: the format before torch 1.6, and numbers of the other byte order.
 """
 
+import logging
 import pickle
 import re
 import struct
@@ -78,10 +79,22 @@ def _records(path: Path) -> dict[int, zipfile.ZipInfo]:
     return found
 
 
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep torch from logging a traceback of what is raised anyway."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def _load(path: Path, *, without_weights: bool) -> dict[str, Tensor]:
     remedy = "if you trust it, save its state dict as safetensors and give that"
     fake = FakeTensorMode() if without_weights else nullcontext()
-    with refusing_bad_files(path, remedy), warnings.catch_warnings(), fake:
+    with refusing_bad_files(path, remedy), warnings.catch_warnings(), _without_log(), fake:
         warnings.simplefilter("ignore")  # about pickle protocols that torch may not know: then it raises anyway
         return dict(_tensors_in(torch.load(path, map_location="cpu", weights_only=True), name=""))
 
