@@ -264,7 +264,7 @@ def test_compiled_loops_that_cannot_be_kept_on_disk_run_all_the_same(
 def test_partial_sums_of_the_loops_keep_the_limit_of_temporaries(
     numba_loops: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    monkeypatch.undo()
+    monkeypatch.undo()  # pieces of the usual size
     made: list[int] = []
     empty = torch.empty
 

@@ -115,7 +115,7 @@ def coupled_adamw_step(
 
 
 def kernels_for(tensor: Tensor) -> ModuleType:
-    """The module whose functions update this tensor: Triton kernels on CUDA and ROCm, torch operations elsewhere."""
+    """The module whose functions update this tensor: `triton_kernels` on CUDA and ROCm, `blockwise` elsewhere."""
     # Under torch.compile the plain operations are fused by the compiler; float64 is for checking, not for speed.
     if tensor.is_cuda and tensor.dtype != torch.float64 and not torch.compiler.is_compiling():
         return _triton_kernels() or blockwise
