@@ -1,5 +1,7 @@
 """The tables of docs/results.md are those that `study report` makes of the stored results."""
 
+import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 README = DOCS.parent / "README.md"
 STORED = DOCS / "results"
 RESULTS = STORED / "single-gpu"
+PAPERS_SMALLEST = STORED / "single-gpu-125m"
 SHORT, LONG = 82_000_000, 262_000_000
 
 
@@ -25,6 +28,52 @@ def test_a_table_of_the_results_page_is_that_of_the_stored_runs(name: str) -> No
     table = next(table for table in build_tables(read_results(RESULTS)) if table.name == name)
     shown = (DOCS / "results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0]
     assert table_lines(shown) == table_lines(to_markdown_table(table))
+
+
+@pytest.mark.parametrize("name", ["main", "crossing", "downstream"])
+def test_a_table_of_the_125m_model_is_that_of_its_stored_runs(name: str) -> None:
+    table = next(table for table in build_tables(read_results(PAPERS_SMALLEST)) if table.name == name)
+    shown = (DOCS / "results.md").read_text().split(f"<!-- table single-gpu-125m {name} -->")[1].split("\n\n")[0]
+    assert table_lines(shown) == table_lines(to_markdown_table(table))
+
+
+def test_the_gap_in_validation_loss_of_the_125m_model_is_that_of_the_stored_curves() -> None:
+    curves = []
+    for optimizer in ("standard", "coupled"):
+        lines = (PAPERS_SMALLEST / f"runs/125M-250M-{optimizer}/seed-1/metrics.jsonl").read_text().splitlines()
+        curves.append({row["step"]: row["loss"] for row in map(json.loads, lines)})
+    standard, coupled = curves
+    gaps = {step: coupled[step] - loss for step, loss in standard.items()}
+    page = (DOCS / "results.md").read_text()
+    said = f"{gaps[1000]:.2f} behind at step 1,000, {gaps[4000]:.2f} at step 4,000 and {gaps[7629]:.2f} at the end"
+    assert said in page
+    from_1000 = [gap for step, gap in gaps.items() if step >= 1000]
+    assert from_1000 == sorted(from_1000, reverse=True)
+
+
+def test_what_the_text_says_of_the_125m_model_is_in_its_stored_results() -> None:
+    standard, coupled = read_results(PAPERS_SMALLEST)
+    assert (standard.optimizer, coupled.optimizer) == ("standard", "coupled")
+    assert {standard.commit, coupled.commit} == {"65bbb56"}
+    section = (DOCS / "results.md").read_text().split("## The paper's 125M GPT-2 in a short run")[1].split("\n## ")[0]
+    section = " ".join(section.split())
+    ratios = [each.metrics["mu_norm_ratio"] or 0.0 for each in (coupled, standard)]
+    assert f"has {100 * ratios[0]:.1f}% of a typical length instead of {100 * ratios[1]:.0f}%" in section
+    assert f"by {(coupled.metrics['loss'] or 0.0) - (standard.metrics['loss'] or 0.0):.2f}.**" in section
+    shares = []
+    for each in (standard, coupled):
+        squares = np.load(PAPERS_SMALLEST / each.run / "embeddings.npz")["singular_values"].astype(np.float64) ** 2
+        shares.append(f"{100 * squares[0] / squares.sum():.0f}%")
+    assert f"{shares[0]} of the squared length with standard Adam, {shares[1]} with Coupled Adam" in section
+    right = [each.metrics["lambada"] or 0.0 for each in (coupled, standard)]
+    errors = [math.sqrt(share * (1 - share) / 5153) for share in right]  # 5,153 passages
+    shown = [f"{share:.3f}({1000 * error:.0f})" for share, error in zip(right, errors, strict=True)]
+    apart = (right[1] - right[0]) / math.hypot(*errors)
+    assert f"{shown[0]} against {shown[1]}, {apart:.0f} standard errors apart" in section
+    rates = [f"{round(each.tokens_per_second or 0.0, -3):,.0f}" for each in (standard, coupled)]
+    assert f"{rates[0]} tokens/s (standard) and {rates[1]} (coupled)" in section
+    for each in (standard, coupled):
+        assert f"{(each.energy_joules or 0.0) / 3.6e6:.2f} kWh" in section
 
 
 @pytest.mark.parametrize(
