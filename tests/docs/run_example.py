@@ -43,7 +43,9 @@ def meet_at_another_port() -> None:
     """torchrun's store remembers the addresses of the example before."""
     if "MASTER_PORT" in os.environ:
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        # Below the ports that the system hands out to other processes by itself.
+        port = int(os.environ["MASTER_PORT"])
+        os.environ["MASTER_PORT"] = str(port + 1 if port < 32768 else 10_000 + port % 20_000)
 
 
 def main() -> None:

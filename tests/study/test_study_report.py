@@ -231,7 +231,7 @@ def test_a_run_that_no_folder_has_finished_is_missing_once(tmp_path: Path) -> No
 def test_the_newest_version_is_the_one_to_install(tmp_path: Path) -> None:
     results = read_results(fabricate(tmp_path / "s", with_runs=False))
     mixed = [replace(each, package=package) for each, package in zip(results, ["0.9.0", "0.10.0"] * 3, strict=True)]
-    assert commands([], mixed, tmp_path)[0] == "pip install 'coupled-adam[study]==0.10.0'"
+    assert commands([], mixed, tmp_path)[0] == f"{install_command('study')}  # version 0.10.0"
 
 
 def test_a_validation_loss_is_called_so_on_the_page(tmp_path: Path) -> None:

@@ -23,8 +23,13 @@ from coupled_adam.training.feed import Feed, MicroBatch
 def train(config: Config, folder: Path, *, resume: bool = False) -> None:
     """One run. It meets at a port of its own: torchrun's store remembers the addresses of the run before."""
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    os.environ["MASTER_PORT"] = str(next_port(int(os.environ["MASTER_PORT"])))
     small_runs.train(config, folder, resume=resume)
+
+
+def next_port(port: int) -> int:
+    """Another port, the same on all ranks, below those that the system hands out to other processes by itself."""
+    return port + 1 if port < 32768 else 10_000 + port % 20_000
 
 
 def stopped(config: Config, folder: Path, step: int) -> None:
