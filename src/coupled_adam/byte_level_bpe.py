@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
 
 END_OF_TEXT = "<|endoftext|>"
@@ -25,7 +26,7 @@ def train_bpe(texts: Iterable[str], size: int, path: Path) -> None:
         path: where to.
     """
     if not BYTES + 1 <= size <= 2**20:
-        raise ValueError(f"tokenizer bpe:{size}: expected bpe:{BYTES + 1} to bpe:{2**20}")
+        raise UserError(f"tokenizer bpe:{size}: expected bpe:{BYTES + 1} to bpe:{2**20}")
     tokenizers = require("tokenizers", "study", f"to train the tokenizer bpe:{size}")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -90,7 +91,7 @@ def recover_merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
             joined = [ranks.get(left + right, rank) for left, right in pairwise(parts)]
             oldest = min(range(len(joined)), key=joined.__getitem__)
             if joined[oldest] >= rank:
-                raise ValueError(f"tokenizer: token {token!r} of rank {rank} is not two older tokens joined")
+                raise UserError(f"tokenizer: token {token!r} of rank {rank} is not two older tokens joined")
             parts[oldest : oldest + 2] = [parts[oldest] + parts[oldest + 1]]
         if len(parts) == 2:
             merges.append((parts[0], parts[1]))

@@ -7,6 +7,8 @@ import numpy as np
 from gguf import GGUFReader
 from numpy.typing import DTypeLike, NDArray
 
+from coupled_adam.base.errors import UserError
+
 
 class StrictReader(GGUFReader):
     """Raises where the file ends; the original reads on, one empty array after the other, as long as a count says."""
@@ -26,7 +28,7 @@ def open_reader(path: Path) -> StrictReader:
         raise not_whole(path, error) from None
 
 
-def not_whole(path: Path, error: Exception) -> ValueError:
+def not_whole(path: Path, error: Exception) -> UserError:
     """The error of a file that is damaged."""
     reason = str(error).split("\n")[0] or type(error).__name__
-    return ValueError(f"{path}: not a whole GGUF file ({reason}); copy or download it again")
+    return UserError(f"{path}: not a whole GGUF file ({reason}); copy or download it again")

@@ -18,6 +18,7 @@ from typing import TypedDict
 from safetensors.torch import save_file
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import replacing
 
 FILE_NAME = "tables.safetensors"
@@ -50,10 +51,10 @@ def write_tables(path: Path, tables: Mapping[str, Tensor], *, input: str, output
         ...              vocabulary_size=61)
     """
     if set(tables) != {input, output}:
-        raise ValueError(f"tables {sorted(tables)}: expected the input {input!r} and the output {output!r} only")
+        raise UserError(f"tables {sorted(tables)}: expected the input {input!r} and the output {output!r} only")
     for name, table in tables.items():
         if table.ndim != 2 or not 0 < vocabulary_size <= table.shape[0]:
-            raise ValueError(
+            raise UserError(
                 f"table {name!r} has shape {tuple(table.shape)}, expected (V, H) with V >= vocabulary_size "
                 f"= {vocabulary_size} > 0"
             )
@@ -74,9 +75,9 @@ def parse_header(header: Mapping[str, str], path: Path) -> Header | None:
         return None
     size, tied = header["vocabulary_size"], header["tied"]
     if not re.fullmatch(r"[0-9]{1,18}", size) or int(size) == 0:
-        raise ValueError(f"{path}: vocabulary_size in the header is {size!r}, expected a positive number")
+        raise UserError(f"{path}: vocabulary_size in the header is {size!r}, expected a positive number")
     if tied != ("true" if header["input"] == header["output"] else "false"):
-        raise ValueError(
+        raise UserError(
             f"{path}: the header says tied is {tied!r}, with input {header['input']!r} and output "
             f"{header['output']!r}; write it with coupled_adam.inspection.write_tables"
         )

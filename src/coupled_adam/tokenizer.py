@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from coupled_adam.base.errors import UserConnectionError, UserError
 from coupled_adam.base.extras import require
 from coupled_adam.base.files import parse_json
 from coupled_adam.byte_level_bpe import END_OF_TEXT, as_byte_level, gpt2_json_file
@@ -127,7 +128,7 @@ class Tokenizer:
             return Path(self.name).read_bytes()
         if self.name in GPT2_ENCODINGS:
             return gpt2_json_file(self._library)
-        raise ValueError(f"tokenizer: {self.name!r} is neither a tokenizer.json nor {' or '.join(GPT2_ENCODINGS)}")
+        raise UserError(f"tokenizer: {self.name!r} is neither a tokenizer.json nor {' or '.join(GPT2_ENCODINGS)}")
 
     @cached_property
     def sha256(self) -> str:
@@ -148,7 +149,7 @@ class Tokenizer:
     @property
     def _splitting_library(self) -> Any:
         if self.kind == "gguf":
-            raise ValueError(
+            raise UserError(
                 f"tokenizer: {self.name} lists its tokens but not how to split a text; pass the model's tokenizer.json"
             )
         return self._library
@@ -195,13 +196,13 @@ def tokenizer_path(spec: str | Path) -> Path | None:
     path = Path(spec).expanduser()
     if path.is_dir() and str(spec) not in GPT2_ENCODINGS:  # a model's folder may well be called gpt2
         if not (path / "tokenizer.json").is_file():
-            raise ValueError(
+            raise UserError(
                 f"tokenizer: the folder {path} has no tokenizer.json; "
                 "save it with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
         return path / "tokenizer.json"
     if path.suffix == ".json" and not path.is_file():
-        raise ValueError(f"tokenizer: there is no file {spec}; expected a tokenizer.json, bpe:N or a tiktoken name")
+        raise UserError(f"tokenizer: there is no file {spec}; expected a tokenizer.json, bpe:N or a tiktoken name")
     return path if path.is_file() else None
 
 
@@ -210,13 +211,13 @@ def _separator(tokens: Mapping[str, int], separator: str | int | None, origin: s
         return next((tokens[name] for name in SEPARATORS if name in tokens), None)
     if isinstance(separator, str):
         if separator not in tokens:
-            raise ValueError(
+            raise UserError(
                 f"tokenizer {origin}: none of its tokens is {separator}; name the one that ends a document with "
                 "--separator"
             )
         return tokens[separator]
     if separator not in tokens.values():
-        raise ValueError(f"tokenizer: {origin} has no token {separator}, which separates the documents of the corpus")
+        raise UserError(f"tokenizer: {origin} has no token {separator}, which separates the documents of the corpus")
     return separator
 
 
@@ -231,11 +232,11 @@ def _tokens_in(content: bytes, origin: str) -> dict[str, int]:
         tokens |= {token["content"]: token["id"] for token in parsed.get("added_tokens") or ()}
         tokens = {str(token): int(number) for token, number in tokens.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"tokenizer: {origin} is neither a tokenizer.json of the `tokenizers` library nor GGUF ({error})"
         ) from None
     if not tokens:
-        raise ValueError(f"tokenizer: {origin} has no tokens")
+        raise UserError(f"tokenizer: {origin} has no tokens")
     return tokens
 
 
@@ -249,7 +250,7 @@ def _read_tiktoken(name: str, separator: str | int | None) -> Tokenizer:
     if separator is None:
         return Tokenizer("tiktoken", name, encoding.n_vocab, special.get(END_OF_TEXT))
     if isinstance(separator, str) and separator not in special:
-        raise ValueError(
+        raise UserError(
             f"separator {separator!r}: {name} has no such special token; it has {', '.join(sorted(special))}"
         )
     return Tokenizer("tiktoken", name, encoding.n_vocab, _separator(special, separator, name))
@@ -260,14 +261,14 @@ def _tiktoken(name: str) -> Any:
     tiktoken = require("tiktoken", "study", f"to open the tokenizer {name!r}")
     known = tiktoken.list_encoding_names()
     if name not in known:
-        raise ValueError(
+        raise UserError(
             f"tokenizer: {name!r} is neither a file or folder here nor a tiktoken name ({', '.join(known)}); "
             "pass the path of a tokenizer.json, a model folder or a GGUF file"
         )
     try:
         return tiktoken.get_encoding(name)
     except OSError as error:  # what requests raises without a network is one of these
-        raise ConnectionError(
+        raise UserConnectionError(
             f"tokenizer: tiktoken could not download {name!r} ({type(error).__name__}). Go online, set "
             "TIKTOKEN_CACHE_DIR to a folder that has it, or pass the path of a tokenizer.json"
         ) from error
@@ -279,7 +280,7 @@ def _from_file(path: str) -> Any:
     try:
         library = tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # the library raises nothing more specific
-        raise ValueError(
+        raise UserError(
             f"tokenizer: {path} is neither a tokenizer.json of the `tokenizers` library nor GGUF ({error})"
         ) from error
     library.no_truncation()
@@ -305,15 +306,15 @@ def _gguf_vocabulary(path: str) -> GgufVocabulary:
         field = open_reader(Path(path)).get_field("tokenizer.ggml.tokens")
         tokens = None if field is None else field.contents()
     except ValueError as error:
-        raise ValueError(f"tokenizer: {error}") from None
+        raise UserError(f"tokenizer: {error}") from None
     except Exception as error:  # whatever the field holds instead of tokens
-        raise ValueError(f"tokenizer: {not_whole(Path(path), error)}") from None
+        raise UserError(f"tokenizer: {not_whole(Path(path), error)}") from None
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise ValueError(f"tokenizer: {path} has no vocabulary; pass the tokenizer.json of the model")
+        raise UserError(f"tokenizer: {path} has no vocabulary; pass the tokenizer.json of the model")
     byte_level = sum(token.startswith("Ġ") for token in tokens)
     sentence_piece = sum(token.startswith("▁") for token in tokens)
     if byte_level == sentence_piece == 0:
-        raise ValueError(
+        raise UserError(
             f"tokenizer: no token of {path} starts with 'Ġ' or '▁', so words cannot be told from parts of words; "
             "pass the tokenizer.json of the model"
         )

@@ -21,9 +21,9 @@ from coupled_adam.base.files import (
     remove_leftover,
     remove_leftovers,
     replacing,
-    size_text,
     write_whole,
 )
+from coupled_adam.base.text import size_text
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

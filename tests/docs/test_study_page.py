@@ -11,6 +11,7 @@ import pytest
 from page_examples import ROOT, read_examples, run_here
 from typer.main import get_command
 
+from coupled_adam.base.text import short
 from coupled_adam.cli import app
 from coupled_adam.study import plan, tables
 from coupled_adam.study import plan_sections as sections
@@ -21,7 +22,6 @@ from coupled_adam.study.overview import gpu_hours, hours
 from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study
 from coupled_adam.study.results import STORED, Result, to_json
 from coupled_adam.study.runner import LAUNCHERS
-from coupled_adam.training.amounts import short
 
 PAGE = ROOT / "docs" / "study.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -19,6 +19,7 @@ from tiny_tasks import write_evaluated_run, write_tasks
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from coupled_adam.base.text import shorthand
 from coupled_adam.cli import app
 from coupled_adam.commands import eval as eval_command
 from coupled_adam.evaluation.downstream import harness
@@ -36,7 +37,6 @@ from coupled_adam.evaluation.weights import load_run
 from coupled_adam.study.metrics import TASK_LIMIT
 from coupled_adam.study.results import EVALUATION, FILE_NAME, read_results, to_json
 from coupled_adam.study.results import Result as StudyResult
-from coupled_adam.uncertainty import shorthand
 
 TASKS = "arc_easy,winogrande"
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from coupled_adam.base.text import parse_shorthand
 from coupled_adam.models.config import ModelConfig, parameter_count
 from coupled_adam.study.metrics import MAIN, METRICS
 from coupled_adam.study.published import (
@@ -26,7 +27,6 @@ from coupled_adam.study.published import (
     published_numbers,
 )
 from coupled_adam.study.statistics import Summary, compare_summaries
-from coupled_adam.uncertainty import parse_shorthand
 
 BETTER = {metric.published_key: metric.better for metric in METRICS.values() if metric.published_key}
 STANDARD = {"embeddings": "adamw", "tied": True}

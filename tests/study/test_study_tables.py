@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import rich.console
 
+from coupled_adam.base.text import parse_shorthand
 from coupled_adam.study.ablation_groups import best_factor, sgd_groups
 from coupled_adam.study.comparison_table import pairs_of
 from coupled_adam.study.grid import Planned, gather_cells
@@ -27,7 +28,6 @@ from coupled_adam.study.statistics import compare
 from coupled_adam.study.table_formats import for_console, to_csv, to_latex_table, to_markdown_table, to_rich
 from coupled_adam.study.table_model import Table
 from coupled_adam.study.tables import NAMES, build_tables, write_tables_to
-from coupled_adam.uncertainty import parse_shorthand
 
 STANDARD = {"embeddings": "adamw", "scale_exponent": 0.0, "sgd_factor": None, "tied": True}
 COUPLED = {**STANDARD, "embeddings": "coupled"}

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from coupled_adam.base.text import duration, learning_rate, si
 from coupled_adam.training.display import IMPORTANCE, LiveLine, TrainingDisplay, parts_of
-from coupled_adam.training.units import duration, learning_rate, si
 
 VALUES = {
     "loss": 4.2134,

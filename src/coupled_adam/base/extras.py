@@ -14,6 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from coupled_adam.base.errors import MissingPackageError
+
 PACKAGE = "coupled-adam"
 
 
@@ -23,12 +25,12 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
     Example:
         >>> require("no_such_package", "study", "to count tokens")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        ImportError: no_such_package is needed to count tokens; install it with: pip install ...[study]...
+        coupled_adam.base.errors.MissingPackageError: no_such_package is needed to count tokens; install it with: ...
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{module} is needed {purpose}; install it with: {install_command(extra)}") from error
+        raise MissingPackageError(f"{module} is needed {purpose}; install it with: {install_command(extra)}") from error
 
 
 def install_command(extra: str) -> str:

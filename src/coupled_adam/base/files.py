@@ -23,6 +23,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import size_text
+
 LARGEST_TEXT = 2**28
 """Bytes of a text file that is read as a whole; the largest tokenizer.json have a tenth of it."""
 LARGEST_TOML = 2**20
@@ -99,7 +102,7 @@ def remove_leftover(path: Path) -> None:
             path.unlink(missing_ok=True)
     except OSError as error:
         where = f" at {error.filename}" if error.filename and Path(error.filename) != path else ""
-        raise ValueError(
+        raise UserError(
             f"{path}: left by a process that was killed, and cannot be removed ({error.strerror}{where}); remove it, "
             "then run the same command again"
         ) from error
@@ -109,7 +112,7 @@ def require_regular_file(path: Path, remedy: str = "save the content to a file a
     """Refuse a pipe, a device or a socket, which could be read for ever; a FileNotFoundError where there is nothing."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
-        raise ValueError(f"{path}: this is {kind_of_file(mode)}, expected a regular file; {remedy}")
+        raise UserError(f"{path}: this is {kind_of_file(mode)}, expected a regular file; {remedy}")
 
 
 def kind_of_file(mode: int) -> str:
@@ -135,7 +138,7 @@ def read_limited(path: Path, limit: int = LARGEST_TEXT) -> bytes:
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ValueError(f"{path}: has more than {size_text(limit)}, which no file of this kind has; give another file")
+        raise UserError(f"{path}: has more than {size_text(limit)}, which no file of this kind has; give another file")
     return content
 
 
@@ -174,7 +177,7 @@ def parse_json(content: str | bytes, source: str) -> Any:
     except RecursionError:
         raise _too_deep(source) from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{source}: not valid JSON ({error})") from None
+        raise UserError(f"{source}: not valid JSON ({error})") from None
     except ValueError:  # of int()
         raise _too_long(source) from None
     return _sane(value, source)
@@ -194,7 +197,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep(source) from None
     except ValueError as error:
-        raise ValueError(f"{source}: not valid TOML: {error}") from None
+        raise UserError(f"{source}: not valid TOML: {error}") from None
     _sane(value, source)
     return value
 
@@ -203,7 +206,7 @@ def _decoded(content: bytes, source: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{source}: not a text file: byte {error.start} is not UTF-8") from None
+        raise UserError(f"{source}: not a text file: byte {error.start} is not UTF-8") from None
 
 
 def _sane(value: Any, source: str) -> Any:
@@ -224,30 +227,12 @@ def _sane(value: Any, source: str) -> Any:
     raise _too_deep(source)
 
 
-def _too_deep(source: str) -> ValueError:
-    return ValueError(f"{source}: nested more than {DEEPEST} levels deep, so it is damaged or made to do harm")
+def _too_deep(source: str) -> UserError:
+    return UserError(f"{source}: nested more than {DEEPEST} levels deep, so it is damaged or made to do harm")
 
 
-def _too_long(source: str) -> ValueError:
-    return ValueError(f"{source}: has a number of more than {sys.float_info.max_10_exp} digits, so it is damaged")
-
-
-def size_text(size: int) -> str:
-    """A number of bytes in the unit that fits it.
-
-    Example:
-        >>> size_text(812), size_text(98_304), size_text(3_200_000), size_text(12_000_000_000)
-        ('812 bytes', '98.3 KB', '3.20 MB', '12.0 GB')
-    """
-    if size < 1000:
-        return f"{size} bytes"
-    value, unit = size / 1000, "KB"
-    for larger in ("MB", "GB", "TB", "PB"):
-        if value < 999.5:  # where rounding would add a digit
-            break
-        value, unit = value / 1000, larger
-    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{decimals}f} {unit}"
+def _too_long(source: str) -> UserError:
+    return UserError(f"{source}: has a number of more than {sys.float_info.max_10_exp} digits, so it is damaged")
 
 
 def process_is_gone(pid: int, start: str = "") -> bool:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import kind_of_file, parse_json, process_is_gone, process_start, where_processes_live
 
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
@@ -29,7 +30,7 @@ LARGEST_RECORD = 4096
 MARKER, TURN = ".held", ".taken"
 
 
-class LockHeld(ValueError):
+class LockHeld(UserError):
     """Another process holds the lock.
 
     Args:
@@ -280,7 +281,7 @@ def _open(path: Path, flags: int) -> int:
 
 def _require_file(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise ValueError(
+        raise UserError(
             f"{path}: this is {kind_of_file(mode)}, expected the file of a lock; remove it, then run the command again"
         )
 

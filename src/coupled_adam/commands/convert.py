@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from coupled_adam.commands.refusal import refuse
+from coupled_adam.commands.refusal import user_errors
 
 if TYPE_CHECKING:
     from coupled_adam.conversion import Conversion
@@ -72,10 +72,9 @@ def convert(
     folder with CoupledAdamW.
     """
     from coupled_adam.conversion import convert_checkpoint
-    from coupled_adam.inspection.overview import printable
 
     chosen = None if not couple else couple[0] if len(couple) == 1 and couple[0] in ROLES else couple
-    try:
+    with user_errors():
         conversion = convert_checkpoint(
             source,
             out,
@@ -86,16 +85,14 @@ def convert(
             frozen=frozen or (),
             overwrite=overwrite,
         )
-    except (ValueError, OSError, ImportError) as error:
-        refuse(printable(str(error)))
     _print_summary(conversion, out, to, chosen)
 
 
 def _print_summary(conversion: "Conversion", out: Path, to: str, couple: str | list[str] | None) -> None:
     from rich.filesize import decimal
 
+    from coupled_adam.base.text import printable
     from coupled_adam.commands.wide_tables import wide_enough
-    from coupled_adam.inspection.overview import printable
 
     verb = "averaged" if to == "coupled" else "filled"
     tables = Table("table", *_numbers(f"rows {verb}", "state before", "state after"))

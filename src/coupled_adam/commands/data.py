@@ -15,7 +15,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from coupled_adam.commands.refusal import refuse
+from coupled_adam.base.text import parse_tokens, printable
+from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def prepare(
     tokenizer = tokenizer or default_tokenizer(source)
     folder = out or default_folder(source, tokenizer)
     was_complete = (folder / FILE_NAME).is_file() and not overwrite
-    with _refusing(), _notes(), preparation_bar() as on_progress:
+    with user_errors(), _notes(), preparation_bar() as on_progress:
         corpus = run(
             source,
             tokenizer,
@@ -134,7 +135,7 @@ def info(
     from coupled_adam.data.corpus import open_corpus
     from coupled_adam.data.overview import describe
 
-    with _refusing(), _notes():
+    with user_errors(), _notes():
         corpus = open_corpus(folder)
         if verify:
             corpus.verify()
@@ -171,7 +172,7 @@ def count(
     from coupled_adam.data.overview import entropy, most_frequent
     from coupled_adam.embeddings.unigram import count_unigram
 
-    with _refusing(), _notes():
+    with user_errors(), _notes():
         if out is not None:
             require_writable(out)
         tokenizer: Path | str | None = None
@@ -215,7 +216,7 @@ def _print_info(console: Console, facts: dict[str, Any]) -> None:
         ("separator", "unknown" if facts["separator"] is None else facts["separator"]),
         ("fingerprint", facts["fingerprint"]),
     ):
-        console.print(Text(f"{label:12} {_printable(str(value))}"), soft_wrap=True)
+        console.print(Text(f"{label:12} {printable(str(value))}"), soft_wrap=True)
     console.print(table)
     _print_frequent(console, facts["most_frequent"])
     if facts["verified"]:
@@ -246,27 +247,11 @@ def _number(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"
 
 
-def _printable(text: str) -> str:
-    from coupled_adam.inspection.overview import printable
-
-    return printable(text)
-
-
 def _tokens(option: str, text: str) -> int:
-    from coupled_adam.training.amounts import parse_tokens
-
     number = parse_tokens(text)
     if not isinstance(number, int) or number < 1:
         refuse(f"{option} is {text!r}, expected a number of tokens such as 300000, 300k or 10B")
     return number
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        refuse(_printable(str(error)))
 
 
 @contextmanager
@@ -278,7 +263,7 @@ def _notes() -> Iterator[None]:
             yield
         finally:
             for note in {str(note.message): None for note in notes if issubclass(note.category, UserWarning)}:
-                typer.echo(f"Note: {_printable(note)}", err=True)
+                typer.echo(f"Note: {printable(note)}", err=True)
 
 
 @contextmanager

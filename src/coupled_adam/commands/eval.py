@@ -14,7 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from coupled_adam.commands.refusal import refuse
+from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import printable_lines
+from coupled_adam.commands.refusal import refuse, user_errors
 
 if TYPE_CHECKING:
     from coupled_adam.evaluation.downstream.results import Downstream, TaskResult
@@ -118,7 +120,7 @@ def evaluate(
     )
     if model is None and scores is None:
         refuse("MODEL is missing: the folder of a run or of a Hugging Face model")
-    try:
+    with user_errors():
         names = parse_tasks(tasks)
         if requests is not None:
             assert model is not None
@@ -171,8 +173,6 @@ def evaluate(
         _show(found, path, as_json=as_json)
         if model is not None and out is None:
             _tell_study(Path(model), path, found, aside=as_json)
-    except (ValueError, OSError, ImportError) as error:
-        refuse(_printable(str(error)))
 
 
 def _check_halves(options: Mapping[str, Any]) -> None:
@@ -201,20 +201,20 @@ def _evaluate_model(
     from coupled_adam.evaluation.downstream.results import file_name
 
     if not options["tasks"] and not with_loss:
-        raise ValueError("--tasks none with --no-loss leaves nothing to evaluate; leave one of them out")
+        raise UserError("--tasks none with --no-loss leaves nothing to evaluate; leave one of them out")
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; give that of a run, or of a model that `export` or others wrote")
+        raise UserError(f"{folder} is not a folder; give that of a run, or of a model that `export` or others wrote")
     if is_hugging_face_folder(folder):
         unfit = {"--checkpoint": checkpoint, "--tokenizer": tokenizer}
         for name, value in unfit.items():
             if value is not None:
-                raise ValueError(f"{name} is for runs, and {folder} is a Hugging Face folder; leave it out")
+                raise UserError(f"{name} is for runs, and {folder} is a Hugging Face folder; leave it out")
         if not options["tasks"] and data is None:
-            raise ValueError(f"--tasks none: the loss of {folder} needs a prepared corpus; give one with --data DIR")
+            raise UserError(f"--tasks none: the loss of {folder} needs a prepared corpus; give one with --data DIR")
         found = evaluate_folder(folder, data=data if with_loss else None, on_note=_note, **options)
     else:
         if data is not None:
-            raise ValueError(f"--data is for Hugging Face folders; {folder} has a corpus of its own, leave it out")
+            raise UserError(f"--data is for Hugging Face folders; {folder} has a corpus of its own, leave it out")
         found = evaluate_run(
             folder, checkpoint=checkpoint, tokenizer=tokenizer, with_loss=with_loss, on_note=_note, **options
         )
@@ -231,8 +231,8 @@ def _write_requests(spec: str, file: Path, tasks: list[str], task_data: Path | N
         )
     count = sum(map(len, found.tasks.values()))
     typer.echo(
-        f"{count:,} requests of {len(found.tasks)} tasks: {_printable(str(file))}. Score them where the model is: "
-        f"coupled-adam eval RUN --answer {_printable(file.name)} --out scores.safetensors"
+        f"{count:,} requests of {len(found.tasks)} tasks: {printable_lines(str(file))}. Score them where the model is: "
+        f"coupled-adam eval RUN --answer {printable_lines(file.name)} --out scores.safetensors"
     )
 
 
@@ -240,9 +240,9 @@ def _answer(run: Path, requests: Path, out: Path | None, **options: Any) -> None
     from coupled_adam.evaluation.downstream.halves import answer_requests
 
     if out is None:
-        raise ValueError("--answer: say where the scores go, with --out FILE")
+        raise UserError("--answer: say where the scores go, with --out FILE")
     if out.resolve() == requests.resolve():
-        raise ValueError(f"--out: {out} holds the requests; give the scores a file of their own")
+        raise UserError(f"--out: {out} holds the requests; give the scores a file of their own")
     with progress_bar() as on_progress:
         found = answer_requests(run, requests, out, on_progress=on_progress, on_note=_note, **options)
     table = Table("task", Column("requests", justify="right"), Column("seconds", justify="right"))
@@ -250,8 +250,8 @@ def _answer(run: Path, requests: Path, out: Path | None, **options: Any) -> None
         table.add_row(_cell(name), f"{len(scores):,}", f"{found.model['seconds'][name]:.1f}")
     Console(highlight=False).print(table)
     typer.echo(
-        f"Scores: {_printable(str(out))}. For the metrics, where lm-eval is: coupled-adam eval RUN --scores "
-        f"{_printable(out.name)} (and --task-data, if the requests were written with it)"
+        f"Scores: {printable_lines(str(out))}. For the metrics, where lm-eval is: coupled-adam eval RUN --scores "
+        f"{printable_lines(out.name)} (and --task-data, if the requests were written with it)"
     )
 
 
@@ -285,9 +285,9 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _show(found: "Downstream", path: Path, *, as_json: bool) -> None:
+    from coupled_adam.base.text import shorthand
     from coupled_adam.evaluation.downstream.results import to_json
     from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, label_of
-    from coupled_adam.uncertainty import shorthand
 
     if as_json:
         values = {"acc": found.accuracy, "acc_stderr": found.accuracy_error, **to_json(found), "file": str(path)}
@@ -319,7 +319,7 @@ def _show(found: "Downstream", path: Path, *, as_json: bool) -> None:
         table.add_row("mean of the seven", "Acc", shorthand(found.accuracy, found.accuracy_error, 3), "", "")
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"Results: {_printable(str(path))}", markup=False, soft_wrap=True)
+    console.print(f"Results: {printable_lines(str(path))}", markup=False, soft_wrap=True)
 
 
 def _place(name: str, order: tuple[str, ...]) -> int:
@@ -328,9 +328,9 @@ def _place(name: str, order: tuple[str, ...]) -> int:
 
 def _shown_metric(task: "TaskResult") -> tuple[str, str]:
     """The metric that a task is judged by, with its standard error."""
+    from coupled_adam.base.text import shorthand
     from coupled_adam.evaluation.downstream.tasks import METRIC
     from coupled_adam.study.notation import MISSING
-    from coupled_adam.uncertainty import shorthand
 
     name = METRIC if METRIC in task.metrics else next((key for key in task.metrics if "_stderr" not in key), None)
     if name is None or not math.isfinite(task.metrics[name]):
@@ -355,19 +355,13 @@ def _tell_study(run: Path, path: Path, found: "Downstream", *, aside: bool) -> N
     if path.name == file_name(None, None) and found.tasks:  # of the newest checkpoint, on all documents
         study = add_metrics(run, task_metrics(found))
         if study is not None:
-            typer.echo(f"Added to the results of the study: {_printable(str(study))}", err=aside)
-
-
-def _printable(text: str) -> str:
-    from coupled_adam.inspection.overview import printable_lines
-
-    return printable_lines(text)
+            typer.echo(f"Added to the results of the study: {printable_lines(str(study))}", err=aside)
 
 
 def _cell(text: str) -> Text:
     """A name from a file, in which brackets are no markup."""
-    return Text(_printable(text))
+    return Text(printable_lines(text))
 
 
 def _note(sentence: str) -> None:
-    typer.echo(f"Note: {_printable(sentence)}", err=True)
+    typer.echo(f"Note: {printable_lines(sentence)}", err=True)

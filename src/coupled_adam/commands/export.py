@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from coupled_adam.commands.refusal import refuse
+from coupled_adam.commands.refusal import user_errors
 
 if TYPE_CHECKING:
     from coupled_adam.evaluation.run_export import Exported
@@ -38,9 +38,8 @@ def export(
     Try: `coupled-adam export runs/tiny-coupled-seed1 models/tiny`
     """
     from coupled_adam.evaluation.run_export import export_run
-    from coupled_adam.inspection.overview import printable_lines
 
-    try:
+    with user_errors():
         exported = export_run(
             run,
             folder,
@@ -50,13 +49,11 @@ def export(
             overwrite=overwrite,
             on_skip=_note,
         )
-    except (ValueError, OSError, ImportError) as error:
-        refuse(printable_lines(str(error)))  # a config may have several mistakes
     _print_summary(exported, folder, dtype)
 
 
 def _print_summary(exported: "Exported", folder: Path, dtype: str) -> None:
-    from coupled_adam.inspection.overview import printable
+    from coupled_adam.base.text import printable
     from coupled_adam.models.config import parameter_count
 
     parameters = parameter_count(exported.model)
@@ -76,6 +73,6 @@ def _print_summary(exported: "Exported", folder: Path, dtype: str) -> None:
 
 
 def _note(sentence: str) -> None:
-    from coupled_adam.inspection.overview import printable
+    from coupled_adam.base.text import printable
 
     typer.echo(f"Note: {printable(sentence)}", err=True)

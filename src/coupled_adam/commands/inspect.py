@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from coupled_adam.base.extras import install_command
-from coupled_adam.commands.refusal import refuse
+from coupled_adam.commands.refusal import refuse, user_errors
 
 
 def inspect(
@@ -60,8 +60,9 @@ def inspect(
     started = time.perf_counter()
 
     from coupled_adam.base.files import require_writable, write_whole
+    from coupled_adam.base.text import printable
     from coupled_adam.inspection.measuring import Request, inspect_models, json_object
-    from coupled_adam.inspection.overview import compare, printable
+    from coupled_adam.inspection.overview import compare
     from coupled_adam.inspection.terminal import measuring_bar, print_overview
 
     if html is not None:
@@ -74,11 +75,8 @@ def inspect(
         except OSError as error:
             _refuse_page(html, error)
     request = Request(tensor, unigram, wordsim, tokenizer, device, pictures=html is not None)
-    try:
-        with measuring_bar() as on_progress:
-            models = inspect_models(paths, request, on_progress)
-    except (ValueError, OSError, ImportError) as error:
-        refuse(printable(str(error)))
+    with user_errors(), measuring_bar() as on_progress:
+        models = inspect_models(paths, request, on_progress)
 
     if as_json:
         typer.echo(json.dumps(json_object(models), allow_nan=False))

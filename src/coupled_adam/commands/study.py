@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coupled_adam.commands.refusal import refuse
+from coupled_adam.base.errors import UserError
+from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
 from coupled_adam.commands.wide_tables import wide_enough
 
@@ -112,7 +113,7 @@ def run_and_report(
     place = next((name for name in LAUNCHERS if name == launcher), None)
     if place is None:
         refuse(f"--launcher is {launcher!r}, expected one of: {', '.join(LAUNCHERS)}")
-    with _refusing():
+    with user_errors():
         study, of_runs = with_settings(load_study(spec), settings)
         all_cells = cells_of(study, of_runs)
         # The copy of the study in its folder gives the same runs.
@@ -121,7 +122,7 @@ def run_and_report(
         cells = chosen(all_cells, only)
         folder = StudyFolder(out or RUNS_HERE / study.name)
     if dry_run:
-        with _refusing():
+        with user_errors():
             _print_plan(console, study, cells, folder)
         return
     display = StudyDisplay(console)
@@ -131,7 +132,7 @@ def run_and_report(
             display.say(note)
         _check_tokenizers(study, cells)
 
-    with _unmade_if_refused(folder.path), _refusing():
+    with _unmade_if_refused(folder.path), user_errors():
         require_packages()  # now, and not after the training
         _require_writable(folder.path / "report.html")
         folder.require_fit(study, all_cells)
@@ -174,7 +175,7 @@ def report(
     from coupled_adam.study.plan import FILE_NAME, load_study
 
     console = Console(highlight=False)
-    with _refusing():
+    with user_errors():
         for folder in folders:
             _require_study(folder)
             if (folder / FILE_NAME).is_file():  # jobs of a cluster may have finished since the runner was here
@@ -192,7 +193,7 @@ def list_studies() -> None:
     """
     from coupled_adam.study.overview import shipped_table
 
-    with _refusing():
+    with user_errors():
         table = shipped_table()
     Console(highlight=False).print(table)
 
@@ -207,7 +208,7 @@ def show(
     """
     from coupled_adam.study.plan import STUDIES, load_study, study_text, study_toml
 
-    with _refusing():
+    with user_errors():
         text = study_text(study) if study in STUDIES else study_toml(load_study(study))
     typer.echo(text, nl=False)
 
@@ -224,7 +225,7 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
     from coupled_adam.study.plan import FILE_NAME, load_study
 
     console = Console(highlight=False)
-    with _refusing():
+    with user_errors():
         _require_study(folder)
         study = load_study(str(folder / FILE_NAME))
         cells = cells_of(study)
@@ -250,8 +251,8 @@ def _require_study(folder: Path) -> None:
         return
     meant = RUNS_HERE / folder
     if (meant / FILE_NAME).is_file():
-        raise ValueError(f"{folder} is not the folder of a study; give its folder: {meant}")
-    raise ValueError(
+        raise UserError(f"{folder} is not the folder of a study; give its folder: {meant}")
+    raise UserError(
         f"{folder} is not the folder of a study, it has neither {FILE_NAME} nor {RESULTS}; give one that "
         f"`coupled-adam study run` wrote, such as {RUNS_HERE / 'demo'}"
     )
@@ -321,7 +322,7 @@ def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
     """Write the report, and print what is in it in short."""
     from coupled_adam.study.report import read_report, require_packages, write_report_of
 
-    with _refusing():
+    with user_errors():
         require_packages()
         results, plans = read_report(folders)
         path = write_report_of(results, plans, out)
@@ -330,7 +331,7 @@ def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
 
 
 def _print_comparison(console: Console, results: "Sequence[Result]", plans: "Sequence[StudyPlan]") -> None:
-    from coupled_adam.inspection.overview import printable_lines
+    from coupled_adam.base.text import printable_lines
     from coupled_adam.study.overview import comparison_of
     from coupled_adam.study.report_plan import all_planned, shared_report
     from coupled_adam.study.table_formats import for_console
@@ -366,11 +367,3 @@ def _print_outcome(console: Console, outcome: "Outcome", again: str) -> None:
     if outcome.failed:
         say(f"{len(outcome.failed)} runs failed; when the cause is mended, the same command tries them again: {again}")
         raise typer.Exit(1)
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        refuse(str(error))

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from coupled_adam.commands.refusal import refuse
+from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def theory(
     """
     started = time.perf_counter()
 
-    from coupled_adam.inspection.overview import printable, printable_lines, short_names
+    from coupled_adam.base.text import printable
+    from coupled_adam.inspection.overview import short_names
     from coupled_adam.theory.measure import theory_of_run
 
     if page:
@@ -69,7 +70,7 @@ def theory(
     if len({run.resolve() for run in runs}) < len(runs):
         refuse("the same run is given twice; give each once")
     measured: dict[str, RunTheory] = {}
-    try:
+    with user_errors():
         for name, run in zip(names, runs, strict=True):
             with _bar(name) as on_progress:
                 measured[name] = theory_of_run(
@@ -81,8 +82,6 @@ def theory(
                     on_progress=on_progress,
                     fresh=fresh,
                 )
-    except (ValueError, OSError, ImportError) as error:
-        refuse(printable_lines(str(error)))
     if as_json:
         typer.echo(json.dumps({name: json.loads(found.to_json()) for name, found in measured.items()}))
     else:
@@ -97,11 +96,9 @@ def _require_page() -> None:
     """Say now, and not after the measuring, that what the page needs is missing."""
     from coupled_adam.base.extras import require
 
-    try:
+    with user_errors():
         for package in ("matplotlib", "jinja2"):
             require(package, "study", "for theory.html (or give --no-page)")
-    except ImportError as error:
-        refuse(str(error))
 
 
 @contextmanager
@@ -119,7 +116,7 @@ def _bar(name: str) -> Iterator[Callable[[int, int, int], None]]:
 
 
 def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
-    from coupled_adam.inspection.overview import printable
+    from coupled_adam.base.text import printable
     from coupled_adam.theory.overview import LEGEND, fits_table, sums_table
     from coupled_adam.theory.story import findings
 
@@ -153,29 +150,25 @@ def _rich_table(numbers: "Numbers") -> Table:
 
 
 def _write_pages(runs: Sequence[Path], measured: "dict[str, RunTheory]", seconds: float, *, is_quiet: bool) -> None:
-    from coupled_adam.inspection.overview import printable
+    from coupled_adam.base.text import printable
     from coupled_adam.inspection.page import page_facts
     from coupled_adam.theory.page import write_page
 
     facts = page_facts(printable(shlex.join(["coupled-adam", *sys.argv[1:]])), seconds)
     for name, run in zip(measured, runs, strict=True):
-        try:
+        with user_errors():
             path = write_page(run, measured, name, facts)
-        except (ValueError, OSError) as error:
-            refuse(printable(str(error)))
         typer.echo(f"Page: {printable(str(path))}", err=is_quiet)
 
 
 def _tell_studies(runs: Sequence[Path], measured: "dict[str, RunTheory]", *, is_quiet: bool) -> None:
     """Add the theory to the results of the studies that runs belong to."""
-    from coupled_adam.inspection.overview import printable
+    from coupled_adam.base.text import printable
     from coupled_adam.study.results import add_metrics
     from coupled_adam.study.theory_metrics import theory_metrics
 
-    try:
+    with user_errors():
         studies = [add_metrics(run, theory_metrics(found)) for run, found in zip(runs, measured.values(), strict=True)]
-    except (ValueError, OSError) as error:
-        refuse(printable(str(error)))
     for study in dict.fromkeys(studies):
         if study is not None:
             typer.echo(f"Added to the results of the study: {printable(str(study))}", err=is_quiet)

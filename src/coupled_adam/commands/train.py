@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from coupled_adam.base.errors import as_user_error
 from coupled_adam.commands.data import preparation_bar
-from coupled_adam.commands.refusal import refuse
+from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
@@ -79,18 +80,14 @@ def train(
     if list_presets:
         from coupled_adam.training.estimates import preset_table, this_machine
 
-        try:
+        with user_errors():  # a manifest in the folder of a preset that cannot be read
             table = preset_table(this_machine())
-        except ValueError as error:  # a manifest in the folder of a preset that cannot be read
-            refuse(str(error))
         wide_enough(console, table).print(table)
         return
     if config is None:
         refuse("CONFIG is missing: a preset (see --list), a TOML file or the folder of a run; try `train tiny`")
-    try:
+    with user_errors():
         resolved = load_config(config, settings or [])
-    except (ValueError, OSError) as error:
-        refuse(str(error))
     if show:
         typer.echo(to_toml(resolved), nl=False)
         return
@@ -115,17 +112,20 @@ def train(
             with preparation_bar() as on_progress:
                 prepare_tokens(resolved, typer.echo, on_progress)
         outcome = run_training(resolved, folder, resume=resume, console=console)
-    except (ValueError, OSError, ImportError) as error:
-        if is_first:
-            refuse(_in_words(error))
-        time.sleep(2)  # torchrun ends the others when one ends: let the first rank speak
-        if not getattr(error, "said_by_first_rank", False):
-            refuse(f"rank {os.environ['RANK']}: {_in_words(error)}")
-        raise typer.Exit(2) from None
     except TrainingStopped as error:
         if is_first:
             typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
+    except Exception as error:
+        mendable = as_user_error(error)
+        if mendable is None:
+            raise
+        if is_first:
+            refuse(str(mendable))
+        time.sleep(2)  # torchrun ends the others when one ends: let the first rank speak
+        if not getattr(error, "said_by_first_rank", False):
+            refuse(f"rank {os.environ['RANK']}: {mendable}")
+        raise typer.Exit(2) from None
     if is_first:
         with suppress(OSError):  # the terminal was closed
             _print_outcome(console, outcome)
@@ -133,15 +133,8 @@ def train(
         raise typer.Exit(exit_code(outcome.signal) if outcome.signal in NAMES else 1)
 
 
-def _in_words(error: Exception) -> str:
-    """An error without Python's number in front."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
-
-
 def _print_outcome(console: Console, outcome: "Outcome") -> None:
-    from coupled_adam.training.units import duration
+    from coupled_adam.base.text import duration
 
     if not outcome.is_finished:
         is_alone = os.environ.get("WORLD_SIZE", "1") == "1"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, get_args
 
+from coupled_adam.base.errors import UserError, blaming_user
 from coupled_adam.conversion.model_parameters import ModelParameters
 from coupled_adam.optimizer.groups import param_groups
 from coupled_adam.optimizer.state_dicts import StateDict
@@ -54,7 +55,8 @@ def layout_of(cut: Cut, model: ModelParameters) -> Layout | None:
         decayed = set(Trainer.get_decay_parameter_names(None, model.module))  # type: ignore[arg-type]
         split = [name for name in names if name in decayed], [name for name in names if name not in decayed]
         return Layout(split, frozenset({0}))
-    groups = param_groups(model.module, couple="none")
+    with blaming_user():
+        groups = param_groups(model.module, couple="none")
     decayed_groups = frozenset(i for i, group in enumerate(groups) if group["name"] == "decay")
     return Layout([[name for name, _ in group["params"]] for group in groups], decayed_groups)
 
@@ -73,7 +75,7 @@ def names_by_position(state_dict: StateDict, model: ModelParameters, cut: Cut | 
     orders = {tuple(layout.names) for layout in fitting.values()}
     if len(orders) > 1:
         ways = " or ".join(f"--adamw-groups {way}" for way in fitting)
-        raise ValueError(f"{path}: its groups can be read in {len(orders)} ways; say which with {ways}")
+        raise UserError(f"{path}: its groups can be read in {len(orders)} ways; say which with {ways}")
     if orders:
         return list(orders.pop())
     sizes = [len(group["params"]) for group in state_dict["param_groups"]]
@@ -84,7 +86,7 @@ def names_by_position(state_dict: StateDict, model: ModelParameters, cut: Cut | 
         if same
         else "give the model that was trained with --model, and what was not trained with --frozen PATTERN"
     )
-    raise ValueError(
+    raise UserError(
         f"{path}: its groups have {sizes} parameters, and those of {model.origin} would have {expected}; {remedy}"
     )
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import replacing, require_writable
 from coupled_adam.conversion.adamw_groups import Cut, layout_of, names_by_position
 from coupled_adam.conversion.model_parameters import ModelParameters, read_model_parameters, saved_names
@@ -75,13 +76,13 @@ def convert_checkpoint(
         overwrite: replace an older checkpoint or file.
     """
     if to == "adamw" and couple is not None:
-        raise ValueError("--couple is for --to coupled: the way back takes every table that is coupled in the file")
+        raise UserError("--couple is for --to coupled: the way back takes every table that is coupled in the file")
     path = find_optimizer_file(source)
     _require_free(source, out, overwrite=overwrite)
     file = read_optimizer_file(path)
     if is_coupled(file.state_dict) == (to == "coupled"):
         has = "was written by CoupledAdamW" if to == "coupled" else "has no coupled table"
-        raise ValueError(f"{path}: nothing to convert with --to {to}, this file {has}")
+        raise UserError(f"{path}: nothing to convert with --to {to}, this file {has}")
     is_trainer_checkpoint = source.is_dir() and (source / "trainer_state.json").is_file()
     parameters = read_model_parameters(model, source, file, frozen)
     names = saved_names(file.state_dict)
@@ -105,7 +106,7 @@ def convert_checkpoint(
 def _adamw_layout(cut: Cut, parameters: ModelParameters) -> Any:
     layout = layout_of(cut, parameters)
     if layout is None or not parameters.in_order:
-        raise ValueError(
+        raise UserError(
             f"AdamW's files go by the order of the parameters, which {parameters.origin} does not tell for "
             f"--adamw-groups {cut}; give the model with --model, a folder with config.json or module:function"
         )
@@ -114,26 +115,26 @@ def _adamw_layout(cut: Cut, parameters: ModelParameters) -> Any:
 
 def _require_free(source: Path, out: Path, *, overwrite: bool) -> None:
     if out.exists() and out.samefile(source):
-        raise ValueError(f"{out}: is the input itself; give another name")
+        raise UserError(f"{out}: is the input itself; give another name")
     if out.is_symlink():
-        raise ValueError(f"{out}: is a link; give the name of a new {'folder' if source.is_dir() else 'file'}")
+        raise UserError(f"{out}: is a link; give the name of a new {'folder' if source.is_dir() else 'file'}")
     if not source.is_dir():
         if out.exists() and not out.is_dir() and not overwrite:
-            raise ValueError(f"{out}: exists; give another name, or replace it with --overwrite")
+            raise UserError(f"{out}: exists; give another name, or replace it with --overwrite")
         with _saying_what_failed(out):
             require_writable(out)
         return
     if out.resolve().is_relative_to(source.resolve()):
-        raise ValueError(f"{out}: lies inside the input; give a folder outside of {source}")
+        raise UserError(f"{out}: lies inside the input; give a folder outside of {source}")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out}: is a file, and the input a folder; give the name of a new folder")
+        raise UserError(f"{out}: is a file, and the input a folder; give the name of a new folder")
     if out.is_dir() and any(out.iterdir()):
         if not overwrite:
-            raise ValueError(f"{out}: is not empty; give a new folder, or replace this one with --overwrite")
+            raise UserError(f"{out}: is not empty; give a new folder, or replace this one with --overwrite")
         if source.resolve().is_relative_to(out.resolve()):
-            raise ValueError(f"{out}: the input lies inside it; give a new folder")
+            raise UserError(f"{out}: the input lies inside it; give a new folder")
         if not any((out / name).is_file() for name in SCHEDULER_BESIDE):
-            raise ValueError(f"{out}: is not a checkpoint, and --overwrite leaves it alone; give a new folder")
+            raise UserError(f"{out}: is not a checkpoint, and --overwrite leaves it alone; give a new folder")
 
 
 def _write(source: Path, out: Path, file: OptimizerFile, switched: Switched) -> int:
@@ -187,4 +188,4 @@ def _saying_what_failed(out: Path) -> Iterator[None]:
         full = any(os.strerror(number) in reason for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
         remedy = "make room, or write to another disk" if full else "give another place"
         line = reason.split("\n")[0]
-        raise ValueError(f"{out}: cannot be written ({line}); {remedy}. Nothing was left behind") from error
+        raise UserError(f"{out}: cannot be written ({line}); {remedy}. Nothing was left behind") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
 from coupled_adam.base.files import read_json
 from coupled_adam.conversion.optimizer_files import OptimizerFile, load_harmless
@@ -55,14 +56,14 @@ def read_model_parameters(
     if path is not None and not path.exists():
         if FUNCTION.fullmatch(str(model)):
             return _from_module(_called(str(model)), str(model), frozen)
-        raise ValueError(f"--model {model}: no such file or folder, and not module:function either")
+        raise UserError(f"--model {model}: no such file or folder, and not module:function either")
     config = _config_of(path, source)
     if config is not None:
         return _from_module(_configured(config), str(config.parent), frozen)
     if path is not None:
         state = OptimizerFile(path, load_harmless(path), ()).model_state()
         if state is None:
-            raise ValueError(f"{path}: no model in this file; give a folder with config.json, or a model's state dict")
+            raise UserError(f"{path}: no model in this file; give a folder with config.json, or a model's state dict")
         return _from_state(state, str(path), frozen)
     state, names = file.model_state(), saved_names(file.state_dict)
     if state is not None and (names is None or set(names) <= set(map(plain_name, state))):
@@ -70,7 +71,7 @@ def read_model_parameters(
         return _from_state(wanted, f"the model in {file.path}", frozen)
     if names is not None:
         return _from_names(file.state_dict, names, str(file.path))
-    raise ValueError(
+    raise UserError(
         f"{file.path}: the parameters have numbers and no names; give the model with --model, a folder with "
         "config.json or module:function"
     )
@@ -93,7 +94,7 @@ def _config_of(model: Path | None, source: Path) -> Path | None:
     if (folder / "config.json").is_file() and (path.is_dir() or model is None):
         return folder / "config.json"
     if model is not None and model.is_dir():
-        raise ValueError(f"--model {model}: no config.json in this folder; give the folder of the model")
+        raise UserError(f"--model {model}: no config.json in this folder; give the folder of the model")
     return None
 
 
@@ -102,13 +103,13 @@ def _configured(config: Path) -> nn.Module:
     try:
         architecture = read_json(config)["architectures"][0]
     except (ValueError, KeyError, TypeError, IndexError):
-        raise ValueError(f"{config}: does not say the class of the model under 'architectures'") from None
+        raise UserError(f"{config}: does not say the class of the model under 'architectures'") from None
     require("transformers", "hf", f"to build the model of {config}")
     import transformers
 
     model_class = getattr(transformers, str(architecture), None)
     if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
-        raise ValueError(
+        raise UserError(
             f"{config}: transformers {transformers.__version__} has no model class {architecture}; give --model "
             "module:function, a function of yours that returns the model"
         )
@@ -118,7 +119,7 @@ def _configured(config: Path) -> nn.Module:
             # Not AutoConfig, which would offer to run code beside the config.
             return model_class(config_class.from_pretrained(str(config.parent), local_files_only=True))
     except Exception as error:  # of a config that does not fit its class: anything
-        raise ValueError(f"{config}: no {architecture} can be built from it ({_first_line(error)})") from None
+        raise UserError(f"{config}: no {architecture} can be built from it ({_first_line(error)})") from None
 
 
 def _called(function: str) -> nn.Module:
@@ -131,11 +132,11 @@ def _called(function: str) -> nn.Module:
         with torch.device("meta"):
             model = build()
     except Exception as error:  # the user's code: anything
-        raise ValueError(f"--model {function}: {type(error).__name__}: {_first_line(error)}") from None
+        raise UserError(f"--model {function}: {type(error).__name__}: {_first_line(error)}") from None
     finally:
         sys.path.remove(folder)
     if not isinstance(model, nn.Module):
-        raise ValueError(f"--model {function}: returns a {type(model).__name__}, not a torch.nn.Module")
+        raise UserError(f"--model {function}: returns a {type(model).__name__}, not a torch.nn.Module")
     if not all(parameter.is_meta for parameter in model.parameters()):
         model.to("meta")  # a function may move its model, or load weights into it
     return model
@@ -185,6 +186,6 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def _require_matches(patterns: Sequence[str], names: Sequence[str], origin: str) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(
+            raise UserError(
                 f"--frozen {pattern}: {origin} has no parameter of such a name, but {', '.join(names[:4])}, ..."
             )

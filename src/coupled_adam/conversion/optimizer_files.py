@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.inspection.torch_files import refusing_bad_files
 from coupled_adam.optimizer.sharding import is_distributed
 from coupled_adam.optimizer.state_dicts import StateDict
@@ -63,15 +64,15 @@ def find_optimizer_file(source: Path) -> Path:
                 return source / name
         inside = sorted(source.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
         advice = f"give one of its checkpoints, such as {inside[-1]}" if inside else "give the file of the optimizer"
-        raise ValueError(f"{source}: no optimizer.pt or optimizer.bin in this folder; {advice}")
+        raise UserError(f"{source}: no optimizer.pt or optimizer.bin in this folder; {advice}")
     if not source.exists():
-        raise ValueError(f"{source}: no such file or folder")
+        raise UserError(f"{source}: no such file or folder")
     if source.name.endswith("_optim_states.pt"):
         _refuse_deepspeed(source)
     if source.suffix == ".distcp":
         _refuse_sharded(source)
     if source.suffix == ".safetensors":
-        raise ValueError(f"{source}: a safetensors file holds a model and no optimizer; give the file of the optimizer")
+        raise UserError(f"{source}: a safetensors file holds a model and no optimizer; give the file of the optimizer")
     return source
 
 
@@ -84,12 +85,10 @@ def read_optimizer_file(path: Path) -> OptimizerFile:
     if not found:
         keys = list(document) if isinstance(document, Mapping) else []
         holds = f"its keys are {_listed(keys)}" if keys else f"it holds a {type(document).__name__}"
-        raise ValueError(
-            f"{path}: no optimizer in this file ({holds}); give the file that optimizer.state_dict() is in"
-        )
+        raise UserError(f"{path}: no optimizer in this file ({holds}); give the file that optimizer.state_dict() is in")
     if len(found) > 1:
         places = _listed([".".join(map(str, keys)) for keys in found])
-        raise ValueError(
+        raise UserError(
             f"{path}: {len(found)} optimizers in this file ({places}); save the one to convert in a file of its own"
         )
     file = OptimizerFile(path, document, found[0])
@@ -158,22 +157,22 @@ def _is_whole(state_dict: StateDict) -> bool:
 def _require_adamw_moments(file: OptimizerFile) -> None:
     path, state_dict = file.path, file.state_dict
     if not _is_whole(state_dict):
-        raise ValueError(f"{path}: its optimizer is not a state dict of torch.optim; save optimizer.state_dict() again")
+        raise UserError(f"{path}: its optimizer is not a state dict of torch.optim; save optimizer.state_dict() again")
     ids = [saved_id for group in state_dict["param_groups"] for saved_id in group["params"]]
     if any(isinstance(saved_id, str) for saved_id in ids):
         _refuse_sharded(path)
     if not any(state_dict["state"].values()):
-        raise ValueError(f"{path}: this optimizer has taken no step; start the new optimizer without a file")
+        raise UserError(f"{path}: this optimizer has taken no step; start the new optimizer without a file")
     for state in state_dict["state"].values():
         if {"state1", "state2", "qmap1", "absmax1"} & state.keys() or any(
             str(key).startswith("__bnb") for key in state
         ):
-            raise ValueError(
+            raise UserError(
                 f"{path}: an 8-bit optimizer of bitsandbytes wrote this file, and its moments are rounded to 8 bits; "
                 "start the new optimizer without a file, or go on from a checkpoint of torch's AdamW"
             )
         if state and not state.keys() >= MOMENTS:
-            raise ValueError(
+            raise UserError(
                 f"{path}: not a file of AdamW, whose state has exp_avg and exp_avg_sq; this one has {_listed(state)}"
             )
         if any(is_distributed(value) for value in state.values() if isinstance(value, Tensor)):
@@ -183,7 +182,7 @@ def _require_adamw_moments(file: OptimizerFile) -> None:
 def _refuse_other_folders(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     if {"run.json", "checkpoints"} <= names or {"state.json", "tables.safetensors"} <= names:
-        raise ValueError(
+        raise UserError(
             f"{folder}: a run of `coupled-adam train`, which keeps its optimizer from beginning to end; start a new "
             "run with --set optimizer.embeddings=coupled or adamw"
         )
@@ -195,14 +194,14 @@ def _refuse_other_folders(folder: Path) -> None:
 
 
 def _refuse_deepspeed(path: Path) -> None:
-    raise ValueError(
+    raise UserError(
         f"{path}: a checkpoint of DeepSpeed, which cuts the moments of all parameters into one flat piece per rank; "
         "CoupledAdamW does not run under DeepSpeed's optimizers: use DDP or FSDP2"
     )
 
 
 def _refuse_sharded(path: Path) -> None:
-    raise ValueError(
+    raise UserError(
         f"{path}: an optimizer saved under FSDP; switch it on the ranks that train, as docs/using-coupledadamw.md "
         "shows under 'From a sharded AdamW checkpoint'"
     )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from coupled_adam.base.errors import UserError, blaming_user
 from coupled_adam.conversion.adamw_groups import Layout
 from coupled_adam.conversion.model_parameters import ModelParameters
 from coupled_adam.optimizer import CoupledAdamW, convert_state_dict
@@ -61,10 +62,11 @@ def to_coupled(
         couple: as in CoupledAdamW; without the modules of the model, a list of name patterns.
     """
     _take_dtypes_of(state_dict, names, model)
-    if model.module is not None:
-        optimizer = CoupledAdamW(model.module, weight_decay=_strongest_decay(state_dict), couple=couple)
-    else:
-        optimizer = CoupledAdamW(_groups_around_tables(state_dict, names, model, couple))
+    with blaming_user():
+        if model.module is not None:
+            optimizer = CoupledAdamW(model.module, weight_decay=_strongest_decay(state_dict), couple=couple)
+        else:
+            optimizer = CoupledAdamW(_groups_around_tables(state_dict, names, model, couple))
     switched = _switch(state_dict, names, optimizer)
     new = {option for option in optimizer.defaults if option not in _adamw_options()} - {"coupled"}
     for group in switched.state_dict["param_groups"]:
@@ -109,7 +111,8 @@ def switch_scheduler(scheduler: dict[str, Any], switched: Switched, groups_befor
 
 
 def _switch(state_dict: StateDict, names: Sequence[str], optimizer: Optimizer) -> Switched:
-    converted = convert_state_dict(state_dict, optimizer, param_names=names)
+    with blaming_user():
+        converted = convert_state_dict(state_dict, optimizer, param_names=names)
     before = _states_by_name(state_dict, names)
     new_names = [[plain_name(name) for name in group["param_names"]] for group in converted["param_groups"]]
     after = _states_by_name(converted, list(chain.from_iterable(new_names)))
@@ -142,7 +145,7 @@ def _options(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _common(option: str, values: Sequence[Any]) -> Any:
     plain = [value.tolist() if isinstance(value, Tensor) else value for value in values]
     if any(value != plain[0] for value in plain):
-        raise ValueError(
+        raise UserError(
             f"{option} is {', '.join(map(str, plain))} in groups that become one; convert in Python, with "
             "coupled_adam.convert_state_dict and an optimizer that has the groups you want"
         )
@@ -160,7 +163,7 @@ def _groups_around_tables(
     matrices = {name: parameter for name, parameter in model.named.items() if parameter.ndim == 2}
     if isinstance(couple, str):
         largest = sorted(matrices, key=lambda name: -matrices[name].numel())[:3]
-        raise ValueError(
+        raise UserError(
             f"which parameters in {model.origin} are vocabulary tables? Give the model with --model, or name them, "
             f"for example --couple {largest[0] if largest else 'lm_head.weight'} (largest: {', '.join(largest)})"
         )
@@ -169,7 +172,7 @@ def _groups_around_tables(
         matched = [name for name in names if fnmatchcase(name, pattern)]
         if not matched or not set(matched) <= matrices.keys():
             what = "not a matrix" if matched else "not among the parameters"
-            raise ValueError(
+            raise UserError(
                 f"--couple {pattern}: {what}; {model.origin} has the matrices {', '.join(list(matrices)[:6])}"
             )
         tables += [name for name in matched if name not in tables]

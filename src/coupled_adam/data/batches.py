@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.tokens import Int64, Tokens
 
 Order = Literal["random", "epochs"]
@@ -39,11 +40,11 @@ class Batches:
 
     def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int, order: Order = "random") -> None:
         if context < 1 or batch_size < 1:
-            raise ValueError(f"context is {context} and batch_size {batch_size}, expected 1 or more")
+            raise UserError(f"context is {context} and batch_size {batch_size}, expected 1 or more")
         if order not in get_args(Order):
-            raise ValueError(f"order is {order!r}, expected one of {', '.join(get_args(Order))}")
+            raise UserError(f"order is {order!r}, expected one of {', '.join(get_args(Order))}")
         if len(tokens) < context + 1:
-            raise ValueError(
+            raise UserError(
                 f"{tokens.name}: has {len(tokens)} tokens, but one window of context {context} needs {context + 1}; "
                 "take a shorter context, or prepare more text"
             )
@@ -66,7 +67,7 @@ class Batches:
             (stop - start, T + 1) int64.
         """
         if step < 0 or not 0 <= start <= stop <= self.batch_size:
-            raise ValueError(
+            raise UserError(
                 f"samples {start} to {stop} of step {step} were asked for, expected step >= 0 and 0 <= start <= stop "
                 f"<= batch_size = {self.batch_size}"
             )

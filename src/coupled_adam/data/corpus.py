@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.manifest import (
     FILE_NAME,
     SPLITS,
@@ -79,7 +80,7 @@ class Corpus:
     def tokens(self, split: str) -> Tokens:
         """The tokens of one split, memory-mapped."""
         if split not in self.splits:
-            raise ValueError(f"{self.folder}: there is no split {split!r}; it has {', '.join(self.splits)}")
+            raise UserError(f"{self.folder}: there is no split {split!r}; it has {', '.join(self.splits)}")
         paths = [self.folder / shard.file for shard in self.manifest.splits[split].shards]
         return Tokens(paths, self.manifest.dtype, self.vocabulary_size, f"{self.folder}, split {split}")
 
@@ -98,7 +99,7 @@ class Corpus:
             for shard in self.manifest.splits[split].shards:
                 path = self.folder / shard.file
                 if shard.sha256 is not None and file_hash(path) != shard.sha256:
-                    raise ValueError(
+                    raise UserError(
                         f"{path}: its sha256 differs from the manifest, so it was changed or damaged; copy it again, "
                         "or prepare the folder again with --overwrite"
                     )
@@ -121,13 +122,13 @@ def open_corpus(folder: str | Path) -> Corpus:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(
+        raise UserError(
             f"corpus: {folder} is not a folder; make it with `coupled-adam data prepare SOURCE --out {folder}`"
         )
     if (folder / FILE_NAME).is_file():
         manifest = read_manifest(folder / FILE_NAME)
     elif (folder / UNFINISHED).is_dir():
-        raise ValueError(
+        raise UserError(
             f"corpus: {folder} is not finished; run the same `coupled-adam data prepare` again, and it goes on"
         )
     else:
@@ -174,14 +175,14 @@ def file_hash(path: Path) -> str:
 def _manifest_of_plain_folder(folder: Path) -> Manifest:
     files = {name: folder / f"{name}.bin" for name in SPLITS if (folder / f"{name}.bin").is_file()}
     if "train" not in files:
-        raise ValueError(
+        raise UserError(
             f"corpus: {folder} has neither {FILE_NAME} nor train.bin; make it with "
             f"`coupled-adam data prepare SOURCE --out {folder}`"
         )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     for name, size in sizes.items():
         if size % 2 or size == 0:
-            raise ValueError(
+            raise UserError(
                 f"{files[name]}: has {size} bytes, expected uint16 tokens, two bytes each; write a {FILE_NAME} with "
                 "its dtype, or copy the file again"
             )
@@ -208,19 +209,19 @@ def _check_files(corpus: Corpus) -> None:
     itemsize = np.dtype(corpus.manifest.dtype).itemsize
     for name, split in corpus.manifest.splits.items():
         if split.tokens != sum(shard.tokens for shard in split.shards):
-            raise ValueError(
+            raise UserError(
                 f"{corpus.folder / FILE_NAME}: the shards of {name} do not add up to its {split.tokens} tokens; "
                 "correct the numbers, or prepare the folder again with --overwrite"
             )
         for shard in split.shards:
             path = corpus.folder / shard.file
             if not path.is_file():
-                raise ValueError(
+                raise UserError(
                     f"{path}: this shard is missing; copy it again, or prepare the folder again with --overwrite"
                 )
             size = path.stat().st_size
             if size != shard.tokens * itemsize:
-                raise ValueError(
+                raise UserError(
                     f"{path}: has {size} bytes, expected {shard.tokens * itemsize} for {shard.tokens} tokens of "
                     f"{corpus.manifest.dtype}; it was cut off or has another dtype. Copy it again, or prepare the "
                     "folder again with --overwrite"
@@ -228,6 +229,6 @@ def _check_files(corpus: Corpus) -> None:
             tokens = Tokens([path], corpus.manifest.dtype, corpus.vocabulary_size, str(path))
             tokens.read(0, min(FIRST_TOKENS, len(tokens)))
     if corpus.tokenizer == TOKENIZER_FILE and not (corpus.folder / TOKENIZER_FILE).is_file():
-        raise ValueError(
+        raise UserError(
             f"{corpus.folder}: {TOKENIZER_FILE} is missing; copy it again, or prepare the folder again with --overwrite"
         )

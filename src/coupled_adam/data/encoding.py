@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.tokenizer import Tokenizer
 
 
@@ -49,7 +50,7 @@ def joined(pieces: Pieces, tokenizer: Tokenizer) -> dict[str, Encoded]:
     for split, content, ends in pieces:
         tokens = np.asarray(content, np.uint32)
         if len(tokens) and tokens.max() >= tokenizer.size:
-            raise ValueError(
+            raise UserError(
                 f"the source has the token {tokens.max()}, but the tokenizer {tokenizer.name} has "
                 f"{tokenizer.size} tokens; name the tokenizer of these tokens with --tokenizer"
             )

@@ -12,6 +12,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
 from coupled_adam.data.sources import Piece, Position
 
@@ -76,12 +77,12 @@ def matching_files(pattern: str, suffixes: Sequence[str]) -> list[Path]:
     elif has_magic(pattern):
         found = [Path(file) for file in glob(str(path), recursive=True) if Path(file).is_file()]
     else:
-        raise ValueError(f"{pattern}: there is no such file or folder; patterns such as 'books/*.txt' work too")
+        raise UserError(f"{pattern}: there is no such file or folder; patterns such as 'books/*.txt' work too")
     if not found:
-        raise ValueError(f"{pattern}: no file matches; expected files that end in {', '.join(suffixes)}")
+        raise UserError(f"{pattern}: no file matches; expected files that end in {', '.join(suffixes)}")
     for file in found:
         if not file.name.endswith(tuple(suffixes)):
-            raise ValueError(f"{file}: expected a file that ends in {', '.join(suffixes)}; rename or convert it")
+            raise UserError(f"{file}: expected a file that ends in {', '.join(suffixes)}; rename or convert it")
     return sorted(found)
 
 
@@ -105,7 +106,7 @@ def reading(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         try:
             yield content, raw
         except tuple(damaged) as error:
-            raise ValueError(f"{path}: cannot be read ({error}); it is damaged or cut off, so copy it again") from error
+            raise UserError(f"{path}: cannot be read ({error}); it is damaged or cut off, so copy it again") from error
 
 
 class _ZstandardReader(io.RawIOBase):

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError, UserOSError
 from coupled_adam.base.locks import LockHeld, locked
 from coupled_adam.data.corpus import UNFINISHED
 from coupled_adam.data.manifest import FILE_NAME, SPLITS, TOKENIZER_FILE, UNIGRAM_FILE
@@ -35,7 +36,7 @@ def refuse_tokens_of_others(folder: Path) -> None:
     tokens nobody would read them again."""
     there = [f"{name}.bin" for name in SPLITS if (folder / f"{name}.bin").is_file()]
     if there:
-        raise ValueError(
+        raise UserError(
             f"{folder} has {', '.join(there)}, which another program made, and they are left alone; prepare into an "
             "empty folder, or move them away"
         )
@@ -45,7 +46,7 @@ def refuse_differences(folder: Path, what: str, before: dict[str, Any], now: dic
     """Refuse, naming what changed, if anything did."""
     changed = differences(before, now)
     if changed:
-        raise ValueError(
+        raise UserError(
             f"{what} {folder}: {'; '.join(changed)}. Give another folder with --out, or replace it with --overwrite"
         )
 
@@ -57,7 +58,7 @@ def only_one(folder: Path) -> Iterator[None]:
         try:
             stack.enter_context(locked(folder / LOCK))
         except LockHeld as error:
-            raise ValueError(f"{folder} is being prepared by {error.by}; {error.remedy}") from None
+            raise UserError(f"{folder} is being prepared by {error.by}; {error.remedy}") from None
         yield
 
 
@@ -69,7 +70,7 @@ def saying_when_disk_is_full(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise OSError(
+        raise UserOSError(
             f"{folder}: no space is left on the disk ({error.strerror}); what is done is kept: make room and run the "
             "same command again, and it goes on"
         ) from error

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from coupled_adam.base.errors import UserConnectionError, UserError
 from coupled_adam.base.extras import require
 from coupled_adam.data.sources import Piece, Position
 
@@ -29,7 +30,7 @@ class HubDataset:
         parts = DATASETS.get(spec, spec).removeprefix("hf:").split(":")
         name, config, split, column = [*parts, "", "", ""][:4]
         if len(parts) > 4 or not name:
-            raise ValueError(f"source {spec!r}: expected hf:NAME[:CONFIG[:SPLIT[:COLUMN]]], such as hf:allenai/c4:en")
+            raise UserError(f"source {spec!r}: expected hf:NAME[:CONFIG[:SPLIT[:COLUMN]]], such as hf:allenai/c4:en")
         self.spec = spec
         self.column = column or field
         self._datasets = require("datasets", "hf", f"to read {spec}")
@@ -62,7 +63,7 @@ class HubDataset:
             except StopIteration:
                 return
             except Exception as error:  # of the network, of the file system or of a decoder: one of many classes
-                raise ConnectionError(
+                raise UserConnectionError(
                     f"{self.spec}: reading stopped after {self._given} documents ({_reason(error)}); what is done is "
                     "kept, run the same command again and it goes on"
                 ) from error
@@ -70,7 +71,7 @@ class HubDataset:
             if self._given <= skipped:
                 continue
             if self.column not in document:
-                raise ValueError(
+                raise UserError(
                     f"{self.spec}: no column {self.column!r} (it has: {', '.join(document)}); name the one "
                     "that has the text with --field"
                 )
@@ -98,7 +99,7 @@ class HubDataset:
                 self._found = {"revision": commit_of(self.spec, name, CONVERTED)}
                 return self._datasets.load_dataset(name, revision=self._found["revision"], **options)
         except Exception as error:  # of the library, of the network or of the file format: one of many classes
-            raise ValueError(f"source {self.spec!r}: it cannot be opened ({_reason(error)})") from error
+            raise UserError(f"source {self.spec!r}: it cannot be opened ({_reason(error)})") from error
 
 
 def commit_of(spec: str, name: str, revision: str | None) -> str:
@@ -109,15 +110,15 @@ def commit_of(spec: str, name: str, revision: str | None) -> str:
     try:
         commit = HfApi().dataset_info(name, revision=revision, timeout=PATIENCE_SECONDS).sha
     except GatedRepoError:
-        raise ValueError(
+        raise UserError(
             f"source {spec!r}: its owners ask for consent; give it on the page of the dataset, then `hf auth login`"
         ) from None
     except RepositoryNotFoundError:
-        raise ValueError(f"source {spec!r}: the Hugging Face hub has no dataset {name!r} that you may read") from None
+        raise UserError(f"source {spec!r}: the Hugging Face hub has no dataset {name!r} that you may read") from None
     except HfHubHTTPError as error:
-        raise ValueError(f"source {spec!r}: the Hugging Face hub refuses ({_reason(error)})") from error
+        raise UserError(f"source {spec!r}: the Hugging Face hub refuses ({_reason(error)})") from error
     except Exception as error:  # of the HTTP library, which changes with the version of huggingface_hub
-        raise ConnectionError(
+        raise UserConnectionError(
             f"source {spec!r}: the Hugging Face hub cannot be reached ({_reason(error)}); go online, or give "
             "files that you have with text:FILES"
         ) from error

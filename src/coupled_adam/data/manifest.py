@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, write_whole
 
 FILE_NAME = "manifest.json"
@@ -38,7 +39,7 @@ class Shard(BaseModel):
     @classmethod
     def _lies_in_the_folder(cls, file: str) -> str:
         if not file or "\0" in file or Path(file).is_absolute() or ".." in Path(file).parts:
-            raise ValueError("a shard must lie in the folder of the manifest")
+            raise UserError("a shard must lie in the folder of the manifest")
         return file
 
 
@@ -72,7 +73,7 @@ class Manifest(BaseModel):
     @classmethod
     def _has_known_names(cls, splits: dict[str, Split]) -> dict[str, Split]:
         if "train" not in splits or not set(splits) <= set(SPLITS):
-            raise ValueError(f"splits are {', '.join(splits) or 'none'}, expected train, and val and test if any")
+            raise UserError(f"splits are {', '.join(splits) or 'none'}, expected train, and val and test if any")
         return {name: splits[name] for name in SPLITS if name in splits}
 
     @property
@@ -88,13 +89,13 @@ def read_manifest(path: Path) -> Manifest:
     try:
         content = read_json(path)
     except ValueError as error:
-        raise ValueError(f"{error}; {remedy}") from None
+        raise UserError(f"{error}; {remedy}") from None
     try:
         return Manifest.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise ValueError(f"{path}: {where}: {first['msg']}; {remedy}") from None
+        raise UserError(f"{path}: {where}: {first['msg']}; {remedy}") from None
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

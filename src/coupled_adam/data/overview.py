@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.tokenizer import open_tokenizer
 
@@ -70,7 +71,7 @@ def shown(tokens: Sequence[int], tokenizer: str | Path | None) -> Sequence[str |
         return [None] * len(tokens)
     try:
         return open_tokenizer(tokenizer).printable_tokens(tokens)
-    except (ValueError, OSError, ImportError):
+    except (UserError, OSError):
         return [None] * len(tokens)
 
 

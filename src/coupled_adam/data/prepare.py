@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import replacing
 from coupled_adam.byte_level_bpe import train_bpe
 from coupled_adam.data.blocks import Block, read_blocks
@@ -183,7 +184,7 @@ class _Preparation:
         """An empty `unfinished`, in a folder where nothing of others would be overwritten."""
         there = [path.name for path in files_of_corpus(self.folder, tokenizer_path(self.settings.tokenizer))]
         if there:
-            raise ValueError(
+            raise UserError(
                 f"{self.folder} has {', '.join(there[:3])} already, and no {FILE_NAME} that says what it is; give an "
                 "empty folder with --out, or remove them with --overwrite"
             )
@@ -194,9 +195,7 @@ class _Preparation:
         settings = self.settings
         if has_tokens(settings.source):
             if settings.tokenizer.startswith("bpe:"):
-                raise ValueError(
-                    f"source {settings.source!r} has tokens already; name their tokenizer with --tokenizer"
-                )
+                raise UserError(f"source {settings.source!r} has tokens already; name their tokenizer with --tokenizer")
             tokenizer = self._tokenizer(None)
             source = self._open_source(tokenizer, None)
         else:  # what is wrong with the source is said before a tokenizer is downloaded or trained
@@ -372,7 +371,7 @@ class _Preparation:
                 for writer in writers.values():
                     writer.close()
                 remove_corpus(self.folder, tokenizer_path(self.settings.tokenizer))  # nothing to go on with
-                raise ValueError(
+                raise UserError(
                     f"source {self.settings.source!r}: none of its {documents} documents fell into the split {name!r}; "
                     "give more documents (in a .txt file a line <|endoftext|> separates them), larger --val and "
                     "--test, or --val 0 and --test 0 to hold none out"
@@ -383,7 +382,7 @@ def _with_separator(tokenizer: Tokenizer) -> Tokenizer:
     """Refuse a tokenizer that cannot end a document."""
     tokenizer.encode("")  # raises for a list of tokens that cannot split a text
     if tokenizer.separator is None:
-        raise ValueError(
+        raise UserError(
             f"tokenizer {tokenizer.name}: none of its tokens is {' or '.join(SEPARATORS)}; name the one that ends a "
             "document with --separator"
         )

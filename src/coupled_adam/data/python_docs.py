@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.sources import Piece, Position
 from coupled_adam.data.workers import Workers
 
@@ -75,7 +76,7 @@ def python_documents(processes: int) -> list[str]:
         documents = [text for texts in workers.map(batches) for text in texts if text]
     documents += topic_documents()
     if len(documents) < FEWEST_DOCUMENTS:
-        raise ValueError(
+        raise UserError(
             f"{', '.join(str(folder) for folder, _ in folders)}: {len(documents)} documented source files, expected at "
             f"least {FEWEST_DOCUMENTS}; use a Python that is installed with its .py files"
         )

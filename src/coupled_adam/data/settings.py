@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.byte_level_bpe import BYTES
 
 SHARD_TOKENS = 100_000_000
@@ -27,9 +28,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.shard_tokens < 1:
-            raise ValueError(f"shard_tokens is {self.shard_tokens}, expected 1 or more")
+            raise UserError(f"shard_tokens is {self.shard_tokens}, expected 1 or more")
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}, expected 1 or more")
+            raise UserError(f"max_tokens is {self.max_tokens}, expected 1 or more")
         if self.tokenizer.startswith("bpe:"):
             bpe_size(self.tokenizer)
 
@@ -62,7 +63,7 @@ def bpe_size(tokenizer: str) -> int:
     """
     size = tokenizer.removeprefix("bpe:")
     if not size.isdecimal() or not BYTES < int(size) <= 2**20:
-        raise ValueError(
+        raise UserError(
             f"tokenizer {tokenizer!r}: expected bpe:N with N from {BYTES + 1} (every byte, and the separator) to "
             f"{2**20}"
         )

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Self
 import numpy.typing as npt
 from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, write_whole
 from coupled_adam.data.corpus import UNFINISHED
 from coupled_adam.data.manifest import SPLITS, Shard, Split
@@ -50,7 +51,7 @@ class Journal(BaseModel):
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         if set(self.splits) != set(SPLITS) or not {"source", "val", "test"} <= self.found.keys():
-            raise ValueError("it lacks a split, or what the source was")
+            raise UserError("it lacks a split, or what the source was")
         return self
 
 
@@ -62,9 +63,9 @@ def read_journal(folder: Path) -> Journal | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise ValueError(f"{path}: cannot be read ({error.errors()[0]['msg']}); start again with --overwrite") from None
+        raise UserError(f"{path}: cannot be read ({error.errors()[0]['msg']}); start again with --overwrite") from None
     except ValueError as error:
-        raise ValueError(f"{error}; start again with --overwrite") from None
+        raise UserError(f"{error}; start again with --overwrite") from None
 
 
 def write_journal(folder: Path, journal: Journal) -> None:
@@ -159,7 +160,7 @@ class ShardWriter:
             os.replace(self.folder / self._name, path)
         length = self.growing * self.itemsize
         if not path.exists() or path.stat().st_size < length:
-            raise ValueError(
+            raise UserError(
                 f"{path}: is shorter than its journal says, so the folder was changed; start again with --overwrite"
             )
         self._file = path.open("r+b")

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from coupled_adam.base.errors import UserError
+
 Position = dict[str, Any]
 """Where a source stands, in its own terms, as JSON."""
 
@@ -80,7 +82,7 @@ def open_source(name: str, *, field: str, separator: int, processes: int, found:
         return HubDataset(name, field, found)
     meant = _closest_source(name)
     hint = f"did you mean {meant}? Expected" if meant else "expected"
-    raise ValueError(f"source {name!r} is unknown; {hint} one of {KNOWN}")
+    raise UserError(f"source {name!r} is unknown; {hint} one of {KNOWN}")
 
 
 def _closest_source(name: str) -> str | None:

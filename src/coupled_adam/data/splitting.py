@@ -7,6 +7,8 @@ when others are added, and equal documents are never on both sides.
 import hashlib
 from dataclasses import dataclass
 
+from coupled_adam.base.errors import UserError
+
 
 @dataclass(frozen=True)
 class Fractions:
@@ -20,11 +22,11 @@ class Fractions:
     def __post_init__(self) -> None:
         for name, value in (("val", self.val), ("test", self.test)):
             if not 0 <= value < 1:
-                raise ValueError(f"the fraction {name} is {value}, expected 0 (none) to less than 1")
+                raise UserError(f"the fraction {name} is {value}, expected 0 (none) to less than 1")
         if self.val + self.test >= 1:
-            raise ValueError(f"the fractions val {self.val} and test {self.test} leave nothing for training")
+            raise UserError(f"the fractions val {self.val} and test {self.test} leave nothing for training")
         if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed is {self.seed}, expected 0 to 2^64 - 1")
+            raise UserError(f"seed is {self.seed}, expected 0 to 2^64 - 1")
 
     def split_of(self, content: bytes) -> str:
         """The split of a document.

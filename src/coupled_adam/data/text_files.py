@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
 from coupled_adam.base.files import parse_json
 from coupled_adam.data.files import COMPRESSED, Files, matching_files
@@ -46,15 +47,15 @@ class TextFiles(Files):
             try:
                 record = parse_json(line, f"{path}, line {number}")
             except ValueError as error:
-                raise ValueError(f"{error}; every line must be one object") from None
+                raise UserError(f"{error}; every line must be one object") from None
             if not isinstance(record, dict) or self.field not in record:
                 has = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-                raise ValueError(
+                raise UserError(
                     f"{path}, line {number}: no field {self.field!r} (it has: {has}); name the field of the text with "
                     "--field"
                 )
             if not isinstance(record[self.field], str):
-                raise ValueError(f"{path}, line {number}: {self.field!r} is {record[self.field]!r}, expected text")
+                raise UserError(f"{path}, line {number}: {self.field!r} is {record[self.field]!r}, expected text")
             if record[self.field]:
                 yield Piece(record[self.field])
 
@@ -68,14 +69,14 @@ class TextFiles(Files):
             try:
                 file = parquet.ParquetFile(copy if path.suffix in COMPRESSED else content)
                 if self.field not in file.schema_arrow.names:
-                    raise ValueError(
+                    raise UserError(
                         f"{path}: no column {self.field!r} (it has: {', '.join(file.schema_arrow.names)}); name the "
                         "column of the text with --field"
                     )
                 for rows in file.iter_batches(ROWS_AT_ONCE, columns=[self.field]):
                     yield from (Piece(text) for text in rows.column(0).cast("string").to_pylist() if text)
             except arrow.ArrowException as error:
-                raise ValueError(f"{path}: cannot be read as .parquet ({error}); copy it again") from error
+                raise UserError(f"{path}: cannot be read as .parquet ({error}); copy it again") from error
 
 
 def _parts_of_text(file: io.TextIOWrapper) -> Iterator[Piece]:

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.files import Files, matching_files
 from coupled_adam.data.sources import Piece
 from coupled_adam.embeddings.unigram import shard_dtype
@@ -38,7 +39,7 @@ class TokenFiles(Files):
         is_continued = False
         while data := content.read(TOKENS_AT_ONCE * kind.itemsize):
             if len(data) % kind.itemsize:
-                raise ValueError(f"{path}: its length is not a multiple of {kind.itemsize} bytes ({kind.name} tokens)")
+                raise UserError(f"{path}: its length is not a multiple of {kind.itemsize} bytes ({kind.name} tokens)")
             tokens = np.concatenate([rest, np.frombuffer(data, kind)])
             start = 0
             for end in np.flatnonzero(tokens == self.separator).tolist():

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coupled_adam.base.errors import UserError
+
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
@@ -54,7 +56,7 @@ class Tokens:
     def read(self, start: int, length: int) -> Int64:
         """The tokens start .. start + length - 1."""
         if start < 0 or length < 0 or start + length > len(self):
-            raise ValueError(
+            raise UserError(
                 f"{self.name}: tokens {start} to {start + length} were asked for, but there are {len(self)}"
             )
         return self._checked(self._across_shards(start, length))
@@ -72,7 +74,7 @@ class Tokens:
         if len(starts) == 0:
             return np.empty((0, length), np.int64)
         if starts.min() < 0 or starts.max() + length > len(self):
-            raise ValueError(
+            raise UserError(
                 f"{self.name}: windows of {length} tokens that start at {starts.min()} to {starts.max()} were asked "
                 f"for, but there are {len(self)} tokens"
             )
@@ -106,7 +108,7 @@ class Tokens:
         # An embedding on a GPU would answer such a token with an assertion far from here.
         if tokens.size and (tokens.max() >= self.vocabulary_size or tokens.min() < 0):
             wrong = tokens.max() if tokens.max() >= self.vocabulary_size else tokens.min()
-            raise ValueError(
+            raise UserError(
                 f"{self.name}: has the token {wrong}, but the vocabulary has {self.vocabulary_size} tokens; the shards "
                 "belong to another tokenizer or have another dtype than the manifest says"
             )

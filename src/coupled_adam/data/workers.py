@@ -19,6 +19,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
+from coupled_adam.base.errors import UserError, UserOSError
+
 # Items under way for each process: one that it works on, and one that waits for it.
 IN_FLIGHT = 2
 
@@ -45,7 +47,7 @@ class Workers(AbstractContextManager["Workers"]):
 
     def __init__(self, processes: int, make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> None:
         if processes < 1:
-            raise ValueError(f"processes is {processes}, expected 1 or more")
+            raise UserError(f"processes is {processes}, expected 1 or more")
         self._function = make(*arguments) if processes == 1 else None
         self._threads = ThreadPoolExecutor(processes)  # one waits for each process
         self._workers: list[_Worker] = []
@@ -112,7 +114,7 @@ class _Worker:
             succeeded, result = pickle.load(self.results)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             self.process.kill()
-            raise ChildProcessError(
+            raise UserOSError(
                 f"a worker process ended (exit code {self.process.wait()}), perhaps for lack of memory; run the same "
                 "command again with fewer --processes"
             ) from error

@@ -7,6 +7,7 @@ WordSim-353 from gensim's test data, the others from the collection behind wordv
 from dataclasses import dataclass
 from pathlib import Path
 
+from coupled_adam.base.errors import UserConnectionError
 from coupled_adam.base.extras import require
 from coupled_adam.embeddings.word_pairs import WordPairs, load_word_pairs
 
@@ -57,7 +58,7 @@ def fetch_word_pairs() -> dict[str, WordPairs]:
         try:
             store.fetch(source.name)
         except OSError as error:  # what requests raises without a network is one of these
-            raise ConnectionError(
+            raise UserConnectionError(
                 f"word pairs: {source.url} could not be downloaded ({type(error).__name__}). Go online, or put the "
                 f"benchmark files into a folder and read them with load_word_pairs(folder); the cache is {store.path}"
             ) from error

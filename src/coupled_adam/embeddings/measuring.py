@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings.correlation import pearson
 from coupled_adam.embeddings.isotropy import isotropy
 from coupled_adam.embeddings.metrics import EmbeddingMetrics
@@ -62,7 +63,7 @@ def measure(
     table = open_table(E, device, block_rows)
     counts = None if unigram is None else check_counts(unigram, table.V)
     if word_pairs and tokenizer is None:
-        raise ValueError("word_pairs needs a tokenizer that says which row a word is; pass open_tokenizer(...)")
+        raise UserError("word_pairs needs a tokenizer that says which row a word is; pass open_tokenizer(...)")
     table = scaled(table, part(progress, 0.0, 0.05))
     moments = moments_of(table, part(progress, 0.05, 0.45))
     spectrum = spectrum_of(table, moments.gram, part(progress, 0.45, 0.6))

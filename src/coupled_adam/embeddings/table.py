@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
+
 Array = npt.NDArray[Any]
 Report = Callable[[float], None]
 
@@ -87,31 +89,31 @@ def open_table(E: Array | Tensor, device: str | torch.device | None, block_rows:
         bytes_at_once = BLOCK_BYTES.get(table.device.type, BLOCK_BYTES["cuda"])
         block_rows = max(FEWEST_ROWS, bytes_at_once // (8 * table.H))
     if block_rows < 1:
-        raise ValueError(f"Invalid block_rows value: {block_rows}. Use a positive number of rows, or None")
+        raise UserError(f"Invalid block_rows value: {block_rows}. Use a positive number of rows, or None")
     return replace(table, block_rows=min(block_rows, table.V))
 
 
 def check_matrix(E: Array | Tensor) -> None:
     """E must be a matrix of floating-point numbers with at least one entry."""
     if not isinstance(E, (np.ndarray, Tensor)):
-        raise ValueError(f"E is a {type(E).__name__}; pass a numpy array or a torch tensor of shape (V, H)")
+        raise UserError(f"E is a {type(E).__name__}; pass a numpy array or a torch tensor of shape (V, H)")
     shape = tuple(E.shape)
     if len(shape) != 2:
-        raise ValueError(f"E has shape {shape}, expected (V, H); pass the matrix with one row per token")
+        raise UserError(f"E has shape {shape}, expected (V, H); pass the matrix with one row per token")
     if 0 in shape:
-        raise ValueError(f"E has shape {shape}: there is nothing to measure")
+        raise UserError(f"E has shape {shape}: there is nothing to measure")
     if isinstance(E, Tensor):
         if E.layout != torch.strided:
-            raise ValueError(f"E has layout {E.layout}, expected a dense matrix; convert it first with E.to_dense()")
+            raise UserError(f"E has layout {E.layout}, expected a dense matrix; convert it first with E.to_dense()")
         if E.device.type == "meta":
-            raise ValueError("E is on the meta device, where tensors have no entries; load its weights first")
+            raise UserError("E is on the meta device, where tensors have no entries; load its weights first")
         is_float, remedy = E.dtype.is_floating_point, "E.float()"
     else:
         # bfloat16 arrays come from ml_dtypes; numpy does not count them as floating point.
         is_float = np.issubdtype(E.dtype, np.floating) or E.dtype.name == "bfloat16"
         remedy = "E.astype('float32')"
     if not is_float:
-        raise ValueError(
+        raise UserError(
             f"E has dtype {E.dtype}, expected a matrix of floating-point numbers; "
             f"dequantise or convert it first, for example with {remedy}"
         )
@@ -125,13 +127,13 @@ def place(source: Array | Tensor, device: str | torch.device | None) -> torch.de
     try:
         where = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"Invalid device value: {device!r}. Use 'cpu' or 'cuda'") from error
+        raise UserError(f"Invalid device value: {device!r}. Use 'cpu' or 'cuda'") from error
     if where.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"Invalid device value: {device!r}. torch sees no CUDA device here; use 'cpu'")
+        raise UserError(f"Invalid device value: {device!r}. torch sees no CUDA device here; use 'cpu'")
     if where.type == "mps":
-        raise ValueError(f"Invalid device value: {device!r}. It has no float64; use 'cpu'")
+        raise UserError(f"Invalid device value: {device!r}. It has no float64; use 'cpu'")
     if where.type == "meta":
-        raise ValueError(f"Invalid device value: {device!r}. Nothing is computed there; use 'cpu' or 'cuda'")
+        raise UserError(f"Invalid device value: {device!r}. Nothing is computed there; use 'cpu' or 'cuda'")
     return where
 
 
@@ -145,7 +147,7 @@ def scaled(table: Table, report: Report | None) -> Table:
         if not math.isfinite(float(low) + float(high)):
             refuse_non_finite(block, span.start)
     if largest > LARGEST:
-        raise ValueError(f"E has an entry of size {largest:g}: its squares leave float64. Divide the matrix first")
+        raise UserError(f"E has an entry of size {largest:g}: its squares leave float64. Divide the matrix first")
     if largest == 0.0 or SMALLEST_UNSCALED <= largest <= LARGEST_UNSCALED:
         return table
     return replace(table, scale=math.ldexp(1.0, math.frexp(largest)[1]))
@@ -155,7 +157,7 @@ def refuse_non_finite(block: Tensor, start: int) -> None:
     bad = (~torch.isfinite(block)).nonzero()
     if len(bad):
         row, column = (int(index) for index in bad[0])
-        raise ValueError(
+        raise UserError(
             f"E: row {start + row} has the non-finite entry {float(block[row, column])} in column {column}. "
             "Nothing can be measured; take an earlier checkpoint, or leave such rows out"
         )

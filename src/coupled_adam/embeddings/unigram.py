@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, require_regular_file
 from coupled_adam.embeddings.table import Array
 from coupled_adam.tokenizer import SingleTokens
@@ -27,18 +28,16 @@ def check_counts(counts: Array | Tensor, vocabulary_size: int, name: str = "unig
     """Counts as int64, (V,), after a look at everything that can be wrong with them."""
     counts = counts.cpu().numpy() if isinstance(counts, Tensor) else np.asarray(counts)
     if not np.issubdtype(counts.dtype, np.integer):
-        raise ValueError(f"{name} has dtype {counts.dtype}, expected whole numbers: how often each token occurs")
+        raise UserError(f"{name} has dtype {counts.dtype}, expected whole numbers: how often each token occurs")
     if counts.shape != (vocabulary_size,):
-        raise ValueError(
+        raise UserError(
             f"{name} has shape {counts.shape}, expected ({vocabulary_size},): one count per row of the table. "
             "Count with the same tokenizer; rows that only pad the table have count 0"
         )
     if counts.min() < 0:
-        raise ValueError(
-            f"{name}: token {int(counts.argmin())} has the count {counts.min()}; counts cannot be negative"
-        )
+        raise UserError(f"{name}: token {int(counts.argmin())} has the count {counts.min()}; counts cannot be negative")
     if not counts.any():
-        raise ValueError(f"{name}: all counts are zero; count a text that has some of the tokens")
+        raise UserError(f"{name}: all counts are zero; count a text that has some of the tokens")
     return counts.astype(np.int64)
 
 
@@ -57,7 +56,7 @@ def load_unigram(path: str | Path, vocabulary_size: int) -> Counts:
             )  # raises where the header claims more than the file has
     except Exception as error:  # whatever numpy stumbles over in bytes that are no array
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")
-        raise ValueError(
+        raise UserError(
             f"unigram: {path} cannot be read as .npy ({reason}); save the counts with numpy.save"
         ) from error
     if counts.ndim == 1 and 0 < len(counts) < vocabulary_size:
@@ -94,7 +93,7 @@ def count_unigram_text(path: str | Path, tokenizer: SingleTokens, vocabulary_siz
     """Count the tokens of a text in UTF-8, plain or as .xz. It is cut at line ends, about every million letters."""
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"text: {path} is not a file; pass a text in UTF-8, plain or as .xz")
+        raise UserError(f"text: {path} is not a file; pass a text in UTF-8, plain or as .xz")
     open_text = lzma.open if path.suffix == ".xz" else open
     counts = no_counts(vocabulary_size)
     try:
@@ -102,7 +101,7 @@ def count_unigram_text(path: str | Path, tokenizer: SingleTokens, vocabulary_siz
             while lines := file.readlines(CHARACTERS_AT_ONCE):
                 add_counts(counts, np.array(tokenizer.encode("".join(lines)), np.int64), path)
     except (UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"text: {path} cannot be read as UTF-8 text ({error})") from error
+        raise UserError(f"text: {path} cannot be read as UTF-8 text ({error})") from error
     return check_counts(counts, vocabulary_size, str(path))
 
 
@@ -112,10 +111,10 @@ def shard_files(paths: Iterable[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         inside = sorted([*path.glob("*.bin"), *path.glob("*.u16.xz")]) if path.is_dir() else [path]
         if not inside or not all(file.is_file() for file in inside):
-            raise ValueError(f"token shards: {path} is not a file, nor a folder with .bin or .u16.xz files")
+            raise UserError(f"token shards: {path} is not a file, nor a folder with .bin or .u16.xz files")
         files += inside
     if not files:
-        raise ValueError("token shards: no file given")
+        raise UserError("token shards: no file given")
     return files
 
 
@@ -127,12 +126,12 @@ def read_tokens(path: Path, dtype: str | None) -> Iterator[Array]:
         with lzma.open(path) if is_compressed else path.open("rb") as file:
             while data := file.read(TOKENS_AT_ONCE * kind.itemsize):
                 if len(data) % kind.itemsize:
-                    raise ValueError(
+                    raise UserError(
                         f"{path}: its length is not a multiple of {kind.itemsize} bytes ({kind.name} tokens)"
                     )
                 yield np.frombuffer(data, kind)
     except (lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"{path}: damaged .xz file ({error}); copy it again") from error
+        raise UserError(f"{path}: damaged .xz file ({error}); copy it again") from error
 
 
 def shard_dtype(path: Path) -> str:
@@ -144,7 +143,7 @@ def shard_dtype(path: Path) -> str:
     try:
         dtype = read_json(manifest)["dtype"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{manifest}: expected JSON with a 'dtype' ({type(error).__name__}: {error})") from error
+        raise UserError(f"{manifest}: expected JSON with a 'dtype' ({type(error).__name__}: {error})") from error
     check_token_type(dtype, str(manifest))
     return str(dtype)
 
@@ -152,13 +151,13 @@ def shard_dtype(path: Path) -> str:
 def check_token_type(dtype: object, source: str) -> None:
     """The number type of tokens, as `source` has it, must be one that tokens are written in."""
     if str(dtype) not in TOKEN_TYPES:
-        raise ValueError(f"{source}: dtype {dtype!r} is unknown; expected one of {', '.join(sorted(TOKEN_TYPES))}")
+        raise UserError(f"{source}: dtype {dtype!r} is unknown; expected one of {', '.join(sorted(TOKEN_TYPES))}")
 
 
 def no_counts(vocabulary_size: int) -> Counts:
     """Zeros, (V,)."""
     if vocabulary_size < 1:
-        raise ValueError(f"Invalid vocabulary_size value: {vocabulary_size}. Use the number of rows of the table")
+        raise UserError(f"Invalid vocabulary_size value: {vocabulary_size}. Use the number of rows of the table")
     return np.zeros(vocabulary_size, np.int64)
 
 
@@ -168,7 +167,7 @@ def add_counts(counts: Counts, tokens: Array, path: Path) -> None:
         return
     for token in (tokens.min(), tokens.max()):
         if not 0 <= token < len(counts):
-            raise ValueError(
+            raise UserError(
                 f"{path}: has the token {token}, but the vocabulary has {len(counts)} rows; "
                 "pass the shards of this tokenizer, or the right dtype"
             )

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_text
 
 SIMLEX = "SimLex-999"
@@ -70,7 +71,7 @@ def load_word_pairs(folder: str | Path) -> dict[str, WordPairs]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"word pairs: {folder} is not a folder; pass the folder with the benchmark files")
+        raise UserError(f"word pairs: {folder} is not a folder; pass the folder with the benchmark files")
     files: dict[str, list[tuple[int, Path]]] = {name: [] for name in FILE_NAMES}
     for path in sorted(folder.rglob("*")):
         for name, known in FILE_NAMES.items():
@@ -78,7 +79,7 @@ def load_word_pairs(folder: str | Path) -> dict[str, WordPairs]:
                 files[name].append((known.index(plain_name(path)), path))
     found = {name: read_word_pairs(name, min(paths)[1]) for name, paths in files.items() if paths}
     if not found:
-        raise ValueError(
+        raise UserError(
             f"word pairs: no benchmark found in {folder}; expected files such as SimLex-999.txt, "
             "MEN_dataset_natural_form_full, combined.csv, wordsim_similarity_goldstandard.txt, rw.txt"
         )
@@ -101,10 +102,10 @@ def read_word_pairs(name: str, path: Path) -> WordPairs:
     try:
         lines = read_text(path).splitlines()
     except ValueError as error:
-        raise ValueError(f"{error}; download it again") from None
+        raise UserError(f"{error}; download it again") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     if not numbered:
-        raise ValueError(f"{path}: has no word pairs; download it again")
+        raise UserError(f"{path}: has no word pairs; download it again")
     separator = next(sep for sep in SEPARATORS if sep is None or sep in numbered[0][1])
     header = [cell.strip().lower() for cell in numbered[0][1].split(separator)]
     score_column = next((header.index(title) for title in SCORE_COLUMNS if title in header), 2)
@@ -116,7 +117,7 @@ def read_word_pairs(name: str, path: Path) -> WordPairs:
         pairs.append(words_of(name, cells, path, number))
         scores.append(score_of(cells, score_column, separator, path, number))
     if not pairs:
-        raise ValueError(f"{path}: has a header but no word pairs; download it again")
+        raise UserError(f"{path}: has a header but no word pairs; download it again")
     return WordPairs(name, tuple(pairs), tuple(scores))
 
 
@@ -138,7 +139,7 @@ def is_score(cell: str) -> bool:
 
 def words_of(name: str, cells: list[str], path: Path, number: int) -> tuple[str, str]:
     if len(cells) < 2 or not cells[0] or not cells[1]:
-        raise ValueError(f"{path}, line {number}: expected word1, word2, score; got {cells}")
+        raise UserError(f"{path}, line {number}: expected word1, word2, score; got {cells}")
     if name == MEN and all(re.fullmatch(r".+-[jnv]", word) for word in cells[:2]):
         return cells[0][:-2], cells[1][:-2]  # the lemma form of MEN marks the part of speech: sun-n
     return cells[0], cells[1]
@@ -147,7 +148,7 @@ def words_of(name: str, cells: list[str], path: Path, number: int) -> tuple[str,
 def score_of(cells: list[str], column: int, separator: str | None, path: Path, number: int) -> float:
     if column >= len(cells) or not is_score(cells[column]):
         got = repr(cells[column]) if column < len(cells) else f"only {len(cells)} columns"
-        raise ValueError(
+        raise UserError(
             f"{path}, line {number}: expected a score in column {column + 1} (separated by {SEPARATORS[separator]}), "
             f"got {got}"
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings.correlation import pearson, spearman
 from coupled_adam.embeddings.table import Table
 from coupled_adam.embeddings.word_pairs import (
@@ -51,7 +52,7 @@ def similarity_of(
     ids = {word: token for word in sorted(words) if (token := tokenizer.token_id(word)) is not None}
     for word, token in ids.items():
         if not 0 <= token < table.V:
-            raise ValueError(
+            raise UserError(
                 f"tokenizer: {word!r} is token {token}, but the table has {table.V} rows; "
                 "pass the tokenizer this table was trained with"
             )

@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coupled_adam.base.files import size_text
+from coupled_adam.base.errors import UserError, UserOSError
+from coupled_adam.base.text import size_text
 from coupled_adam.evaluation.hugging_face import hugging_face_config, hugging_face_name, hugging_face_weights
 from coupled_adam.evaluation.model_card import Training, model_card
 from coupled_adam.evaluation.whole_folder import replacing_folder, require_free
@@ -65,13 +66,13 @@ def export_model(
         ['README.md', 'config.json', 'generation_config.json', 'model.safetensors']
     """
     if dtype not in DTYPES:
-        raise ValueError(f"Invalid dtype: {dtype!r}; expected {' or '.join(DTYPES)}")
+        raise UserError(f"Invalid dtype: {dtype!r}; expected {' or '.join(DTYPES)}")
     tokens = None if tokenizer is None else tokenizer.size
     if tokenizer is not None and end_of_text is None:
         end_of_text = tokenizer.separator
     _check_tokens(config, tokens, end_of_text)
     if vocabulary_size is not None and not 0 < vocabulary_size <= config.vocabulary_size:
-        raise ValueError(
+        raise UserError(
             f"Invalid vocabulary_size: {vocabulary_size}; expected 1 to the rows of the model's table, "
             f"{config.vocabulary_size}"
         )
@@ -126,12 +127,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def _check_tokens(config: ModelConfig, tokens: int | None, end_of_text: int | None) -> None:
     rows = config.vocabulary_size
     if tokens is not None and tokens > rows:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer has {tokens} tokens, but the model's table {rows} rows: it belongs to another model; give "
             "the one this model was trained with"
         )
     if end_of_text is not None and not 0 <= end_of_text < rows:
-        raise ValueError(f"Invalid end_of_text: {end_of_text}; expected a row of the model's table, 0 to {rows - 1}")
+        raise UserError(f"Invalid end_of_text: {end_of_text}; expected a row of the model's table, 0 to {rows - 1}")
 
 
 def _table_header(config: ModelConfig, vocabulary_size: int | None) -> dict[str, str]:
@@ -152,7 +153,7 @@ def _require_space(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dty
     """Say now, and not after half of the writing, that the disk is too full."""
     needed, free = _size(tensors, dtype), shutil.disk_usage(folder).free
     if needed > free:
-        raise ValueError(
+        raise UserError(
             f"{folder.parent}: the model needs {size_text(needed)}, but {size_text(free)} are free "
             f"({size_text(needed - free)} too few); make room, or give a folder on another disk"
         )
@@ -194,6 +195,6 @@ def _write_shard(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, 
     try:
         save_file(stored, path, metadata={"format": "pt"} | header)
     except SafetensorError as error:  # a full disk, for one
-        raise OSError(f"{path}: cannot be written ({error}); make room, or give another folder") from error
+        raise UserOSError(f"{path}: cannot be written ({error}); make room, or give another folder") from error
     # safetensors makes files that only their owner can read; a model is as open as the files beside it.
     shutil.copymode(path.with_name("config.json"), path)

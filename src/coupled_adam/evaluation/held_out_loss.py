@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.models.language_model import LanguageModel
@@ -46,7 +47,7 @@ def pick_split(corpus: Corpus) -> tuple[str, str | None]:
         return "test", None
     if "val" in corpus.splits:
         return "val", f"{corpus.folder} has no test split: the loss is that of its validation split"
-    raise ValueError(
+    raise UserError(
         f"{corpus.folder} has no test split and no validation split to evaluate on; prepare it with --test 0.005, or "
         "set evaluation.test_loss = false"
     )
@@ -75,7 +76,7 @@ def loss_over(
         (99, 7)
     """
     if len(tokens) < 2:
-        raise ValueError(f"{tokens.name}: {len(tokens)} tokens, expected at least 2: one to start from, one to predict")
+        raise UserError(f"{tokens.name}: {len(tokens)} tokens, expected at least 2: one to start from, one to predict")
     device = next(model.parameters()).device
     T = model.config.context
     B = windows_at_once or max(1, TOKENS_AT_ONCE.get(device.type, 2**12) // T)

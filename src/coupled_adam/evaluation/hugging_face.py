@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.models import gpt2, llama
 from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import STANDARD_DEVIATION
@@ -140,9 +141,9 @@ def _check_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         expected = {name: tuple(parameter.shape) for name, parameter in build_model(config).named_parameters()}
     for name, shape in expected.items():
         if name not in weights:
-            raise ValueError(f"weights: {name!r} is missing; pass all parameters of the {config.architecture} model")
+            raise UserError(f"weights: {name!r} is missing; pass all parameters of the {config.architecture} model")
         if tuple(weights[name].shape) != shape:
-            raise ValueError(f"weights: {name!r} has shape {tuple(weights[name].shape)}, expected {shape}")
+            raise UserError(f"weights: {name!r} has shape {tuple(weights[name].shape)}, expected {shape}")
     for name in weights:
         if name not in expected:
-            raise ValueError(f"weights: {name!r} is no parameter of this {config.architecture} model; leave it out")
+            raise UserError(f"weights: {name!r} is no parameter of this {config.architecture} model; leave it out")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.evaluation.export import export_model
 from coupled_adam.evaluation.model_card import Training
@@ -64,7 +65,7 @@ def export_run(
     if tokenizer is not None:
         opened, missing = open_json_tokenizer(tokenizer, end_of_text), None
         if vocabulary_size not in (None, opened.size):
-            raise ValueError(
+            raise UserError(
                 f"the tokenizer {tokenizer!r} has {opened.size} tokens, but the run was trained with "
                 f"{vocabulary_size}: it belongs to another model; give the one its corpus was made with"
             )
@@ -99,7 +100,7 @@ def _corpus(config: Config, checkpoint: Record) -> tuple[Corpus | None, str | No
     """The corpus of a run, or why there is none."""
     try:
         corpus = run_corpus(config, checkpoint)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return None, str(error)
     return corpus, None if corpus else f"the corpus of the run, {config.data.folder}, is not here"
 
@@ -108,5 +109,5 @@ def _tokenizer_of(corpus: Corpus) -> tuple[Tokenizer | None, str | None]:
     """The tokenizer of a corpus, or why there is none."""
     try:
         return corpus_tokenizer(corpus), None
-    except (ValueError, OSError, ImportError) as error:
+    except (UserError, OSError) as error:
         return None, str(error)

@@ -5,6 +5,7 @@ Both need its tokenizer.json: an export writes it, and results and requests of t
 
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.evaluation.weights import run_config
 from coupled_adam.tokenizer import GPT2_ENCODINGS, Tokenizer, read_tokenizer, tokenizer_path
@@ -20,7 +21,7 @@ def open_json_tokenizer(spec: str | Path, separator: int | None = None) -> Token
         separator: number of the token between documents; None: one with a usual name, if there is any.
     """
     if tokenizer_path(spec) is None and str(spec) not in GPT2_ENCODINGS:
-        raise ValueError(f"tokenizer: {str(spec)!r} is neither a tokenizer.json nor {' or '.join(GPT2_ENCODINGS)}")
+        raise UserError(f"tokenizer: {str(spec)!r} is neither a tokenizer.json nor {' or '.join(GPT2_ENCODINGS)}")
     tokenizer = read_tokenizer(spec, separator)
     assert tokenizer.json_file  # read or made now, so that what is wrong with it is not found after the work
     return tokenizer
@@ -33,7 +34,7 @@ def corpus_tokenizer(corpus: Corpus) -> Tokenizer:
         ValueError, OSError, ImportError: there is none, or it cannot be had here and now; the message says why.
     """
     if corpus.tokenizer_spec is None:
-        raise ValueError(f"{corpus.folder} does not say which tokenizer made its tokens")
+        raise UserError(f"{corpus.folder} does not say which tokenizer made its tokens")
     return open_json_tokenizer(corpus.tokenizer_spec, corpus.manifest.separator)
 
 
@@ -50,12 +51,12 @@ def run_tokenizer(config: Config, corpus: Corpus | None) -> Tokenizer:
     """The tokenizer of a run: that of its corpus, or where the corpus is not here, the one its config names."""
     if corpus is not None:
         if corpus.tokenizer is None:
-            raise ValueError(f"{corpus.folder} does not say which tokenizer made its tokens; name it with --tokenizer")
+            raise UserError(f"{corpus.folder} does not say which tokenizer made its tokens; name it with --tokenizer")
         return corpus_tokenizer(corpus)
     spec = config.data.tokenizer
     if spec in GPT2_ENCODINGS or Path(spec).expanduser().exists():
         return open_json_tokenizer(spec)
-    raise ValueError(
+    raise UserError(
         f"the tokenizer of the run ({spec}) lies with its corpus, and {config.data.folder} is not here; give its "
         "tokenizer.json with --tokenizer, or call this where that folder is"
     )
@@ -70,7 +71,7 @@ def require_fit(tokenizer: Tokenizer, rows: int, model: str) -> None:
         model: what to call the model.
     """
     if tokenizer.size > rows:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer {tokenizer.name} has {tokenizer.size} tokens, but the table of {model} {rows} rows: the "
             "vocabulary does not match; give the tokenizer that this model was trained with"
         )

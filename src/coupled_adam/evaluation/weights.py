@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.language_model import LanguageModel
@@ -45,7 +46,7 @@ def run_config(run: Path) -> Config:
         around = [path.parent for path in (run, run.parent) if path.name == RunFolder(run).checkpoints.name]
         near = [path for path in (*around, *sorted(run.glob("runs/*/seed-*"))) if RunFolder(path).config.is_file()]
         remedy = f"that of a run, such as {near[0]}" if near else "a folder that `coupled-adam train` wrote"
-        raise ValueError(f"{run}: not a run, it has no {file.name}; give {remedy}")
+        raise UserError(f"{run}: not a run, it has no {file.name}; give {remedy}")
     return load_config(str(file))
 
 
@@ -56,9 +57,7 @@ def run_corpus(config: Config, checkpoint: Record) -> Corpus | None:
         return None
     corpus = open_known_corpus(folder)
     if checkpoint.state.get("data", corpus.fingerprint) != corpus.fingerprint:
-        raise ValueError(
-            f"{folder} holds other tokens now than the run was trained on; prepare them again as they were"
-        )
+        raise UserError(f"{folder} holds other tokens now than the run was trained on; prepare them again as they were")
     return corpus
 
 
@@ -74,17 +73,15 @@ def find_checkpoint(run: Path, step: int | None, on_skip: Callable[[str], None])
     if step is None:
         newest = newest_good(folder, on_skip=on_skip, last_step=run_config(run).total_steps)
         if newest is None:
-            raise ValueError(f"{run}: has no whole checkpoint; train it with `coupled-adam train`")
+            raise UserError(f"{run}: has no whole checkpoint; train it with `coupled-adam train`")
         return newest
     path = folder_of_step(folder, step)
     if not path.is_dir():
         steps = ", ".join(str(step_of(found)) for found in checkpoints_in(folder))
-        raise ValueError(f"{run}: has no checkpoint of step {step}; it has {steps or 'none'}")
+        raise UserError(f"{run}: has no checkpoint of step {step}; it has {steps or 'none'}")
     problem = damage(path)
     if problem is not None:
-        raise ValueError(
-            f"checkpoint {path} is damaged: {problem}; give another step, or none for the newest whole one"
-        )
+        raise UserError(f"checkpoint {path} is damaged: {problem}; give another step, or none for the newest whole one")
     return path
 
 

@@ -6,26 +6,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.training.checkpoint_record import put_in_place
 
 
 def require_free(folder: Path, *, overwrite: bool) -> None:
     """A ValueError unless a model can be put at `folder`: it is new, empty, or an older model to be replaced."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ValueError(f"{folder} is a {'link' if folder.is_symlink() else 'file'}; give the name of a new folder")
+        raise UserError(f"{folder} is a {'link' if folder.is_symlink() else 'file'}; give the name of a new folder")
     if not folder.is_dir():
         return
     if folder.samefile(Path.cwd()):
-        raise ValueError(f"{folder} is the folder you are in; give the name of a new folder")
+        raise UserError(f"{folder} is the folder you are in; give the name of a new folder")
     if not any(folder.iterdir()):
         return
     if not overwrite:
-        raise ValueError(f"{folder} is not empty; give the name of a new folder, or replace this one with --overwrite")
+        raise UserError(f"{folder} is not empty; give the name of a new folder, or replace this one with --overwrite")
     # An exported model is a handful of plain files; anything else in there would be lost with it.
     strange = [path.name for path in folder.iterdir() if path.is_dir()]
     if strange or not (folder / "config.json").is_file():
         why = f"has the folder {strange[0]}" if strange else "has no config.json"
-        raise ValueError(
+        raise UserError(
             f"{folder} is not an exported model, it {why}: --overwrite leaves it alone; give the name of a new folder"
         )
 

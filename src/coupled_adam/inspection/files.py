@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import install_command
 from coupled_adam.base.files import require_regular_file
 from coupled_adam.inspection.numpy_files import open_npy, open_npz
@@ -14,7 +15,7 @@ def open_file(path: Path) -> Stored:
     """Open one file of tensors."""
     open_format = SUFFIXES.get(path.suffix.lower())
     if open_format is None:
-        raise ValueError(f"{path}: unknown kind of file; expected a name that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"{path}: unknown kind of file; expected a name that ends in {', '.join(SUFFIXES)}")
     require_regular_file(path)
     return open_format(path)
 
@@ -23,7 +24,7 @@ def _open_gguf(path: Path) -> Stored:
     try:
         from coupled_adam.inspection.gguf_files import open_gguf
     except ModuleNotFoundError:
-        raise ValueError(f"{path}: GGUF files need one more package: {install_command('gguf')}") from None
+        raise UserError(f"{path}: GGUF files need one more package: {install_command('gguf')}") from None
     return open_gguf(path)
 
 

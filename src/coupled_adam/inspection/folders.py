@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json
 from coupled_adam.inspection.files import SUFFIXES, open_file
 from coupled_adam.inspection.hub import fetch_from_hub
@@ -40,8 +41,8 @@ def open_folder(folder: Path) -> Stored:
     if len(files) == 1:
         return open_file(files[0])
     if files:
-        raise ValueError(f"{folder}: several model files, give one of them: {', '.join(file.name for file in files)}")
-    raise ValueError(
+        raise UserError(f"{folder}: several model files, give one of them: {', '.join(file.name for file in files)}")
+    raise UserError(
         f"{folder}: no model in this folder; expected {FILE_NAME}, checkpoints/step-<number>/{FILE_NAME}, "
         f"{' or '.join(WEIGHTS)}, or one file that ends in {', '.join(SUFFIXES)}"
     )
@@ -56,12 +57,12 @@ def open_hub_model(name: str) -> Stored:
     def fetch_tokenizer() -> str:
         path = fetch(TOKENIZER)
         if path is None:
-            raise ValueError(f"{name}: no {TOKENIZER} on the hub; give a tokenizer with --tokenizer")
+            raise UserError(f"{name}: no {TOKENIZER} on the hub; give a tokenizer with --tokenizer")
         return str(path)
 
     stored = open_model(fetch)
     if stored is None:
-        raise ValueError(f"{name}: this hub model has neither {' nor '.join(WEIGHTS)}")
+        raise UserError(f"{name}: this hub model has neither {' nor '.join(WEIGHTS)}")
     return replace(stored, tokenizer=fetch_tokenizer)
 
 
@@ -95,14 +96,14 @@ def open_shards(index: Path, fetch: Fetch) -> Stored:
     """Open a model in shards; a shard is opened when a tensor in it is looked at."""
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise ValueError(f"{index}: no weight_map, so it is not the index of a sharded model")
+        raise UserError(f"{index}: no weight_map, so it is not the index of a sharded model")
 
     @cache
     def open_shard(file: str) -> Stored:
         # An index from a stranger may not point outside its folder.
         path = fetch(file) if re.fullmatch(r"[\w.-]+", file) else None
         if path is None:
-            raise ValueError(f"{index}: names the shard {file!r}, which is not beside it; download the model again")
+            raise UserError(f"{index}: names the shard {file!r}, which is not beside it; download the model again")
         return open_file(path)
 
     def shape(name: str) -> Shape:
@@ -111,7 +112,7 @@ def open_shards(index: Path, fetch: Fetch) -> Stored:
     def shard_of(name: str) -> Stored:
         shard = open_shard(str(weight_map[name]))
         if name not in shard.names:
-            raise ValueError(f"{index}: says that {name!r} is in {weight_map[name]!r}, which does not have it")
+            raise UserError(f"{index}: says that {name!r} is in {weight_map[name]!r}, which does not have it")
         return shard
 
     return Stored(names=list(weight_map), shape=shape, read=lambda name: shard_of(name).read(name), in_shards=True)
@@ -129,7 +130,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = read_json(path)
     except ValueError as error:
-        raise ValueError(f"{error}; copy or download it again") from None
+        raise UserError(f"{error}; copy or download it again") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a JSON object, found {type(content).__name__}")
+        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")
     return content

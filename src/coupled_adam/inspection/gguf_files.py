@@ -9,6 +9,7 @@ from typing import Any
 from gguf import dequantize
 from numpy.typing import NDArray
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.gguf_reader import not_whole, open_reader
 from coupled_adam.inspection.stored import Shape, Stored
 
@@ -26,11 +27,11 @@ def open_gguf(path: Path) -> Stored:
             numbers = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
             kind = tensor.tensor_type.name
-            raise ValueError(f"{path}: tensor {name!r} has type {kind}, which gguf cannot turn into numbers") from None
+            raise UserError(f"{path}: tensor {name!r} has type {kind}, which gguf cannot turn into numbers") from None
         except Exception as error:
             raise not_whole(path, error) from None
         if numbers.shape != shape(name):  # a product of sizes that is too large for 64 bits is taken for a small one
-            raise ValueError(
+            raise UserError(
                 f"{path}: tensor {name!r} should have shape {shape(name)}, but has {numbers.shape}; copy or download "
                 "the file again"
             )

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import install_command
 
 # "org/name"; or the name alone, as gpt2 and bert-base-uncased have it, which has no dot.
@@ -15,14 +16,14 @@ def fetch_from_hub(name: str, file: str) -> Path | None:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
     except ImportError:
-        raise ValueError(
+        raise UserError(
             f"{name}: no such file or folder; if it is a model on the Hugging Face hub: {install_command('hf')}"
         ) from None
     if not _hub_answers(name, file):
         # The path of an earlier download, a mark that the model has no such file, or None: never asked.
         cached = try_to_load_from_cache(name, file)
         if cached is None:
-            raise ValueError(
+            raise UserError(
                 f"{name}: no such file or folder, and the Hugging Face hub cannot be reached for {file!r}; "
                 "go online, or download the model elsewhere and give its folder"
             )
@@ -33,7 +34,7 @@ def fetch_from_hub(name: str, file: str) -> Path | None:
         return None
     except HfHubHTTPError as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0]
-        raise ValueError(
+        raise UserError(
             f"{name}: no such file or folder, and no model on the Hugging Face hub that you may read ({reason})"
         ) from None
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_toml
 from coupled_adam.embeddings import (
     EmbeddingMetrics,
@@ -135,7 +136,7 @@ def _measure_model(
                 progress=partial(progress, f"{model.path} {table.name}"),
             )
         except ValueError as error:
-            raise ValueError(f"{model.path}: tensor {table.name!r}: {error}") from None
+            raise UserError(f"{model.path}: tensor {table.name!r}: {error}") from None
         missing = {
             **dict.fromkeys(("rho", "rho_log"), COUNTS_NEEDED if counts is None else UNDEFINED),
             **dict.fromkeys(
@@ -180,4 +181,4 @@ def _require_device(device: str | None) -> None:
         torch.zeros(1, device=device or "cpu").item()
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         reason = str(error).split("\n", maxsplit=1)[0]
-        raise ValueError(f"device {device!r} cannot be used: {reason}") from None
+        raise UserError(f"device {device!r} cannot be used: {reason}") from None

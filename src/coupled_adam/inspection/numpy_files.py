@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.inspection.stored import FLOATING, Shape, Stored, refuse_type
 
 HEADER_READERS = {
@@ -51,7 +52,7 @@ def _one_line_errors(path: Path) -> Iterator[None]:
             yield
     except Exception as error:  # whatever numpy and zipfile stumble over in bytes that are no array
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        raise ValueError(f"{path}: not a readable {path.suffix} file ({reason}); save it again with numpy") from None
+        raise UserError(f"{path}: not a readable {path.suffix} file ({reason}); save it again with numpy") from None
 
 
 def _as_numbers(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:

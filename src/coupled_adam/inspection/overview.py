@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coupled_adam.base.text import printable
 from coupled_adam.inspection.measures import MEASURES, Measure, sentence, shown
 from coupled_adam.inspection.measuring import UNDEFINED, MeasuredModel, MeasuredTable
 
@@ -58,21 +59,6 @@ def compare(models: Sequence[MeasuredModel]) -> Overview:
         rows.append(Row(measure.label, measure.better, measure.meaning, cells))
     rows += _benchmark_rows(tables) + _zero_rows(tables)
     return Overview(columns, rows, [f"{MARKS[number]} {note}" for number, note in enumerate(notes)])
-
-
-def printable(text: str) -> str:
-    """Text from a file without anything that could move the cursor of a terminal or end a line.
-
-    Example:
-        >>> printable("wte\\x1b[2J")
-        'wte\\\\x1b[2J'
-    """
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
-def printable_lines(text: str) -> str:
-    """The same of a text that may have several lines, such as a message about several mistakes."""
-    return "\n".join(map(printable, text.splitlines()))
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import parse_json
 from coupled_adam.inspection.stored import FLOATING, Stored, map_storage, refuse_type
 from coupled_adam.tables_file import parse_header
@@ -22,7 +23,7 @@ def open_safetensors(path: Path) -> Stored:
         with safe_open(path, "np"):  # checks the header against the file
             pass
     except SafetensorError as error:
-        raise ValueError(
+        raise UserError(
             f"{path}: not a whole safetensors file ({error}); it may be cut off: copy or download it again"
         ) from None
     begin, entries = _read_header(path)
@@ -36,7 +37,7 @@ def open_safetensors(path: Path) -> Stored:
         dtype = FLOATING[TYPES[entry["dtype"]]]
         # safetensors has checked one entry of this name; a header can have two.
         if not 0 <= start <= end <= path.stat().st_size - begin or end - start != prod(entry["shape"]) * dtype.itemsize:
-            raise ValueError(f"{path}: tensor {name!r} does not fit its place in the file; copy or download it again")
+            raise UserError(f"{path}: tensor {name!r} does not fit its place in the file; copy or download it again")
         return map_storage(path, begin + start, end - start, dtype).reshape(entry["shape"])
 
     stored = Stored(names=list(entries), shape=lambda name: tuple(entries[name]["shape"]), read=read)
@@ -45,10 +46,10 @@ def open_safetensors(path: Path) -> Stored:
         return stored
     for name in (header["input"], header["output"]):
         if name not in entries:
-            raise ValueError(f"{path}: the header names table {name!r}, but the file holds {', '.join(entries)}")
+            raise UserError(f"{path}: the header names table {name!r}, but the file holds {', '.join(entries)}")
         rows = entries[name]["shape"][:1]
         if rows and header["vocabulary_size"] > rows[0]:
-            raise ValueError(
+            raise UserError(
                 f"{path}: vocabulary_size in the header is {header['vocabulary_size']}, but table {name!r} has "
                 f"{rows[0]} rows; copy or download it again"
             )

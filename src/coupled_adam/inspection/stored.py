@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
+
 FLOATING = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Matrix = Tensor | NDArray[np.floating[Any]]
@@ -47,7 +49,7 @@ class Stored:
 
 def refuse_type(path: Path, name: str, dtype: str) -> NoReturn:
     """Say that a tensor of this type is no table of numbers."""
-    raise ValueError(
+    raise UserError(
         f"{path}: tensor {name!r} has type {dtype}, expected one of {', '.join(FLOATING)}; "
         "give the model as it was before it was quantised, or as a GGUF file"
     )

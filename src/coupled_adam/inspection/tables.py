@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.inspection.files import SUFFIXES, open_file
 from coupled_adam.inspection.folders import open_folder, open_hub_model
 from coupled_adam.inspection.hub import HUB_NAME
@@ -91,7 +92,7 @@ def read_model(path: str, tensor: str | None = None) -> Model:
     elif _is_hub_name(path):
         stored = open_hub_model(path)
     else:
-        raise ValueError(f"{path}: no such file or folder")
+        raise UserError(f"{path}: no such file or folder")
     tables = find_tables(stored, path) if tensor is None else [_chosen_table(stored, path, tensor)]
     return Model(path, tied=tables[0].role == "tied", tables=tables, tokenizer=stored.tokenizer)
 
@@ -155,12 +156,12 @@ def _resolve_name(stored: Stored, path: str, wanted: str) -> str:
     if len(ends) == 1:
         return ends[0]
     if ends:
-        raise ValueError(f"{path}: several tensors end in {wanted!r}: {_listed(ends)}; give more of the name")
+        raise UserError(f"{path}: several tensors end in {wanted!r}: {_listed(ends)}; give more of the name")
     holding = [name for name in stored.names if wanted in name]
     near = difflib.get_close_matches(wanted, stored.names, n=3, cutoff=0.5)
     if not (near or holding):
         near = list(stored.names)
-    raise ValueError(f"{path}: no tensor {wanted!r}; near to it: {_listed(dict.fromkeys(near + holding))}")
+    raise UserError(f"{path}: no tensor {wanted!r}; near to it: {_listed(dict.fromkeys(near + holding))}")
 
 
 def _only_candidate(stored: Stored, path: str, usual: Sequence[str]) -> str | None:
@@ -169,21 +170,21 @@ def _only_candidate(stored: Stored, path: str, usual: Sequence[str]) -> str | No
     for other in names[1:]:
         same_shape = stored.shape(other) == stored.shape(names[0])
         if not (same_shape and _identical(stored.read(names[0]), stored.read(other))):
-            raise ValueError(f"{path}: several tables, choose one with --tensor: {_with_shapes(stored, names)}")
+            raise UserError(f"{path}: several tables, choose one with --tensor: {_with_shapes(stored, names)}")
     return names[0] if names else None
 
 
 def _only_matrix(stored: Stored, path: str) -> str:
     unusual = f"{path}: no tensor has a usual name of a table, choose one with --tensor: "
     if stored.in_shards:
-        raise ValueError(unusual + _listed(stored.names))
+        raise UserError(unusual + _listed(stored.names))
     matrices = [name for name in stored.names if len(stored.shape(name)) == 2]
     if not matrices:
         shown = f"it holds {_with_shapes(stored, stored.names)}" if stored.names else "it holds no tensor"
-        raise ValueError(f"{path}: no 2-D table found; {shown}")
+        raise UserError(f"{path}: no 2-D table found; {shown}")
     if len(matrices) > 1:
         largest_first = sorted(matrices, key=lambda name: -stored.shape(name)[0])
-        raise ValueError(unusual + _with_shapes(stored, largest_first))
+        raise UserError(unusual + _with_shapes(stored, largest_first))
     return matrices[0]
 
 
@@ -196,7 +197,7 @@ def _has_usual_name(name: str, usual: Sequence[str]) -> bool:
 def _read_matrix(stored: Stored, path: str, name: str) -> Matrix:
     shape = stored.shape(name)
     if len(shape) != 2 or 0 in shape:
-        raise ValueError(f"{path}: tensor {name!r} has shape {shape}, expected (V, H)")
+        raise UserError(f"{path}: tensor {name!r} has shape {shape}, expected (V, H)")
     return stored.read(name)[: stored.vocabulary_size]
 
 

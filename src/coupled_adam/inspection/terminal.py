@@ -10,7 +10,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from coupled_adam.inspection.overview import Overview, printable
+from coupled_adam.base.text import printable
+from coupled_adam.inspection.overview import Overview
 
 
 def print_overview(console: Console, overview: Overview) -> None:

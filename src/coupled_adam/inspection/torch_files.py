@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.inspection.stored import FLOATING, Stored, map_storage, refuse_type
 
 
@@ -40,7 +41,7 @@ def open_torch(path: Path) -> Stored:
         if dtype not in FLOATING or tensor.layout != torch.strided:
             refuse_type(path, name, dtype if tensor.layout == torch.strided else str(tensor.layout))
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise ValueError(
+            raise UserError(
                 f"{path}: tensor {name!r} has shape {tuple(tensor.shape)}, but the file has fewer numbers of it (its "
                 "rows share memory); save a copy of it with .contiguous()"
             )
@@ -112,16 +113,16 @@ def refusing_bad_files(path: Path, remedy: str) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it asks for {wanted[1]}" if wanted else "it holds more than tensors"
-        raise ValueError(
+        raise UserError(
             f"{path}: refused, because reading this pickle could run code of whoever wrote it ({reason}); {remedy}"
         ) from None
     except Exception as error:  # whatever torch's readers stumble over in bytes that are no PyTorch file
         raise _not_whole(path, error) from None
 
 
-def _not_whole(path: Path, error: Exception) -> ValueError:
+def _not_whole(path: Path, error: Exception) -> UserError:
     reason = str(error).split("\n")[0].split(". ")[0]
-    return ValueError(f"{path}: not a whole PyTorch file ({type(error).__name__}: {reason}); copy or download it again")
+    return UserError(f"{path}: not a whole PyTorch file ({type(error).__name__}: {reason}); copy or download it again")
 
 
 def _tensors_in(value: object, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -138,7 +139,7 @@ def _real(fake: FakeTensor, name: str, path: Path, records: Mapping[int, zipfile
     offset, size = storage._checkpoint_offset, storage.nbytes()
     record = records.get(-1 if offset is None else offset)
     if record is None or record.file_size != size:
-        raise ValueError(
+        raise UserError(
             f"{path}: tensor {name!r} should have {size} bytes, but its record has "
             f"{'none' if record is None else record.file_size}; copy or download the file again"
         )

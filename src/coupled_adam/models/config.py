@@ -6,6 +6,8 @@ Letters: V vocabulary rows, H width, L layers, T context.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from coupled_adam.base.errors import UserError
+
 if TYPE_CHECKING:
     from coupled_adam.models.language_model import LanguageModel
 
@@ -43,22 +45,20 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
             expected = " or ".join(repr(name) for name in ARCHITECTURES)
-            raise ValueError(f"Invalid architecture: {self.architecture!r}; expected {expected}")
+            raise UserError(f"Invalid architecture: {self.architecture!r}; expected {expected}")
         for name in ("layers", "heads", "width", "context", "vocabulary_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"Invalid {name}: {value!r}; expected a whole number of at least 1")
+                raise UserError(f"Invalid {name}: {value!r}; expected a whole number of at least 1")
         if self.width % self.heads:
-            raise ValueError(
-                f"Invalid heads: {self.heads} do not divide the width {self.width}; choose a divisor of it"
-            )
+            raise UserError(f"Invalid heads: {self.heads} do not divide the width {self.width}; choose a divisor of it")
         if self.architecture == "llama" and self.head_size % 2:
-            raise ValueError(
+            raise UserError(
                 f"Invalid heads: {self.heads} heads of width {self.head_size} each, but RoPE turns pairs of "
                 "numbers; choose heads so that width / heads is even"
             )
         if self.architecture == "llama" and self.bias:
-            raise ValueError("Invalid bias: True; the Llama-style model has none, set bias = false")
+            raise UserError("Invalid bias: True; the Llama-style model has none, set bias = false")
 
     @property
     def head_size(self) -> int:

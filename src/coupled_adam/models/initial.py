@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.optimizer.inventory import plain_name
 
@@ -39,7 +40,7 @@ def initialise(model: LanguageModel, seed: int) -> None:
     """
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
-            raise ValueError(f"parameter {name!r} is on the meta device; call model.to_empty(device=...) first")
+            raise UserError(f"parameter {name!r} is on the meta device; call model.to_empty(device=...) first")
         _copy_part(parameter, _values(plain_name(name), parameter.shape, seed, model.config.layers))
 
 

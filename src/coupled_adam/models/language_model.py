@@ -5,6 +5,7 @@ Letters: V vocabulary rows, H width, B batch, T time.
 
 from torch import Tensor, nn
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.models.config import ModelConfig
 from coupled_adam.models.loss import linear_cross_entropy
 
@@ -59,7 +60,7 @@ class LanguageModel(nn.Module):
             0 where the target is -100.
         """
         if tokens.ndim != 2 or tokens.shape[1] > self.config.context:
-            raise ValueError(
+            raise UserError(
                 f"tokens have shape {tuple(tokens.shape)}, expected (B, T) with T of at most {self.config.context}; "
                 "cut them, or build the model with a longer context"
             )

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.models import loss_operations
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -57,13 +58,13 @@ def linear_cross_entropy(
         tensor(0.2395)
     """
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(
+        raise UserError(
             f"hidden has shape {tuple(hidden.shape)} and weight {tuple(weight.shape)}, expected (N, H) and (V, H)"
         )
     if targets.shape != hidden.shape[:1]:
-        raise ValueError(f"targets have shape {tuple(targets.shape)}, expected {tuple(hidden.shape[:1])}")
+        raise UserError(f"targets have shape {tuple(targets.shape)}, expected {tuple(hidden.shape[:1])}")
     if reduction not in ("mean", "none"):
-        raise ValueError(f"Invalid reduction: {reduction!r}; expected 'mean' or 'none'")
+        raise UserError(f"Invalid reduction: {reduction!r}; expected 'mean' or 'none'")
     dtype = torch.promote_types(hidden.dtype, weight.dtype)
     device_type = hidden.device.type
     if (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from rich.console import Console
 
+from coupled_adam.base.errors import UserError, as_user_error
 from coupled_adam.base.files import read_json, read_text, remove_leftovers, write_whole
 from coupled_adam.base.locks import LockHeld, locked
 from coupled_adam.models.config import parameter_count
@@ -111,8 +112,9 @@ def run_cell(task: Task) -> tuple[Status, str]:
             except Exception as error:
                 from coupled_adam.training.trainer import TrainingStopped
 
-                is_expected = isinstance(error, (ValueError, OSError, ImportError, TrainingStopped))
-                reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+                mendable = error if isinstance(error, TrainingStopped) else as_user_error(error)
+                is_expected = mendable is not None
+                reason = str(mendable) if is_expected else f"{type(error).__name__}: {error}"
                 write_error(folder, reason, "" if is_expected else _traceback(error))
                 if not is_expected:
                     raise
@@ -193,7 +195,7 @@ def _train_with_torchrun(task: Task, output: TextIO) -> None:
             process.terminate()
             process.wait()
     if code != 0 and not is_trained(task):
-        raise ValueError(
+        raise UserError(
             f"torchrun ended with exit code {code}; the last lines of {OUTPUT}:\n{tail(task.folder / OUTPUT)}"
         )
 

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
+from coupled_adam.base.text import short, shorthand
 from coupled_adam.study.grid import CellRuns, by_model_name, optimizer_labels
 from coupled_adam.study.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.report_data import loss_splits
@@ -17,8 +18,6 @@ from coupled_adam.study.table_model import (
     number_column,
     text_column,
 )
-from coupled_adam.training.amounts import short
-from coupled_adam.uncertainty import shorthand
 
 PAIR_COLUMNS = (
     text_column("D", "D", "$D$"),

@@ -7,13 +7,12 @@ the same seed see the same batches and are compared with each other.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coupled_adam.base.text import short, shorthand
 from coupled_adam.study.comparison_table import PAIR_COLUMNS, pairs_of
 from coupled_adam.study.curves import Curve, curve_of
 from coupled_adam.study.grid import CellRuns, by_model_name, model_labels, optimizer_labels
 from coupled_adam.study.statistics import Summary, summarise
 from coupled_adam.study.table_model import Cell, Table, mean_cell, mean_column, text_column
-from coupled_adam.training.amounts import short
-from coupled_adam.uncertainty import shorthand
 
 COLUMNS = (
     *PAIR_COLUMNS,

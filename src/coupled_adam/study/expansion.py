@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.study.plan import Study
 from coupled_adam.study.plan_sections import ModelAxis, OptimizerAxis
 from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, differences, load_config, with_rows
@@ -96,7 +97,7 @@ def cells_of(study: Study, overrides: Sequence[str] = ()) -> list[Cell]:
                 continue
             cells.append(_cell(study, model, variant, config))
     if wrong:
-        raise ValueError("\n".join(_mistakes(study, wrong)))
+        raise UserError("\n".join(_mistakes(study, wrong)))
     _require_different_names(study, cells)
     return cells
 
@@ -106,7 +107,7 @@ def with_milestones(config: Config) -> Config:
     if config.checkpoints.milestones:
         return config
     if config.total_steps < THEORY_MILESTONES:
-        raise ValueError(
+        raise UserError(
             f"evaluation.theory = true: a run of {config.total_steps} steps has no {THEORY_MILESTONES} milestones; "
             f"raise training.tokens, or set checkpoints.milestones = {config.total_steps}"
         )
@@ -261,7 +262,7 @@ def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     for pattern in patterns:
         if not any(_matches(cell, pattern) for cell in cells):
             known = ", ".join(dict.fromkeys(cell.id for cell in cells))
-            raise ValueError(
+            raise UserError(
                 f"--only {pattern}: no run is called that; expected a pattern such as '*/seed-1' for: {known}"
             )
     return [cell for cell in cells if not patterns or any(_matches(cell, pattern) for pattern in patterns)]
@@ -296,7 +297,7 @@ def _require_different_names(study: Study, cells: Sequence[Cell]) -> None:
     seen: set[str] = set()
     for cell in cells:
         if cell.label in seen:
-            raise ValueError(
+            raise UserError(
                 f"study {study.name}: two runs are called {cell.label}; give the optimizers different names, and set "
                 "no seed and no training.tokens that the axes set; to run a part of a study, --only '*/seed-1'"
             )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import remove_leftovers, require_regular_file, write_whole
 from coupled_adam.base.locks import is_held
 from coupled_adam.study.expansion import Cell, settings_that_differ
@@ -53,12 +54,12 @@ class StudyFolder:
         if stored.is_file():
             name = load_study(str(stored)).name
             if name != study.name:
-                raise ValueError(f"{self.path} holds the study {name!r}, not {study.name!r}; give another --out")
+                raise UserError(f"{self.path} holds the study {name!r}, not {study.name!r}; give another --out")
         elif self.path.is_dir() and not all(_is_beginning(path) for path in self.path.iterdir()):
-            raise ValueError(f"{self.path} exists and is not the folder of a study; give another --out")
+            raise UserError(f"{self.path} exists and is not the folder of a study; give another --out")
         changed = [line for cell in cells for line in self._changes(cell)]
         if changed:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} holds runs of this study that had other settings. Take the changes back, give the cells "
                 f"other names, give another --out, or remove the folders of these runs to do them again "
                 f"({self.path}/runs/...):\n" + "\n".join(changed)

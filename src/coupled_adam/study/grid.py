@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coupled_adam.base.text import short
 from coupled_adam.study.report_data import Size, optimizer_order, role_of, size_of
 from coupled_adam.study.results import Result
-from coupled_adam.training.amounts import short
 
 
 @dataclass(frozen=True)

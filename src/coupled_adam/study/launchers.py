@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from coupled_adam.base.errors import UserOSError
 from coupled_adam.base.extras import require
 from coupled_adam.study.cell import Status, Task, is_finished, run_cell, write_error
 from coupled_adam.study.energy import visible_gpus
@@ -201,7 +202,7 @@ class LocalLauncher:
             worker.close()
             if answer is None and task is None and not self._stops and not worker.has_answered:
                 # It died with nothing to do, so the next would too.
-                raise ChildProcessError(f"a worker of the study did not start: {cause}")
+                raise UserOSError(f"a worker of the study did not start: {cause}")
             self._workers[slot] = self._new_worker(slot) if not self._stops else worker
         return ended
 

@@ -3,7 +3,7 @@
 import html
 import re
 
-from coupled_adam.uncertainty import SHORTHAND
+from coupled_adam.base.text import SHORTHAND
 
 # What a table shows where there is nothing to show.
 MISSING = "\N{EN DASH}"

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from coupled_adam import __version__
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import LARGEST_TOML, parse_toml, read_text
 from coupled_adam.study.plan_sections import (
     Axis,
@@ -121,16 +122,16 @@ def load_study(spec: str) -> Study:
     path = Path(spec).expanduser()
     if spec.strip() and path.is_dir():
         if not (path / FILE_NAME).is_file():
-            raise ValueError(f"{spec} is a folder without {FILE_NAME}; expected the folder of a study, or a TOML file")
+            raise UserError(f"{spec} is a folder without {FILE_NAME}; expected the folder of a study, or a TOML file")
         path = path / FILE_NAME
     elif not spec.strip() or (not path.exists() and path.suffix != ".toml"):
         near = difflib.get_close_matches(spec, STUDIES, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"{spec!r} is no study and no file; {hint}studies are: {', '.join(STUDIES)}")
+        raise UserError(f"{spec!r} is no study and no file; {hint}studies are: {', '.join(STUDIES)}")
     try:
         text = read_text(path, LARGEST_TOML)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     return parse_study(text, str(path), path.parent)
 
 
@@ -153,7 +154,7 @@ def parse_study(text: str, source: str, folder: Path) -> Study:
     else:
         wrong += _contradictions(study)
     if wrong:
-        raise ValueError("\n".join(f"{source}: {line}" for line in wrong))
+        raise UserError("\n".join(f"{source}: {line}" for line in wrong))
     return _with_whole_paths(study, folder)
 
 
@@ -215,7 +216,7 @@ def with_settings(study: Study, settings: Sequence[str]) -> tuple[Study, list[st
         key, equals, text = (part.strip() for part in setting.partition("="))
         section, _, name = key.partition(".")
         if key in AXES:
-            raise ValueError(
+            raise UserError(
                 f"--set {setting}: the {key} are those of the study; run a part of it with --only, such as --only "
                 f"'*/seed-1', or change a copy of it: coupled-adam study show {study.name} > mine.toml"
             )
@@ -228,7 +229,7 @@ def with_settings(study: Study, settings: Sequence[str]) -> tuple[Study, list[st
         values = {**getattr(study, section).model_dump(), **values}
         wrong = _wrong(values, _SECTIONS[section], f"--set {section}")
         if wrong:
-            raise ValueError("\n".join(wrong))
+            raise UserError("\n".join(wrong))
         changed[section] = _SECTIONS[section].model_validate(values)
     return study.model_copy(update=changed), left
 

@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from coupled_adam.base.text import duration
 from coupled_adam.models.config import flops_per_token
 from coupled_adam.study.expansion import Cell
 from coupled_adam.study.folder import last_row, newest_step
-from coupled_adam.training.units import duration
 
 if TYPE_CHECKING:
     from coupled_adam.study.launchers import Ended

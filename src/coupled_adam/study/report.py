@@ -6,6 +6,7 @@ folders -> results -> figures/*.svg *.pdf, tables/*.csv *.md *.tex, report.html
 from collections.abc import Sequence
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
 from coupled_adam.base.files import remove_leftovers, require_writable, write_whole
 from coupled_adam.study.report_plan import StudyPlan, all_planned, read_plans, shared_report
@@ -46,7 +47,7 @@ def read_report(folders: Sequence[Path]) -> tuple[list[Result], list[StudyPlan]]
     results = merge_results(folders)
     if not results:
         names = ", ".join(str(folder) for folder in folders) or "no folder"
-        raise ValueError(f"{names}: no finished run to report; run the study first with `coupled-adam study run`")
+        raise UserError(f"{names}: no finished run to report; run the study first with `coupled-adam study run`")
     return results, read_plans(folders, results)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from coupled_adam.base.text import short
 from coupled_adam.study.metrics import INPUT_PREFIX, METRICS, TASK_LIMIT
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison, compare
-from coupled_adam.training.amounts import short
 
 Role = Literal["standard", "coupled", "scaled", "sgd"]
 NAMES = {"standard": "standard Adam", "coupled": "Coupled Adam"}

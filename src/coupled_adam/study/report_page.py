@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from coupled_adam import __version__
 from coupled_adam.base.extras import install_command
+from coupled_adam.base.text import duration, short
 from coupled_adam.study.figures import Plate
 from coupled_adam.study.figures.album import MAIN_PICTURE, OVER_TRAINING
 from coupled_adam.study.figures.style import looks
@@ -35,8 +36,6 @@ from coupled_adam.study.report_tables import PageTable, headline, page_table, ru
 from coupled_adam.study.results import Result
 from coupled_adam.study.tables import build_tables
 from coupled_adam.study.verdict import verdict
-from coupled_adam.training.amounts import short
-from coupled_adam.training.units import duration
 
 # What can be said of a run that is not in the results, the best first.
 FURTHEST = ("just finished", "running", TO_BE_MEASURED, "failed", "stopped", "waiting")

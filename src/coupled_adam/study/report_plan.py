@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import LARGEST_TOML, read_limited
 from coupled_adam.study.cell import read_error
 from coupled_adam.study.expansion import Cell, cells_of, settings_that_differ
@@ -138,7 +139,7 @@ def _require_its_settings(plan: StudyPlan, results: Sequence[Result], outdated: 
         if cell is not None and result.folder not in outdated and not _has_settings_of(result, cell):
             wrong.append(f"{cell.label} in {result.folder}: {_differing(result, cell)}")
     if wrong:
-        raise ValueError(
+        raise UserError(
             f"these runs have other settings than {plan.folder / FILE_NAME} has for them, so they cannot be compared "
             "with the runs there; report the folders one by one, or run them with the same settings:\n"
             + "\n".join(wrong)

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
+from coupled_adam.base.text import short
 from coupled_adam.inspection.measures import MEASURES
 from coupled_adam.study.comparison_table import p_text, summary_cell
 from coupled_adam.study.comparison_table import verdict as claim_of
@@ -31,7 +32,6 @@ from coupled_adam.study.report_data import (
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import summarise
 from coupled_adam.study.table_model import Cell, Table
-from coupled_adam.training.amounts import short
 
 # Where the loss leads; where the embeddings do, they come first.
 HEADLINE = ("loss", "acc", "mu_norm_ratio", "iso", "mu_norm", "r_cos", "rho_log", "kappa")

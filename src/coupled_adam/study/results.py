@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import parse_json, read_text, write_whole
 from coupled_adam.study.metrics import METRICS, TASK_LIMIT, TASKS, other_tasks
 
@@ -99,23 +100,23 @@ def from_json(text: str, folder: Path, source: str) -> Result:
         values = parse_json(text, source)
         json.dumps(values, ensure_ascii=False).encode()  # half a surrogate pair can be spelled, but not written
     except UnicodeEncodeError:
-        raise ValueError(f"{source}: has text that is not Unicode; {remedy}") from None
+        raise UserError(f"{source}: has text that is not Unicode; {remedy}") from None
     except ValueError as error:
-        raise ValueError(f"{error}; {remedy}") from None
+        raise UserError(f"{error}; {remedy}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{source}: expected a result, an object with the keys {', '.join(STORED)}; {remedy}")
+        raise UserError(f"{source}: expected a result, an object with the keys {', '.join(STORED)}; {remedy}")
     values.setdefault("loss_split", "test")  # rows from before it was stored
     missing = [name for name in STORED if name not in values]
     if missing:
-        raise ValueError(f"{source}: {', '.join(missing)} missing; {remedy}")
+        raise UserError(f"{source}: {', '.join(missing)} missing; {remedy}")
     for name in STORED:
         if not (values[name] is None and name in _OPEN) and not _is_kind(values[name], _KINDS.get(name, str)):
-            raise ValueError(f"{source}: {name} = {_short(values[name])} is not what a result has there; {remedy}")
+            raise UserError(f"{source}: {name} = {_short(values[name])} is not what a result has there; {remedy}")
     for name, value in values["metrics"].items():
         if value is not None and not _is_kind(value, (int, float)):
-            raise ValueError(f"{source}: metric {name!r} is {_short(value)}, expected a finite number; {remedy}")
+            raise UserError(f"{source}: metric {name!r} is {_short(value)}, expected a finite number; {remedy}")
     if not _lies_inside(values["run"]):
-        raise ValueError(f"{source}: run = {_short(values['run'])} lies outside the folder of the study; {remedy}")
+        raise UserError(f"{source}: run = {_short(values['run'])} lies outside the folder of the study; {remedy}")
     return Result(**{name: values[name] for name in STORED}, folder=folder)
 
 
@@ -147,11 +148,11 @@ def read_results(study_folder: Path) -> list[Result]:
     try:
         lines = read_text(path).splitlines()
     except FileNotFoundError:
-        raise ValueError(
+        raise UserError(
             f"{study_folder}: no {FILE_NAME}; expected the folder of a study in which at least one run is finished"
         ) from None
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     return [from_json(line, study_folder, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
 
 
@@ -175,7 +176,7 @@ def merge_results(study_folders: Sequence[Path]) -> list[Result]:
                 f"{result.config_hash} in {result.folder}"
             )
     if conflicts:
-        raise ValueError(
+        raise UserError(
             "these runs have the same name and other settings; report the folders one by one:\n" + "\n".join(conflicts)
         )
     return list(found.values())

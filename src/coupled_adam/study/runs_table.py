@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+from coupled_adam.base.text import short, shorthand
 from coupled_adam.study.grid import CellRuns, model_labels, optimizer_labels
 from coupled_adam.study.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.notation import MISSING
 from coupled_adam.study.report_data import loss_splits
 from coupled_adam.study.results import Result
 from coupled_adam.study.table_model import Cell, Table, number_cell, number_column, text_column
-from coupled_adam.training.amounts import short
-from coupled_adam.uncertainty import shorthand
 
 COSTS: tuple[tuple[str, str, Callable[[Result], float | None]], ...] = (
     ("seconds", "seconds", lambda run: run.seconds),

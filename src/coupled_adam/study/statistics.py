@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Literal, TypeGuard
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
 from coupled_adam.study.metrics import Better
 
@@ -177,7 +178,7 @@ def compare_summaries(first: Summary, second: Summary, better: Better | None) ->
         True
     """
     if better not in ("lower", "higher", None):
-        raise ValueError(f"better is {better!r}; pass 'lower', 'higher' or None")
+        raise UserError(f"better is {better!r}; pass 'lower', 'higher' or None")
     untested = Comparison(
         better=better,
         first=first,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coupled_adam.base.files import require_writable, write_whole
+from coupled_adam.base.text import short
 from coupled_adam.study.ablation_groups import scale_groups, sgd_groups
 from coupled_adam.study.comparison_table import comparison_table, summary_cell
 from coupled_adam.study.crossing_table import crossing_table
@@ -50,7 +51,6 @@ from coupled_adam.study.statistics import better_than_all, summarise
 from coupled_adam.study.table_formats import FORMATS
 from coupled_adam.study.table_model import Cell, Column, Table, text_column
 from coupled_adam.study.theory_table import theory_table
-from coupled_adam.training.amounts import short
 
 FOLDER = "tables"
 NAMES = (

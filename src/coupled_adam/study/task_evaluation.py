@@ -6,6 +6,7 @@ The evaluation itself keeps each finished task in the run folder, so one that wa
 from collections.abc import Iterable
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.corpus import open_known_corpus
 from coupled_adam.evaluation.downstream.evaluate import evaluate_run
 from coupled_adam.evaluation.downstream.harness import check_tasks
@@ -52,7 +53,7 @@ def check_task_names(evaluation: EvaluationSection) -> None:
         except ValueError as error:
             # It speaks of the options of `coupled-adam eval`.
             words = str(error).replace("--task-data", "evaluation.task_data").replace("--tasks", "evaluation.tasks")
-            raise ValueError(words) from error
+            raise UserError(words) from error
 
 
 def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config]) -> None:
@@ -69,15 +70,15 @@ def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config]) -
     for config in different.values() if evaluation.tasks else ():
         corpus = open_known_corpus(Path(config.data.folder).expanduser())
         if corpus.tokenizer is None:
-            raise ValueError(
+            raise UserError(
                 f"evaluation.tasks needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
                 f"`coupled-adam data prepare tokens:...`. {WITHOUT}"
             )
         try:
             tokens = run_tokenizer(config, corpus)
             require_fit(tokens, config.rows, config.name)
-        except (ValueError, OSError) as error:
-            raise ValueError(f"evaluation.tasks: {error}. {WITHOUT}") from error
+        except (UserError, OSError) as error:
+            raise UserError(f"evaluation.tasks: {error}. {WITHOUT}") from error
 
 
 def _task_data(evaluation: EvaluationSection) -> Path | None:

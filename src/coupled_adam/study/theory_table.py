@@ -6,6 +6,7 @@ Each number of a run is a mean over its checkpoints already. There is no better 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coupled_adam.base.text import short
 from coupled_adam.study.grid import CellRuns, model_labels, optimizer_labels
 from coupled_adam.study.metrics import THEORY_PREFIX
 from coupled_adam.study.notation import MISSING
@@ -13,7 +14,6 @@ from coupled_adam.study.statistics import Summary, is_number, summarise
 from coupled_adam.study.table_model import Cell, Table, mean_cell, mean_column, text_column
 from coupled_adam.theory.overview import spread
 from coupled_adam.theory.record import PUBLISHED, Spread
-from coupled_adam.training.amounts import short
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ A *size* is one combination of dataset size D and model; tied and untied models 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from coupled_adam.base.text import short
 from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.report_data import (
     Variant,
@@ -21,7 +22,6 @@ from coupled_adam.study.report_data import (
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison, Values
 from coupled_adam.study.verdict_sentences import Table, Verdict, verdict_of_many, verdict_of_pair
-from coupled_adam.training.amounts import short
 
 
 def verdict(results: Sequence[Result], report: ReportSection = DEFAULT_REPORT) -> Verdict:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from coupled_adam.base.text import shorthand
 from coupled_adam.inspection.measures import CENTRED_BELOW
 from coupled_adam.study.metrics import METRICS, Lead
 from coupled_adam.study.statistics import Comparison, Summary, Values, as_list, compare, summarise
-from coupled_adam.uncertainty import shorthand
 
 Outcome = Literal["better", "worse", "open", "mixed", "no claim"]
 Table = Literal["", "output "]

@@ -11,12 +11,12 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from coupled_adam.base.text import short
 from coupled_adam.inspection.plates import STYLE, Plate, plate
 from coupled_adam.theory import figures
 from coupled_adam.theory.folder import Counts, TokenArrays
 from coupled_adam.theory.record import RunTheory
 from coupled_adam.theory.toy_figure import draw_gradients_example
-from coupled_adam.training.amounts import short
 
 CAPTIONS = {
     "gradients_example": (

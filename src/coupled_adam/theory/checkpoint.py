@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.theory.fits import fit_through_origin, theorem_fit
 from coupled_adam.theory.folder import Counts, TokenArrays
@@ -170,7 +171,7 @@ def fits_of(arrays: TokenArrays, unigram: Counts) -> dict[str, Fit]:
 def require_finite(loss: float, step: int) -> float:
     """The loss, or a ValueError where there is nothing left to measure."""
     if not math.isfinite(loss):
-        raise ValueError(
+        raise UserError(
             f"checkpoint of step {step}: its loss is {loss}, so nothing can be measured; leave it out by naming others "
             "with --checkpoint"
         )

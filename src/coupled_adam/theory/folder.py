@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, read_text, replacing, require_regular_file, write_whole
 from coupled_adam.theory.record import (
     CheckpointTheory,
@@ -68,7 +69,7 @@ class TheoryFolder:
         try:
             text = read_text(self.theory)
         except (OSError, ValueError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{self.theory}: cannot be read ({error}); write it with `coupled-adam theory {self.path.parent}`"
             ) from None
         return run_from_json(text, str(self.theory))
@@ -148,6 +149,6 @@ def _read_arrays(path: Path, names: list[str]) -> dict[str, npt.NDArray[Any]]:
             return {name: stored[name] for name in names}
     except (OSError, *DAMAGED) as error:
         reason = getattr(error, "strerror", None) or "it is damaged"
-        raise ValueError(
+        raise UserError(
             f"{path}: cannot be read ({reason}); measure it again with `coupled-adam theory RUN --fresh`"
         ) from None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
@@ -58,9 +59,9 @@ def theory_of_run(
     config = run_config(run)
     precision = precision or PRECISIONS[0]
     if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+        raise UserError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
     if batches < 1:
-        raise ValueError(f"batches is {batches}, expected 1 or more; the paper takes 20")
+        raise UserError(f"batches is {batches}, expected 1 or more; the paper takes 20")
     folder = TheoryFolder(run)
     steps = milestones(run, folder) if checkpoints is None else sorted(set(checkpoints))
     origins = {step: _origin(run, step, batches, precision) for step in steps}
@@ -146,7 +147,7 @@ def milestones(run: Path, folder: TheoryFolder) -> list[int]:
         remedy = "train it again into another folder, with --set checkpoints.milestones=10 --out FOLDER"
         if others:
             remedy = f"name one of its checkpoints with --checkpoint STEP ({others}), or {remedy}"
-        raise ValueError(f"{run}: has no milestones to measure; {remedy}")
+        raise UserError(f"{run}: has no milestones to measure; {remedy}")
     return sorted(steps)
 
 
@@ -172,7 +173,7 @@ def _origin(run: Path, step: int, batches: int, precision: str) -> Origin:
 def _corpus_of(config: Config, record: Record) -> Corpus:
     corpus = run_corpus(config, record)
     if corpus is None:
-        raise ValueError(
+        raise UserError(
             f"{config.data.folder}: the tokens that the run {config.name!r} was trained on are not there. Prepare them "
             "again with `coupled-adam data prepare`; a relative folder is looked for from the current one"
         )

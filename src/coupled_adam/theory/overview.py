@@ -7,10 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coupled_adam.base.text import learning_rate, short, shorthand
 from coupled_adam.theory.record import PUBLISHED, CheckpointTheory, Optimizer, RunTheory, Spread
-from coupled_adam.training.amounts import short
-from coupled_adam.training.units import learning_rate
-from coupled_adam.uncertainty import shorthand
 
 DASH = "—"
 MOST_DECIMALS = 4

@@ -11,13 +11,13 @@ import jinja2
 from markupsafe import Markup
 
 from coupled_adam.base.files import remove_leftovers, write_whole
+from coupled_adam.base.text import short
 from coupled_adam.inspection.plates import Plate, write_plates
 from coupled_adam.theory.album import CAPTIONS, draw_plates
 from coupled_adam.theory.folder import TheoryFolder
 from coupled_adam.theory.overview import fits_table, sums_table
 from coupled_adam.theory.record import RunTheory
 from coupled_adam.theory.story import chapters
-from coupled_adam.training.amounts import short
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 PAGE = "theory.html"

@@ -12,6 +12,8 @@ from typing import Literal, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from coupled_adam.base.errors import UserError
+
 Optimizer = Literal["sgd", "adam", "coupled"]
 OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "adam", "coupled")
 FITTED = ("x_true", "x_false", "second_moment")
@@ -210,6 +212,6 @@ def _read(adapter: TypeAdapter[Record], text: str, source: str) -> Record:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
-        raise ValueError(
+        raise UserError(
             f"{source}: {place}: {first['msg']}; measure it again with `coupled-adam theory RUN --fresh`"
         ) from None

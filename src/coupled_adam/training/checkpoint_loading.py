@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.training.checkpoint_files import first_cause, in_words, read_tensors
 from coupled_adam.training.checkpoint_metadata import read_metadata
 from coupled_adam.training.checkpoint_ranks import Agreement
@@ -74,13 +75,13 @@ def load(path: Path, tensors: Mapping[str, Tensor], process_group: Any = None) -
     except ValueError as error:
         problem = str(error)
     if problem := ranks.first_not_none(problem):
-        raise ValueError(f"checkpoint {path}: {problem}")
+        raise UserError(f"checkpoint {path}: {problem}")
     wanted = {name: tensor for name, tensor in tensors.items() if name in metadata.state_dict_metadata}
     try:
         read_tensors(path, metadata, wanted, process_group)
     except CheckpointException as error:
         cause = first_cause(error)
-        raise ValueError(f"checkpoint {path} cannot be read: {in_words(cause)}") from error
+        raise UserError(f"checkpoint {path} cannot be read: {in_words(cause)}") from error
     restore_generators(wanted)
     return {"step": record.step} | {key: value for key, value in record.state.items() if key != "step"}
 

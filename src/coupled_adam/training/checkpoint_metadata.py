@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import require_regular_file
 from coupled_adam.training.checkpoint_record import StoredFile
 
@@ -58,7 +59,7 @@ def read_metadata(folder: Path, files: dict[str, StoredFile]) -> Metadata:
     except Exception as error:  # a damaged pickle can raise anything
         problem = str(error) or type(error).__name__
     if problem is not None:
-        raise ValueError(f"{METADATA_FILE} is not the metadata of a checkpoint of ours: {problem}")
+        raise UserError(f"{METADATA_FILE} is not the metadata of a checkpoint of ours: {problem}")
     assert isinstance(metadata, Metadata)
     return metadata
 

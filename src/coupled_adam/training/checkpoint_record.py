@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import kind_of_file, read_json, remove_leftover, write_whole
 
 STATE_FILE = "state.json"
@@ -64,32 +65,32 @@ def read_record(folder: Path) -> Record:
             raise TypeError(f"expected an object, found {type(content).__name__}")
         checksum = content.pop("sha256", None)
         if content.get("format") != FORMAT:
-            raise ValueError(f"format is {content.get('format')!r}, expected {FORMAT}")
+            raise UserError(f"format is {content.get('format')!r}, expected {FORMAT}")
         if checksum != _checksum(content):
-            raise ValueError("its checksum does not fit: it was changed or damaged")
+            raise UserError("its checksum does not fit: it was changed or damaged")
         return _record(content, folder)
     except FileNotFoundError:
-        raise ValueError(f"{STATE_FILE} is missing: the checkpoint was never finished, or it was deleted") from None
+        raise UserError(f"{STATE_FILE} is missing: the checkpoint was never finished, or it was deleted") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{STATE_FILE} cannot be read ({error})") from None
+        raise UserError(f"{STATE_FILE} cannot be read ({error})") from None
 
 
 def _record(content: dict[str, Any], folder: Path) -> Record:
     """The values of `state.json`, none of which is believed before it is what we write."""
     step, milestone, state = content["step"], content["milestone"], content["state"]
     if type(step) is not int or step < 0:
-        raise ValueError(f"step is {step!r}, expected a whole number of 0 or more")
+        raise UserError(f"step is {step!r}, expected a whole number of 0 or more")
     named = re.fullmatch(r"step-(\d+)", folder.name)
     if named is not None and step != int(named[1]):
-        raise ValueError(f"step is {step}, but the folder is called {folder.name}")
+        raise UserError(f"step is {step}, but the folder is called {folder.name}")
     if type(milestone) is not bool or not isinstance(state, dict):
-        raise ValueError("its milestone is no truth value, or its state no object")
+        raise UserError("its milestone is no truth value, or its state no object")
     files = {}
     for name, file in content["files"].items():
         if type(file["bytes"]) is not int or file["bytes"] < 0 or not isinstance(file["sha256"], str):
-            raise ValueError(f"size and sha256 of {name!r} are none")
+            raise UserError(f"size and sha256 of {name!r} are none")
         if name in ("", ".", "..") or Path(name).name != name:
-            raise ValueError(f"{name!r} is not the name of a file in the folder")
+            raise UserError(f"{name!r} is not the name of a file in the folder")
         files[name] = StoredFile(file["bytes"], file["sha256"])
     return Record(step, milestone, state, files)
 

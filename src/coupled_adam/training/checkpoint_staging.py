@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, cre
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.optimizer.sharding import is_distributed, local_part
 
 ALIGNMENT = 64
@@ -92,7 +93,7 @@ def _writes_its_part(tensor: Tensor) -> bool:
         return False
     placements = tensor.placements  # type: ignore[attr-defined]
     if any(placement.is_partial() for placement in placements):
-        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is still a partial sum ({placements}); reduce it")
+        raise UserError(f"a tensor of shape {tuple(tensor.shape)} is still a partial sum ({placements}); reduce it")
     return all(c == 0 for c, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
 
 

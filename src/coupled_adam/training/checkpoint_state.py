@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.optimizer.inventory import plain_name
 
 RNG = "rng."
@@ -43,13 +44,13 @@ def training_tensors(model: nn.Module, optimizers: Iterable[Optimizer]) -> dict[
     # Not named_parameters: after an evaluation FSDP2 shows gathered weights there; state_dict shards them again.
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name!r} in the state of the model is a {type(tensor).__name__}, expected tensors only")
+            raise UserError(f"{name!r} in the state of the model is a {type(tensor).__name__}, expected tensors only")
         names.setdefault(tensor, plain_name(name))
     tensors = {f"model.{name}": tensor.detach() for tensor, name in names.items()}
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             if parameter not in names:
-                raise ValueError("the optimizer has a parameter that is not in the model; build it from this model")
+                raise UserError("the optimizer has a parameter that is not in the model; build it from this model")
             for key, value in state.items():
                 tensors |= _state_tensor(f"optimizer.{names[parameter]}.{key}", value)
     device = next(model.parameters()).device
@@ -78,7 +79,7 @@ def make_optimizer_state(optimizers: Iterable[Optimizer]) -> None:
             elif isinstance(optimizer, torch.optim.Adam):  # AdamW and CoupledAdamW are Adams
                 _make_adam_state(optimizer, {**group, "params": fresh})
             else:
-                raise ValueError(
+                raise UserError(
                     f"cannot prepare the state of {type(optimizer).__name__} for loading; "
                     "use torch.optim.AdamW, torch.optim.SGD or CoupledAdamW"
                 )
@@ -108,5 +109,5 @@ def _state_tensor(name: str, value: object) -> dict[str, Tensor]:
     if value is None:  # SGD without momentum
         return {}
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} is a {type(value).__name__}, expected tensors only in the state of an optimizer")
+        raise UserError(f"{name} is a {type(value).__name__}, expected tensors only in the state of an optimizer")
     return {name: value.detach()}

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.tables_file import FILE_NAME
 from coupled_adam.training.checkpoint_files import first_cause, in_words, save_folder, write_tables_of
 from coupled_adam.training.checkpoint_loading import damage, load, newest_good
@@ -76,7 +77,7 @@ class CheckpointWriter:
 
     def __init__(self, folder: Path, keep: int, process_group: Any = None) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}, expected at least 1: the last checkpoint is needed to resume")
+            raise UserError(f"keep is {keep}, expected at least 1: the last checkpoint is needed to resume")
         self.folder = folder
         self.keep = keep
         self._group = background_group(process_group)
@@ -107,7 +108,7 @@ class CheckpointWriter:
             milestone: keep this checkpoint for ever.
         """
         if step < 0:
-            raise ValueError(f"step is {step}, expected 0 or more")
+            raise UserError(f"step is {step}, expected 0 or more")
         _check_tables(tables, tensors)
         copied_state = _as_json(state)
         self.wait()
@@ -139,7 +140,7 @@ class CheckpointWriter:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            raise ValueError(
+            raise UserError(
                 f"{self.folder}: this is not a folder, but checkpoints are to be written into it; move it away, then "
                 "run the same command again"
             ) from None
@@ -183,9 +184,9 @@ def _check_tables(tables: Tables | None, tensors: Mapping[str, Tensor]) -> None:
     for name in (tables.input, tables.output):
         table = tensors.get(f"model.{name}")
         if table is None:
-            raise ValueError(f"table {name!r}: there is no tensor 'model.{name}' among those to save")
+            raise UserError(f"table {name!r}: there is no tensor 'model.{name}' among those to save")
         if table.ndim != 2 or not 0 < tables.vocabulary_size <= table.shape[0]:
-            raise ValueError(f"table {name!r} has shape {tuple(table.shape)}, expected (V, H) for {tables}")
+            raise UserError(f"table {name!r} has shape {tuple(table.shape)}, expected (V, H) for {tables}")
 
 
 def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,7 +194,7 @@ def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
     try:
         copied = json.loads(json.dumps(dict(state)))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the state of the run cannot be written as JSON: {error}") from None
+        raise UserError(f"the state of the run cannot be written as JSON: {error}") from None
     assert isinstance(copied, dict)
     return copied
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import steps
 from coupled_adam.models.config import ModelConfig
-from coupled_adam.training.amounts import steps
 from coupled_adam.training.config_checks import contradictions
 from coupled_adam.training.config_errors import explain
 from coupled_adam.training.config_sources import FILE_NAME, read_values, set_value
@@ -68,7 +69,7 @@ class Config(Section):
     def _check(self) -> "Config":
         wrong = list(contradictions(self))
         if wrong:
-            raise ValueError("\n".join(wrong))
+            raise UserError("\n".join(wrong))
         return self
 
     @property
@@ -123,10 +124,10 @@ class Config(Section):
         """Samples that each of `ranks` ranks runs at once: training.micro_batch_size, or its whole share if smaller."""
         size, share = self.training.batch_size, self.training.batch_size // ranks
         if share * ranks != size:
-            raise ValueError(f"training.batch_size = {size} does not divide by {ranks} ranks")
+            raise UserError(f"training.batch_size = {size} does not divide by {ranks} ranks")
         micro = min(self.training.micro_batch_size or share, share)
         if share % micro:
-            raise ValueError(
+            raise UserError(
                 f"training.micro_batch_size = {micro} does not divide a rank's share of {share} samples "
                 f"(training.batch_size = {size} on {ranks} ranks)"
             )
@@ -184,9 +185,9 @@ def _build(source: str, values: dict[str, Any], overrides: Sequence[str]) -> Con
             # What lies between keys cannot be laid on the file alone.
             origin = f"{source} with --set" if overrides and not key else source
             wrong.append(f"--set {line}" if key in overridden else f"{origin}: {line}")
-        raise ValueError("\n".join(wrong)) from None
+        raise UserError("\n".join(wrong)) from None
     if wrong:
-        raise ValueError("\n".join(wrong))
+        raise UserError("\n".join(wrong))
     return config
 
 
@@ -239,7 +240,7 @@ def require_resumable(stored: Config, wanted: Config) -> None:
         fixed = [key for key in fixed if key != "model.vocabulary_size"]
     if fixed:
         changes = "\n".join(f"{key} = {toml_value(before[key])}, now {toml_value(now[key])}" for key in fixed)
-        raise ValueError(
+        raise UserError(
             f"the run {stored.name!r} cannot be resumed with other settings; take these back, or start a new run:\n"
             f"{changes}"
         )

@@ -4,6 +4,7 @@ import difflib
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import parse_toml, read_toml
 from coupled_adam.training.config_errors import unknown_key
 from coupled_adam.training.presets import PRESETS, preset_text
@@ -23,19 +24,19 @@ def read_values(spec: str) -> tuple[str, dict[str, Any]]:
         return f"preset {spec}", parse_toml(preset_text(spec), f"preset {spec}")
     path = Path(spec).expanduser()
     if not spec.strip():
-        raise ValueError(_unknown_preset(spec))
+        raise UserError(_unknown_preset(spec))
     if path.is_dir():
         path = path / FILE_NAME
         if not path.is_file():
-            raise ValueError(f"{spec} is a folder without {FILE_NAME}; expected a run folder, a TOML file or a preset")
+            raise UserError(f"{spec} is a folder without {FILE_NAME}; expected a run folder, a TOML file or a preset")
     elif not path.exists() and path.suffix != ".toml" and len(path.parts) == 1:
-        raise ValueError(_unknown_preset(spec))
+        raise UserError(_unknown_preset(spec))
     try:
         return str(path), read_toml(path)
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file or run folder; presets are: {', '.join(PRESETS)}") from None
+        raise UserError(f"{path}: no such file or run folder; presets are: {', '.join(PRESETS)}") from None
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _unknown_preset(spec: str) -> str:
@@ -57,13 +58,13 @@ def set_value(values: dict[str, Any], override: str, model: type[Section]) -> st
     """
     key, equals, text = (part.strip() for part in override.partition("="))
     if not equals or not key:
-        raise ValueError("expected section.key=value, such as optimizer.lr=3e-4")
+        raise UserError("expected section.key=value, such as optimizer.lr=3e-4")
     keys = keys_of(model.model_fields.get(key))
     if keys:
-        raise ValueError(f"{key} is a section; set one of its keys: {', '.join(f'{key}.{name}' for name in keys)}")
+        raise UserError(f"{key} is a section; set one of its keys: {', '.join(f'{key}.{name}' for name in keys)}")
     field = all_keys(model).get(key)
     if field is None:
-        raise ValueError(unknown_key(key, model))
+        raise UserError(unknown_key(key, model))
     value = _parse(text)
     # A name or folder may look like a number or a date; it is text all the same.
     value = text if is_text(field) and not isinstance(value, str) else value

@@ -10,6 +10,8 @@ import sys
 
 import torch
 
+from coupled_adam.base.errors import UserError
+
 # Dense bf16 matrix products with float32 sums, FLOP per second, by the vendors' data sheets. A name matches when it has
 # all words of a line; the first match counts.
 PEAK_FLOPS = {
@@ -52,9 +54,9 @@ def pick_device(wanted: str) -> torch.device:
         device(type='cpu')
     """
     if wanted not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"Invalid device: {wanted!r}; expected 'auto', 'cpu' or 'cuda'")
+        raise UserError(f"Invalid device: {wanted!r}; expected 'auto', 'cpu' or 'cuda'")
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
+        raise UserError(
             "the device is 'cuda', but torch sees none; take 'cpu' or 'auto' (training.device of a config, --device)"
         )
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")

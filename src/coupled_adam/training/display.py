@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
-from coupled_adam.training.units import duration, learning_rate, si
+from coupled_adam.base.text import duration, learning_rate, si
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
 # Plain lines go to files: a run of days should not fill them. One percent of the time so far, within these bounds.

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from coupled_adam.base.text import duration, short
 from coupled_adam.models.config import flops_per_token, parameter_count
-from coupled_adam.training.amounts import short
 from coupled_adam.training.config import Config, load_config
 from coupled_adam.training.presets import PRESETS
-from coupled_adam.training.units import duration
 
 GB = 10**9
 DAY = 86400

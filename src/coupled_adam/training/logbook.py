@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from coupled_adam.base.errors import UserError, UserOSError
 from coupled_adam.base.files import parse_json, replacing, require_regular_file
 
 FILE_NAME = "metrics.jsonl"
@@ -162,7 +163,7 @@ class MetricsFile:
             if written != len(line):  # the disk is full: what fitted would spoil the next row
                 self._file.truncate(end)
         if written != len(line):
-            raise OSError(f"only {written} of {len(line)} bytes fitted on the disk")
+            raise UserOSError(f"only {written} of {len(line)} bytes fitted on the disk")
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())
@@ -188,7 +189,7 @@ def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         row = parse_row(line)
         if row is None and number < len(lines):
-            raise ValueError(
+            raise UserError(
                 f"{path}, line {number}: not a row of metrics; resume the run to repair it, or delete the line"
             )
         if row is not None and kind in (None, row["kind"]):

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings import EmbeddingMetrics, SingleTokens, WordPairs, measure
 from coupled_adam.embeddings.table import Array, open_table
 from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distributed, local_part, process_groups
@@ -70,13 +71,13 @@ def rows_before_padding(table: Tensor, vocabulary_size: int, role: str) -> int:
     """How many of this rank's rows are not padding."""
     V = table.shape[0]
     if not 0 < vocabulary_size <= V:
-        raise ValueError(f"{role} table: vocabulary_size is {vocabulary_size}, expected 1 to its number of rows, {V}")
+        raise UserError(f"{role} table: vocabulary_size is {vocabulary_size}, expected 1 to its number of rows, {V}")
     if not process_groups(table):
         return vocabulary_size
     mesh, placements = table.device_mesh, table.placements  # type: ignore[attr-defined]
     (mesh_dim, *others) = (dim for dim, placement in enumerate(placements) if not placement.is_replicate())
     if others or not placements[mesh_dim].is_shard(0):
-        raise ValueError(
+        raise UserError(
             f"{role} table: its placements are {placements}, expected rows sharded over one dimension of the mesh as "
             "FSDP2 does it; pass table.full_tensor(), or switch the monitor off"
         )

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
@@ -93,7 +94,7 @@ def ranks_of_run(mode: str, device: torch.device) -> Iterator[Ranks]:
         return
     size = int(os.environ["WORLD_SIZE"])
     if size > 1 and mode == "none":
-        raise ValueError(
+        raise UserError(
             f"training.parallel is 'none', but torchrun started {size} processes; set it to 'ddp' or 'fsdp2'"
         )
     if device.type == "cuda":

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from coupled_adam.base.cpu import limit_instructions
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.models.config import flops_per_token
@@ -158,7 +159,7 @@ def _prepare_tokens(config: Config, ranks: Ranks, say: Say) -> None:
     """Make the tokens to train on, where they are missing and the config says from what."""
     folder = Path(config.data.folder).expanduser()
     if ranks.size > 1 and not is_prepared(config):  # the other ranks would wait for hours, and give up
-        raise ValueError(
+        raise UserError(
             f"{folder} is not prepared yet; do that first, with one process: coupled-adam data prepare "
             f"{config.data.source} --tokenizer {config.data.tokenizer} --out {folder}"
         )
@@ -184,7 +185,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
     compile = is_cuda if settings.compile == "auto" else settings.compile
     can_capture = is_cuda and ranks.mode == "none"
     if settings.cuda_graphs is True and not can_capture:
-        raise ValueError("training.cuda_graphs is true, but needs one CUDA device and no parallelism; set it to auto")
+        raise UserError("training.cuda_graphs is true, but needs one CUDA device and no parallelism; set it to auto")
     uses_graphs = can_capture if settings.cuda_graphs == "auto" else settings.cuda_graphs
     module, model = build(config.to_model_config(), config.seed, ranks, bf16=bf16, compile=compile)
     optimizers = build_optimizers(
@@ -210,7 +211,7 @@ def _restore(parts: Parts, run: RunFolder, last_step: int, expected: dict[str, s
     damaged: list[str] = []
     path = checkpoints.newest_good(run.checkpoints, on_skip=damaged.append, last_step=last_step)
     if path is None and damaged:
-        raise ValueError(
+        raise UserError(
             "; ".join(damaged) + f". No checkpoint is left to resume from; bring one back, or remove {run.checkpoints} "
             "to start again"
         )
@@ -221,7 +222,7 @@ def _restore(parts: Parts, run: RunFolder, last_step: int, expected: dict[str, s
         return None
     state = checkpoints.load(path, checkpoints.training_tensors(parts.model, parts.optimizers.optimizers))
     if state.get("data") != expected["data"]:
-        raise ValueError(f"{path} was trained on other tokens than data.folder now holds; bring those back")
+        raise UserError(f"{path} was trained on other tokens than data.folder now holds; bring those back")
     if state.get("precision") != expected["precision"]:
         say(f"Until now in {state.get('precision')}, from here on in {expected['precision']}.")
     say(f"Resuming from {path}.")

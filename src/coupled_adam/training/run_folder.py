@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from coupled_adam import __version__
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, remove_leftover, require_writable, write_whole
 from coupled_adam.base.locks import LockHeld, lock_names, locked
 from coupled_adam.training.checkpoint_record import checkpoints_in
@@ -43,13 +44,13 @@ class RunFolder:
         """Refuse a folder that is not free for this run; nothing is written."""
         if self.config.exists():
             if self.has_begun() and not resume:
-                raise ValueError(
+                raise UserError(
                     f"{self.path} already holds a run; continue it with --resume, or give another folder with --out"
                 )
             if self.has_begun():
                 require_resumable(load_config(str(self.config), []), config)
         elif self.path.is_dir() and any(not _is_ours(entry) for entry in self.path.iterdir()):
-            raise ValueError(f"{self.path} exists and is not a run of ours (no config.toml); give another --out")
+            raise UserError(f"{self.path} exists and is not a run of ours (no config.toml); give another --out")
 
     def begin(self, config: Config) -> None:
         """Write the config that is used from here on; call it when nothing can be refused any more."""
@@ -70,14 +71,14 @@ class RunFolder:
         try:
             require_writable(self.config)
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"cannot write to {self.path} ({error.strerror}); give another folder with --out"
             ) from error
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path / LOCK))
             except LockHeld as error:
-                raise ValueError(f"{self.path} is being trained by {error.by}; {error.remedy}") from error
+                raise UserError(f"{self.path} is being trained by {error.by}; {error.remedy}") from error
             # A run that never began leaves nothing behind; rmdir only removes what is empty.
             stack.callback(self._remove_empty_checkpoints)
             try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.byte_level_bpe import BYTES
 from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus_with_notes, open_known_corpus
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
@@ -46,7 +47,7 @@ def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) 
     source, tokenizer, folder = config.data.source, config.data.tokenizer, _folder(config)
     assert source is not None
     if tokenizer.startswith("bpe:") and config.rows < token_count(config.data):
-        raise ValueError(too_few_rows(config.rows, token_count(config.data), tokenizer))
+        raise UserError(too_few_rows(config.rows, token_count(config.data), tokenizer))
     say(f"Preparing {source} with the tokenizer {tokenizer} in {folder}, once.")
     prepare(source, tokenizer, folder, on_progress=on_progress)
 
@@ -56,7 +57,7 @@ def open_tokens(config: Config) -> Corpus:
     folder = _folder(config)
     corpus = open_known_corpus(folder)  # `prepare_tokens` says what it would warn of
     if corpus.vocabulary_size > config.rows:
-        raise ValueError(
+        raise UserError(
             f"model.vocabulary_size is {config.rows}, but the tokenizer of {folder} has {corpus.vocabulary_size} "
             'tokens; set model.vocabulary_size to "auto", or to at least that'
         )
@@ -145,13 +146,13 @@ def word_tokenizer(corpus: Corpus, setting: str) -> Tokenizer:
     spec = corpus.tokenizer_spec
     without = f"To go without word similarity: --set {setting}=none"
     if spec is None:
-        raise ValueError(
+        raise UserError(
             f"{setting} needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
             f"`coupled-adam data prepare tokens:...`. {without}"
         )
     try:
         return open_tokenizer(spec)
-    except (ValueError, OSError, ImportError) as error:
-        raise ValueError(
+    except (UserError, OSError) as error:
+        raise UserError(
             f"{setting} needs the tokenizer {str(spec)!r} of {corpus.folder}: {error}. {without}"
         ) from error

@@ -10,6 +10,8 @@ Steps count from 0, so a step's learning rate is the one for the update that mak
 
 import math
 
+from coupled_adam.base.errors import UserError
+
 
 def learning_rate(
     step: int,
@@ -40,7 +42,7 @@ def learning_rate(
         [0.0, 0.5, 1.0, 0.55, 0.1]
     """
     if step < 0:
-        raise ValueError(f"step {step}: expected 0 or above")
+        raise UserError(f"step {step}: expected 0 or above")
     if step < warmup_steps:
         return lr * step / warmup_steps
     step = min(step, total_steps)
@@ -53,5 +55,5 @@ def learning_rate(
         remaining = total_steps - step
         above_final = min(remaining / decay_steps, 1.0) if decay_steps else 1.0
     else:
-        raise ValueError(f'schedule {kind!r}: expected "cosine", "constant" or "wsd"')
+        raise UserError(f'schedule {kind!r}: expected "cosine", "constant" or "wsd"')
     return lr * (final_fraction + (1 - final_fraction) * above_final)

@@ -8,6 +8,7 @@ products allow.
 import re
 from pathlib import Path
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.data.manifest import read_manifest
 from coupled_adam.tokenizer import read_tokenizer, tokenizer_path
@@ -58,7 +59,7 @@ def token_count(data: DataSection) -> int:
         return TIKTOKEN[data.tokenizer]
     path = tokenizer_path(data.tokenizer)
     if path is None:
-        raise ValueError(
+        raise UserError(
             f'model.vocabulary_size = "auto": the number of tokens of data.tokenizer = {toml_value(data.tokenizer)} is '
             f"not known before {folder} is prepared; prepare it first, or set model.vocabulary_size to a number"
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import write_whole
 from coupled_adam.training.logbook import Values
 
@@ -93,7 +94,7 @@ class WeightsAndBiases:
                 settings=wandb.Settings(silent=True, console="off"),
             )
         except wandb.errors.Error as error:
-            raise ValueError(
+            raise UserError(
                 f"log.wandb = {project!r}: Weights & Biases does not start ({error}). Log in with `wandb login`, or "
                 "set WANDB_MODE=offline to keep the run on this machine"
             ) from error

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.training.checkpoint_state import make_optimizer_state
 from coupled_adam.training.optimizers import EmbeddingOptimizers
 from coupled_adam.training.parallel import synchronise_gradients
@@ -138,7 +139,7 @@ class RecordedStep:
         """Take the step with other tokens."""
         shapes = {tuple(tokens.shape) for tokens, _ in micro_batches}
         if len(micro_batches) != self.count or shapes != {tuple(self.tokens.shape)}:
-            raise ValueError(
+            raise UserError(
                 f"the step was recorded for {self.count} micro-batches of shape {tuple(self.tokens.shape)}, but got "
                 f"{len(micro_batches)} of {sorted(shapes)}; make another TrainStep for them, or set cuda_graphs=False"
             )

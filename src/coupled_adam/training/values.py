@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
-from coupled_adam.training.amounts import parse_tokens, percentage
+from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import parse_tokens, percentage
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Expected:
 
 def _check_steps(amount: int | str) -> int | str:
     if amount < 0 if isinstance(amount, int) else percentage(amount) is None:
-        raise ValueError(f"{amount!r} is no number of steps and no percentage")
+        raise UserError(f"{amount!r} is no number of steps and no percentage")
     return amount
 
 

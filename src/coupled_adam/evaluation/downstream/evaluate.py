@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from coupled_adam import __version__
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import require_writable
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.data.tokens import Tokens
@@ -94,7 +95,7 @@ def evaluate_run(
         stored = None if fresh else results.found.loss
         loss = run_loss(opened, on_progress, on_note, stored)
         if loss is None and not tasks:
-            raise ValueError(f"{run}: its loss cannot be evaluated, and no task was asked for; name some with --tasks")
+            raise UserError(f"{run}: its loss cannot be evaluated, and no task was asked for; name some with --tasks")
         results = results.with_loss(loss)
 
     def model_for(task: str) -> Any:
@@ -128,7 +129,7 @@ class OpenedRun:
         corpus = None
         try:
             corpus = run_corpus(config, record)
-        except (ValueError, OSError) as error:
+        except (UserError, OSError) as error:
             on_note(str(error))
         # A run of a GPU may be evaluated where there is none; one of the CPU stays there, to be as it was.
         where = pick_device(device or ("cpu" if config.training.device == "cpu" else "auto"))
@@ -146,7 +147,7 @@ class OpenedRun:
         tokens = open_json_tokenizer(tokenizer) if tokenizer else run_tokenizer(self.config, self.corpus)
         require_fit(tokens, self.config.rows, str(self.run))
         if tokenizer and self.corpus is not None and tokens.size != self.corpus.vocabulary_size:
-            raise ValueError(
+            raise UserError(
                 f"the tokenizer {tokens.name} has {tokens.size} tokens, but the corpus of {self.run} was made with "
                 f"{self.corpus.vocabulary_size}: the vocabulary does not match; leave --tokenizer out, or give the one "
                 "that this model was trained with"
@@ -217,7 +218,7 @@ class ResultsFile:
         try:
             require_writable(path)
         except OSError as error:
-            raise ValueError(f"{path}: cannot be written ({error.strerror}); give another file with --out") from error
+            raise UserError(f"{path}: cannot be written ({error.strerror}); give another file with --out") from error
         try:
             stored = read_file(path)
         except ValueError:
@@ -354,5 +355,5 @@ def add_tasks(
         results = results.keep(results.found.with_task(name, result))
     if refused:
         rest = f"\nThe other tasks are done: {results.path}" if results.found.tasks else ""
-        raise ValueError("\n".join(refused) + rest)
+        raise UserError("\n".join(refused) + rest)
     return results

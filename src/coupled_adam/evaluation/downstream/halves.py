@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coupled_adam import __version__
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import require_writable
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.evaluate import (
@@ -62,7 +63,7 @@ def write_task_requests(
         on_progress: told when a task begins and when it is done.
     """
     if not tasks:
-        raise ValueError("--requests: there is no task to write requests of; name some with --tasks")
+        raise UserError("--requests: there is no task to write requests of; name some with --tasks")
     harness.check_tasks(tasks, task_data)
     require_writable(file)
     asked: dict[str, list[TokenRequest]] = {}
@@ -115,7 +116,7 @@ def answer_requests(
     opened = OpenedRun.of(run, checkpoint, device, precision, on_note)
     rows, size = opened.config.rows, int(requests.settings.get("vocabulary_size", 0))
     if size > rows:
-        raise ValueError(
+        raise UserError(
             f"{requests_file} was written with {requests.settings.get('tokenizer')}, a tokenizer of {size} tokens, but "
             f"the table of {run} has {rows} rows: the vocabulary does not match; write it with the run's own tokenizer"
         )
@@ -143,7 +144,7 @@ def answer_requests(
         try:
             answers = opened.score(name, requests.tasks[name], on_progress)
         except ValueError as error:
-            raise ValueError(f"task {name}: {error}") from None
+            raise UserError(f"task {name}: {error}") from None
         model = {**model, "seconds": {**model["seconds"], name: round(time.monotonic() - started, 3)}}
         added = ScoreFile.of(requests, {name: answers}, model)
         scores = replace(added, scores={**scores.scores, **added.scores})
@@ -184,24 +185,24 @@ def evaluate_scores(
         loss = None if scores.model["loss"] is None else LossResult(**scores.model["loss"])
         identity, where, seconds = (scores.model[key] for key in ("run", "environment", "seconds"))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{scores_file}: does not say which model answered ({error}); score it again") from None
+        raise UserError(f"{scores_file}: does not say which model answered ({error}); score it again") from None
     if run is not None and _run_identity(run) != identity:
-        raise ValueError(
+        raise UserError(
             f"{scores_file}: these are scores of the run {_described(identity)}, and the settings of {run}, "
             f"{_described(_run_identity(run))}, are not its; give the folder of the run that answered"
         )
     if run is None and out is None:
-        raise ValueError("--scores: give the folder of the run that answered, or a file for the results with --out")
+        raise UserError("--scores: give the folder of the run that answered, or a file for the results with --out")
     left = [name for name in scores.settings.get("tasks", ()) if name not in scores.scores]
     if tasks is None and left:
         on_note(f"{scores_file} lacks {', '.join(left)}: --answer was stopped, and goes on when called again")
     tasks = list(scores.scores) if tasks is None else tasks
     missing = [name for name in tasks if name not in scores.scores]
     if missing:
-        raise ValueError(f"{scores_file}: has no scores of {', '.join(missing)}; it has {', '.join(scores.scores)}")
+        raise UserError(f"{scores_file}: has no scores of {', '.join(missing)}; it has {', '.join(scores.scores)}")
     harness.check_tasks(tasks, task_data)
     if subject.lm_eval != harness.lm_eval_version():
-        raise ValueError(
+        raise UserError(
             f"{scores_file}: its requests were written with lm-eval {subject.lm_eval}, and here is "
             f"{harness.lm_eval_version()}; install that one, or write the requests again"
         )
@@ -251,7 +252,7 @@ def _tokenizer_of_requests(scores: ScoreFile, run: Path | None, tokenizer: str |
     """The tokenizer that the requests were written with."""
     tokens = tokenizer_of(tokenizer or run or str(scores.settings.get("tokenizer")))
     if tokens.sha256 != scores.settings.get("tokenizer_sha256"):
-        raise ValueError(
+        raise UserError(
             f"the requests were written with the tokenizer {scores.settings.get('tokenizer')}, and {tokens.name} is "
             "another; give that one with --tokenizer"
         )

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
 from coupled_adam.data.corpus import file_hash
 from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, check_files, read_documents
@@ -74,7 +75,7 @@ def load_task(name: str, task_data: Path | None) -> Any:
             spec = name if task_data is None else local_definition(name, task_data)
             task = manager.load([spec])["tasks"][name]
         except (ConnectionError, FileNotFoundError) as error:
-            raise ValueError(
+            raise UserError(
                 f"task {name}: lm-eval could not get its dataset ({error}); go online"
                 + (", or give local files with --task-data DIR" if name in PAPER_NAMES else "")
             ) from error
@@ -84,7 +85,7 @@ def load_task(name: str, task_data: Path | None) -> Any:
 
         task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     if task.OUTPUT_TYPE not in SCORED_TYPES:
-        raise ValueError(_wrong_type(name, str(task.OUTPUT_TYPE)))
+        raise UserError(_wrong_type(name, str(task.OUTPUT_TYPE)))
     return task
 
 
@@ -118,7 +119,7 @@ def evaluate_task(model: Any, name: str, task: Any, limit: int | None) -> Scored
         with quiet(), templates_compiled_once():
             found = evaluate(lm=model, task_dict={"tasks": {name: task}}, **settings)
     except OverflowError as error:
-        raise ValueError(
+        raise UserError(
             "the model finds the right answers so unlikely that a metric of lm-eval exceeds all numbers (a perplexity, "
             "for one); its weights may have diverged: evaluate an earlier checkpoint, or leave the task out"
         ) from error
@@ -193,17 +194,17 @@ def _check_name(name: str) -> None:
         with quiet():
             entry = manager.task_index[name]
         members = sorted(entry.tags) if name in manager.all_tags else _members(entry)
-        raise ValueError(f"task {name!r} is a group of lm-eval; name its tasks: {', '.join(members[:12])}")
+        raise UserError(f"task {name!r} is a group of lm-eval; name its tasks: {', '.join(members[:12])}")
     if name not in manager.all_subtasks:
         near = difflib.get_close_matches(name, manager.all_subtasks, NEAR_MATCHES, cutoff=0.6)
         hint = f"did you mean {', '.join(near)}?" if near else f"the paper's are {', '.join(PAPER_NAMES)}"
-        raise ValueError(f"task {name!r}: lm-eval {lm_eval_version()} has no task of this name; {hint}")
+        raise UserError(f"task {name!r}: lm-eval {lm_eval_version()} has no task of this name; {hint}")
     from lm_eval.tasks._yaml_loader import load_yaml
 
     definition = load_yaml(manager.task_index[name].yaml_path, resolve_func=False)
     kind = definition.get("output_type")
     if kind is not None and kind not in SCORED_TYPES:
-        raise ValueError(_wrong_type(name, kind))
+        raise UserError(_wrong_type(name, kind))
 
 
 def _members(entry: Any) -> list[str]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.evaluation.downstream.requests_file import Score, ScoreFile, TokenRequest
 from coupled_adam.tokenizer import Tokenizer
 
@@ -39,7 +40,7 @@ def answering_model(tokens: Tokenizer, answer: Answer) -> Any:
         @property
         def eot_token_id(self) -> int:
             if tokens.separator is None:
-                raise ValueError(
+                raise UserError(
                     f"the tokenizer {tokens.name} has no token that ends a text, which stands for an empty context; "
                     "give one that has"
                 )
@@ -69,7 +70,7 @@ def answering_model(tokens: Tokenizer, answer: Answer) -> Any:
 def token_request(texts: tuple[str, str], context: list[int], continuation: list[int]) -> TokenRequest:
     """A request of lm-eval in tokens; one without anything to score is the fault of a task's documents."""
     if not context or not continuation:
-        raise ValueError(
+        raise UserError(
             f"a request of the task has no tokens to {'start from' if not context else 'score'}: context "
             f"{texts[0][-60:]!r}, continuation {texts[1][:60]!r}; correct the document it is made of"
         )
@@ -93,14 +94,14 @@ def looked_up(scores: ScoreFile, task: str) -> Answer:
         found = [scores.find(task, request) for request in requests]
         known = [score for score in found if score is not None]
         if len(known) < len(found):
-            raise ValueError(
+            raise UserError(
                 f"the scores lack {len(found) - len(known)} of its {len(found)} requests; they were written for other "
                 "documents, another --limit, another tokenizer or another lm-eval. Write the requests again with this "
                 "machine's, and score them anew"
             )
         unasked = len(scores.scores[task]) - len(set(requests))
         if unasked:
-            raise ValueError(
+            raise UserError(
                 f"its documents here ask for {unasked} requests less than were scored; give the documents that the "
                 "requests were written from, or write them again"
             )

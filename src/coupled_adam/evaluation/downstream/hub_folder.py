@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
 from coupled_adam.base.files import read_json
 from coupled_adam.data.corpus import file_hash, open_corpus_with_notes
@@ -88,7 +89,7 @@ def evaluate_folder(
         with harness.quiet():
             model = hugging_face_model(folder, device=where.type, precision=kind, on_requests=on_requests)
     except Exception as error:  # of transformers, tokenizers or safetensors, which have no common one
-        raise ValueError(f"{folder}: transformers cannot open it ({error}); copy or export the model again") from error
+        raise UserError(f"{folder}: transformers cannot open it ({error}); copy or export the model again") from error
     _check_vocabulary(folder, model)
     if data is not None:
         stored = None if fresh else results.found.loss
@@ -129,7 +130,7 @@ def _loss(stored: LossResult | None, model: Any, data: Path, on_progress: OnProg
     corpus = open_corpus_with_notes(data, on_note)
     rows, size = model.model.config.vocab_size, len(model.tokenizer)
     if corpus.vocabulary_size > rows or corpus.vocabulary_size != size:
-        raise ValueError(
+        raise UserError(
             f"--data: the tokens of {data} are of {corpus.vocabulary_size}, and the model's tokenizer has {size}: the "
             "vocabulary does not match; prepare the text with the tokenizer of this model"
         )
@@ -148,11 +149,11 @@ def _check_folder(folder: Path) -> None:
     try:
         read_json(folder / CONFIG)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder}: its {CONFIG} cannot be read ({error}); copy the model again") from None
+        raise UserError(f"{folder}: its {CONFIG} cannot be read ({error}); copy the model again") from None
     if not any(path.is_file() for pattern in WEIGHTS for path in folder.glob(pattern)):
-        raise ValueError(f"{folder}: has no weights ({' or '.join(WEIGHTS)}); copy the model again")
+        raise UserError(f"{folder}: has no weights ({' or '.join(WEIGHTS)}); copy the model again")
     if not any((folder / name).is_file() for name in TOKENIZERS):
-        raise ValueError(
+        raise UserError(
             f"{folder}: has no tokenizer (no {TOKENIZERS[0]}), and the tasks are texts; export the run again with "
             "--tokenizer, or save it there with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
@@ -167,7 +168,7 @@ def _tokenizer_hash(folder: Path) -> str:
 def _check_vocabulary(folder: Path, model: Any) -> None:
     size, rows = len(model.tokenizer), model.model.config.vocab_size
     if size > rows:
-        raise ValueError(
+        raise UserError(
             f"{folder}: its tokenizer has {size} tokens, but its table {rows} rows: the vocabulary does not match; put "
             "the tokenizer there that this model was trained with"
         )

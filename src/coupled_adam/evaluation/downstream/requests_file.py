@@ -23,6 +23,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from coupled_adam.base.errors import UserError, UserOSError
 from coupled_adam.base.files import parse_json, replacing
 
 REQUESTS = "coupled-adam requests 1"
@@ -52,7 +53,7 @@ class TokenRequest:
     def __post_init__(self) -> None:
         for name, tokens in (("context", self.context), ("continuation", self.continuation)):
             if not tokens or min(tokens) < 0:
-                raise ValueError(f"Invalid {name} of a request: {tokens}; expected at least one token, none negative")
+                raise UserError(f"Invalid {name} of a request: {tokens}; expected at least one token, none negative")
 
     @property
     def key(self) -> bytes:
@@ -63,7 +64,7 @@ class TokenRequest:
     def require_room(self, context: int) -> None:
         """Refuse a continuation that is longer than a model's context."""
         if len(self.continuation) > context:
-            raise ValueError(
+            raise UserError(
                 f"a request has a continuation of {len(self.continuation)} tokens, but the model's context is "
                 f"{context}; leave this task out, or evaluate a model with a longer context"
             )
@@ -230,7 +231,7 @@ def _write(path: Path, form: str, record: dict[str, Any], arrays: dict[str, np.n
         try:
             save_file(arrays, temporary, metadata=metadata)
         except SafetensorError as error:  # a full disk, for one
-            raise OSError(f"{path}: cannot be written ({error}); make room, or give another folder") from error
+            raise UserOSError(f"{path}: cannot be written ({error}); make room, or give another folder") from error
 
 
 def _read(path: Path, form: str, fields: dict[str, type]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -242,18 +243,18 @@ def _read(path: Path, form: str, fields: dict[str, type]) -> tuple[dict[str, Any
         fields: of the record, each with its type.
     """
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; {REMEDY[form]}")
+        raise UserError(f"{path}: no such file; {REMEDY[form]}")
     try:
         with safe_open(path, "np") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
     except SafetensorError as error:
-        raise ValueError(
+        raise UserError(
             f"{path}: cut off, or another kind of file ({error}); copy it again, or {REMEDY[form]}"
         ) from None
     found = metadata.get("format", "of another program")
     if found != form:
-        raise ValueError(f"{path}: this file is {found!r}, expected {form!r}; {REMEDY[form]}")
+        raise UserError(f"{path}: this file is {found!r}, expected {form!r}; {REMEDY[form]}")
     text = metadata.get("record", "")
     if metadata.get("sha256") != _checksum(text, arrays):
         raise _damaged(path, "its checksum is not that of its contents")
@@ -300,5 +301,5 @@ def _parts(path: Path, tasks: list[Any], total: int) -> Iterator[tuple[str, slic
         raise _damaged(path, f"its tasks have {first} requests, its arrays {total}")
 
 
-def _damaged(path: Path, what: str) -> ValueError:
-    return ValueError(f"{path}: damaged, {what}; copy it again, or write it anew")
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path}: damaged, {what}; copy it again, or write it anew")

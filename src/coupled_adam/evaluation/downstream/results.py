@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, write_whole
 from coupled_adam.evaluation.downstream.tasks import MEAN, METRIC, PAPER_TASKS, mean_accuracy
 from coupled_adam.evaluation.held_out_loss import SplitLoss
@@ -154,12 +155,12 @@ def read_file(path: Path) -> Downstream | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(f"{error}; {REMEDY}") from None
+        raise UserError(f"{error}; {REMEDY}") from None
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); {REMEDY}") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {REMEDY}") from None
     try:
         if values["format"] != FORMAT:
-            raise ValueError(f"format is {values['format']!r}, expected {FORMAT}")
+            raise UserError(f"format is {values['format']!r}, expected {FORMAT}")
         return Downstream(
             Subject(**values["subject"]),
             {str(name): _task(task) for name, task in values["tasks"].items()},
@@ -167,7 +168,7 @@ def read_file(path: Path) -> Downstream | None:
             dict(values["environment"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not results of `coupled-adam eval` ({error}); {REMEDY}") from None
+        raise UserError(f"{path}: not results of `coupled-adam eval` ({error}); {REMEDY}") from None
 
 
 def write_file(path: Path, found: Downstream) -> None:
@@ -187,5 +188,5 @@ def to_json(found: Downstream) -> dict[str, Any]:
 def _task(values: Mapping[str, Any]) -> TaskResult:
     metrics = {str(name): math.nan if value is None else float(value) for name, value in values["metrics"].items()}
     if METRIC in metrics and not 0 <= metrics[METRIC] <= 1:
-        raise ValueError(f"{METRIC} is {metrics[METRIC]}, expected 0 to 1")
+        raise UserError(f"{METRIC} is {metrics[METRIC]}, expected 0 to 1")
     return TaskResult(**{**values, "metrics": metrics})

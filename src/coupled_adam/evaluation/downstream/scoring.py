@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.evaluation.downstream.requests_file import Score, TokenRequest
 from coupled_adam.evaluation.held_out_loss import TOKENS_AT_ONCE
 from coupled_adam.models.config import ModelConfig
@@ -66,9 +67,9 @@ def score_requests(
         -7.824
     """
     if precision not in (None, "float32", "bf16"):
-        raise ValueError(f"Invalid precision: {precision!r}; expected 'float32' or 'bf16'")
+        raise UserError(f"Invalid precision: {precision!r}; expected 'float32' or 'bf16'")
     if tokens_at_once is not None and tokens_at_once < 1:
-        raise ValueError(f"Invalid tokens_at_once: {tokens_at_once}; expected at least 1")
+        raise UserError(f"Invalid tokens_at_once: {tokens_at_once}; expected at least 1")
     _check(requests, model.config)
     device = next(model.parameters()).device
     precision = precision or default_precision(device)
@@ -105,7 +106,7 @@ def _check(requests: Sequence[TokenRequest], config: ModelConfig) -> None:
     for request in requests:
         highest = max(max(request.context), max(request.continuation))
         if highest >= config.vocabulary_size:
-            raise ValueError(
+            raise UserError(
                 f"a request has token {highest}, but the model's vocabulary has {config.vocabulary_size} rows: it was "
                 "trained with another tokenizer; write the requests with the tokenizer of this model"
             )
@@ -179,7 +180,7 @@ def _log_probabilities(hidden: Tensor, head: Tensor, targets: Tensor) -> tuple[T
 def _refuse_not_finite(log_likelihoods: np.ndarray, config: ModelConfig, precision: str) -> None:
     bad = int((~np.isfinite(log_likelihoods)).sum())
     if bad:
-        raise ValueError(
+        raise UserError(
             f"the model ({config.architecture}, {config.layers} layers of width {config.width}) gives {bad} of "
             f"{len(log_likelihoods)} requests in {precision} a score that is not a finite number; its weights may have "
             "diverged: evaluate an earlier checkpoint" + (", or try float32" if precision == "bf16" else "")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import parse_json
 
 Text = Annotated[str, Field(min_length=1)]
@@ -37,9 +38,9 @@ class Arc(Document):
     @model_validator(mode="after")
     def _has_its_answer(self) -> Self:
         if len(self.choices.text) != len(self.choices.label):
-            raise ValueError("choices: expected as many entries in `text` as in `label`")
+            raise UserError("choices: expected as many entries in `text` as in `label`")
         if self.answerKey not in self.choices.label:
-            raise ValueError(f"answerKey: {self.answerKey!r} is not among the labels of the choices")
+            raise UserError(f"answerKey: {self.answerKey!r} is not among the labels of the choices")
         return self
 
 
@@ -72,7 +73,7 @@ class Race(Document):
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             problems = None
         if not isinstance(problems, list) or not problems:
-            raise ValueError("problems: expected the text of a Python list of {'question', 'answer', 'options'}")
+            raise UserError("problems: expected the text of a Python list of {'question', 'answer', 'options'}")
         for problem in problems:
             RaceProblem.model_validate(problem)
         return self
@@ -85,7 +86,7 @@ class Targets(Document):
     @model_validator(mode="after")
     def _has_a_truth(self) -> Self:
         if len(self.choices) != len(self.labels) or 1 not in self.labels:
-            raise ValueError("expected a label 0 or 1 for every choice, and at least one 1")
+            raise UserError("expected a label 0 or 1 for every choice, and at least one 1")
         return self
 
 
@@ -136,17 +137,17 @@ class LocalDocuments:
 def check_files(folder: Path, tasks: Sequence[str]) -> None:
     """Say now, and not after the first task, which files are missing or wrong; reading them all takes a moment."""
     if not folder.is_dir():
-        raise ValueError(f"--task-data: {folder} is not a folder; expected one with {_names(list(LOCAL_TASKS))}")
+        raise UserError(f"--task-data: {folder} is not a folder; expected one with {_names(list(LOCAL_TASKS))}")
     unknown = [name for name in tasks if name not in LOCAL_TASKS]
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"--task-data has files for {', '.join(LOCAL_TASKS)} alone; evaluate {', '.join(unknown)} without it, on a "
             "machine with the internet"
         )
     missing = [name for name in tasks if not (folder / LOCAL_TASKS[name].file).is_file()]
     if missing:
         others = f", or leave out {', '.join(missing)} with --tasks" if len(missing) < len(tasks) else ""
-        raise ValueError(f"--task-data: {folder} has no {_names(missing)}; add the files{others}")
+        raise UserError(f"--task-data: {folder} has no {_names(missing)}; add the files{others}")
     for name in tasks:
         read_documents(folder, name)
 
@@ -162,13 +163,13 @@ def read_documents(folder: Path, task: str) -> LocalDocuments:
         try:
             documents.append(local.layout.model_validate(parse_json(line, f"line {number}")).model_dump())
         except ValidationError as error:
-            raise ValueError(
+            raise UserError(
                 f"{path}, line {number}: {_first_problem(error)}; expected the fields of {local.origin} on the Hub"
             ) from None
         except ValueError as error:  # not JSON, or not UTF-8
-            raise ValueError(f"{path}, {error}; expected one document per line") from None
+            raise UserError(f"{path}, {error}; expected one document per line") from None
     if not documents:
-        raise ValueError(f"{path}: has no documents; expected one JSON document per line")
+        raise UserError(f"{path}: has no documents; expected one JSON document per line")
     return LocalDocuments(local.split, documents)
 
 

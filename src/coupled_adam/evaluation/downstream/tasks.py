@@ -6,6 +6,8 @@ Nothing here needs lm-eval.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from coupled_adam.base.errors import UserError
+
 # What every one of the seven is judged by. TruthfulQA's is the share of probability on true answers.
 METRIC = "acc"
 NO_TASKS = "none"
@@ -58,10 +60,10 @@ def parse_tasks(text: str | None) -> list[str]:
         return list(PAPER_NAMES)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise ValueError(f"--tasks is {text!r}, expected names with commas between, such as {PAPER_NAMES[0]},race")
+        raise UserError(f"--tasks is {text!r}, expected names with commas between, such as {PAPER_NAMES[0]},race")
     if NO_TASKS in names:
         if len(names) > 1:
-            raise ValueError(f"--tasks is {text!r}: {NO_TASKS!r} stands alone; leave it out, or the other names")
+            raise UserError(f"--tasks is {text!r}: {NO_TASKS!r} stands alone; leave it out, or the other names")
         return []
     return with_those_of_paper(names)
 

@@ -1,0 +1,231 @@
+"""Numbers, amounts, lengths of time and names as text, and amounts read back from it.
+
+Amounts are as people write them: tokens as "5B" or "300k", steps as a number or as a share of the run, "1%". A mean and
+its standard deviation have one notation everywhere: 0.123(4) stands for 0.123 ± 0.004. The number in parentheses counts
+units of the last digit of the mean, however many there are: 6.09(11) is 6.09 ± 0.11 and 25.0(11) is 25.0 ± 1.1.
+"""
+
+import math
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+from coupled_adam.base.errors import UserError
+
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmbt]?)", re.IGNORECASE)
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+
+PREFIXES = ("", "k", "M", "G", "T", "P")
+
+SHORTHAND = re.compile(r"(?P<mean>-?\d+(?:\.(?P<decimals>\d+))?) ?(?:\((?P<std>\d+(?:\.\d+)?)\))?")
+
+
+def printable(text: str) -> str:
+    """Text from a file without anything that could move the cursor of a terminal or end a line.
+
+    Example:
+        >>> printable("wte\\x1b[2J")
+        'wte\\\\x1b[2J'
+    """
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def printable_lines(text: str) -> str:
+    """The same of a text that may have several lines, such as a message about several mistakes."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
+def parse_tokens(amount: object) -> object:
+    """The whole number that an amount stands for; what is no amount comes back as it is, for the caller to refuse.
+
+    Example:
+        >>> parse_tokens("5B"), parse_tokens("1.5 M"), parse_tokens("300k"), parse_tokens(2e9), parse_tokens("1.5")
+        (5000000000, 1500000, 300000, 2000000000, '1.5')
+    """
+    if isinstance(amount, float) and amount.is_integer():
+        return int(amount)
+    match = _AMOUNT.fullmatch(amount.strip()) if isinstance(amount, str) else None
+    if match is None:
+        return amount
+    # Fractions, because 4.35 * 1e9 in floating point is not a whole number.
+    exact = Fraction(match[1]) * _SUFFIXES[match[2].lower()]
+    return int(exact) if exact.denominator == 1 else amount
+
+
+def percentage(text: str) -> Fraction | None:
+    """The share that "1%" stands for, exactly; None when the text is none, or above 100%.
+
+    Example:
+        >>> percentage("1%"), percentage("0.5 %"), percentage("1"), percentage("101%")
+        (Fraction(1, 100), Fraction(1, 200), None, None)
+    """
+    match = _PERCENT.fullmatch(text.strip())
+    share = Fraction(match[1]) / 100 if match else None
+    return share if share is not None and share <= 1 else None
+
+
+def steps(amount: int | str, total_steps: int) -> int:
+    """A number of steps, or that share of all steps, rounded up.
+
+    Args:
+        amount: steps, or a percentage such as "1%".
+        total_steps: the steps of the whole run.
+
+    Example:
+        >>> steps(100, 5000), steps("1%", 5000), steps("1%", 5001)
+        (100, 50, 51)
+    """
+    if isinstance(amount, int):
+        return amount
+    share = percentage(amount)
+    if share is None:
+        raise UserError(f'{amount!r}: expected a whole number of steps or a share of the run such as "1%"')
+    return math.ceil(share * total_steps)
+
+
+def short(amount: float) -> str:
+    """An amount in at most four characters and a suffix, for tables.
+
+    Example:
+        >>> short(5_000_000_000), short(124_439_808), short(307_200), short(300), short(999_999)
+        ('5B', '124M', '307k', '300', '1M')
+    """
+    for suffix, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        # 999.5k already rounds to 1000k, which is written 1M.
+        if amount >= 0.9995 * size:
+            return f"{float(f'{amount / size:.3g}'):g}{suffix}"
+    return f"{amount:.3g}"
+
+
+def si(value: float) -> str:
+    """A number with three digits and an SI prefix.
+
+    Example:
+        >>> si(541_234), si(1_900_000), si(36.94e9), si(87)
+        ('541k', '1.90M', '36.9G', '87')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    thousands = 0
+    while abs(value) >= 999.5 and thousands < len(PREFIXES) - 1:
+        value /= 1000
+        thousands += 1
+    if thousands == 0:
+        return f"{value:.3g}"
+    # 9.995 is shown as 10.0: the thresholds are where rounding adds a digit.
+    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{decimals}f}{PREFIXES[thousands]}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time in its two largest units.
+
+    Example:
+        >>> duration(42), duration(725), duration(3780), duration(273_600)
+        ('42s', '12m 05s', '1h 03m', '3d 04h')
+    """
+    if not math.isfinite(seconds):
+        return "?"
+    seconds = max(0, round(seconds))
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if days:
+        return f"{days}d {hours % 24:02d}h"
+    if hours:
+        return f"{hours}h {minutes % 60:02d}m"
+    if minutes:
+        return f"{minutes}m {seconds % 60:02d}s"
+    return f"{seconds}s"
+
+
+def learning_rate(value: float) -> str:
+    """Two digits and an exponent without leading zeros.
+
+    Example:
+        >>> learning_rate(6e-4), learning_rate(0)
+        ('6.0e-4', '0')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def size_text(size: int) -> str:
+    """A number of bytes in the unit that fits it.
+
+    Example:
+        >>> size_text(812), size_text(98_304), size_text(3_200_000), size_text(12_000_000_000)
+        ('812 bytes', '98.3 KB', '3.20 MB', '12.0 GB')
+    """
+    if size < 1000:
+        return f"{size} bytes"
+    value, unit = size / 1000, "KB"
+    for larger in ("MB", "GB", "TB", "PB"):
+        if value < 999.5:  # where rounding would add a digit
+            break
+        value, unit = value / 1000, larger
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{decimals}f} {unit}"
+
+
+class Value(NamedTuple):
+    """A mean and its standard deviation as far as they are printed."""
+
+    mean: float
+    std: float | None
+    """None: not given, as for a single run."""
+    decimals: int
+
+
+def shorthand(mean: float, std: float | None, decimals: int) -> str:
+    """Write a mean and its standard deviation.
+
+    Args:
+        mean: any finite number.
+        std: the standard deviation, not negative; None where there is none, and then only the mean is printed.
+        decimals: decimals of the mean, from 0.
+
+    Returns:
+        The shorthand, in plain text.
+
+    Example:
+        >>> shorthand(0.1234, 0.0042, 3), shorthand(15.2, 3.1, 0), shorthand(3.141, 0.002, 2), shorthand(25.0, 1.1, 1)
+        ('0.123(4)', '15(3)', '3.14(0)', '25.0(11)')
+        >>> shorthand(2.433, None, 3)
+        '2.433'
+    """
+    if decimals < 0:
+        raise ValueError(f"decimals is {decimals}; pass 0 or more")
+    if not math.isfinite(mean):
+        raise ValueError(f"mean is {mean}, which has no shorthand; leave it out or show it as missing")
+    shown = f"{mean:z.{decimals}f}"  # z: never a negative zero
+    if std is None:
+        return shown
+    if not (math.isfinite(std) and std >= 0):
+        raise ValueError(f"standard deviation is {std}; it must be finite and not negative, or None for a single run")
+    units = f"{std:.{decimals}f}".replace(".", "").lstrip("0") or "0"
+    return f"{shown}({units})"
+
+
+def parse_shorthand(text: str) -> Value:
+    """Read a shorthand back, with or without a space before the parenthesis.
+
+    A standard deviation with a point of its own, 25.0(1.1), is read as it is: the paper and version 0.1 write it so
+    from ten units on.
+
+    Example:
+        >>> parse_shorthand("1.10 (6)")
+        Value(mean=1.1, std=0.06, decimals=2)
+        >>> parse_shorthand("25.0(11)").std, parse_shorthand("25.0(1.1)").std
+        (1.1, 1.1)
+    """
+    match = SHORTHAND.fullmatch(text.strip())
+    if match is None:
+        raise UserError(f"{text!r} is no shorthand; write it as 0.123(4) or 0.123")
+    decimals = len(match["decimals"] or "")
+    std = match["std"]
+    if std is None:
+        return Value(float(match["mean"]), None, decimals)
+    # Division by a power of ten is rounded once, so 6 / 100 is the float 0.06; 6 * 0.01 is not.
+    return Value(float(match["mean"]), float(std) if "." in std else int(std) / 10**decimals, decimals)
