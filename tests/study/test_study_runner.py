@@ -34,6 +34,7 @@ from study_runs import (
     write_study,
 )
 
+from coupled_adam.base.errors import UserOSError
 from coupled_adam.base.locks import locked
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.config import build_model
@@ -213,7 +214,7 @@ def test_a_worker_that_dies_before_it_made_a_folder_fails_its_run_alone(
 def test_a_worker_that_cannot_start_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "WORKER", (sys.executable, "-c", "raise SystemExit('no torch')"))
     launcher = launchers.LocalLauncher([dict(os.environ)])
-    with pytest.raises(ChildProcessError, match=r"a worker of the study did not start: .* exit code 1: no torch"):
+    with pytest.raises(UserOSError, match=r"a worker of the study did not start: .* exit code 1: no torch"):
         launcher.wait(30.0)
     launcher.close()
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.training.config import Config, load_config
 from coupled_adam.training.config_errors import SYNONYMS
 from coupled_adam.training.presets import PRESETS, preset_text
@@ -18,7 +19,7 @@ def refused(spec: str | Path, *overrides: str) -> list[str]:
     """The lines of the message; a config that is taken fails the test."""
     with pytest.raises(ValueError) as error:  # noqa: PT011
         load_config(str(spec), overrides)
-    assert type(error.value) is ValueError
+    assert type(error.value) is UserError
     return str(error.value).splitlines()
 
 

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from small_runs import small_config, train, write_corpus
 
+from coupled_adam.base.errors import MissingPackageError, UserError
 from coupled_adam.data import prepare as preparation
 from coupled_adam.data.corpus import open_corpus
 from coupled_adam.data.manifest import FILE_NAME
@@ -126,7 +127,7 @@ def test_a_corpus_of_unknown_tokenizer_is_refused_with_the_way_out(setting: str,
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("error", [OSError("no network"), ImportError("no tiktoken"), ValueError("no file")])
+@pytest.mark.parametrize("error", [OSError("no network"), MissingPackageError("no tiktoken"), UserError("no file")])
 def test_a_tokenizer_that_cannot_be_opened_is_refused_with_the_cause_and_the_way_out(
     setting: str, error: Exception, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

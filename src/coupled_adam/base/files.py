@@ -169,7 +169,7 @@ def parse_json(content: str | bytes, source: str) -> Any:
         {'step': 300}
         >>> parse_json("[" * 10**5, "state.json")
         Traceback (most recent call last):
-        ValueError: state.json: nested more than 100 levels deep, so it is damaged or made to do harm
+        coupled_adam.base.errors.UserError: state.json: nested more than 100 levels deep, so it is damaged or made to do harm
     """
     text = _decoded(content, source) if isinstance(content, bytes) else content
     try:

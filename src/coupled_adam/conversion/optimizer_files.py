@@ -147,11 +147,18 @@ def _is_whole(state_dict: StateDict) -> bool:
     return (
         bool(groups)
         and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups)
+        and all(_has_a_name_each(group) for group in groups)
         and all(isinstance(group.get("lr"), (float, int, Tensor)) and "weight_decay" in group for group in groups)
         and isinstance(states, dict)
         and all(isinstance(state, dict) for state in states.values())
         and all(isinstance(state[key], Tensor) for state in states.values() for key in state if key in MOMENTS)
     )
+
+
+def _has_a_name_each(group: dict[str, Any]) -> bool:
+    """Whether the names of a group, if it has any, are as many as its parameters."""
+    names = group.get("param_names", [""] * len(group["params"]))
+    return len(names) == len(group["params"]) and all(isinstance(name, str) for name in names)
 
 
 def _require_adamw_moments(file: OptimizerFile) -> None:
