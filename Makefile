@@ -31,6 +31,7 @@ test: lint types
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

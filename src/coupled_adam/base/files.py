@@ -167,9 +167,9 @@ def parse_json(content: str | bytes, source: str) -> Any:
     Example:
         >>> parse_json('{"step": 300}', "state.json")
         {'step': 300}
-        >>> parse_json("[" * 10**5, "state.json")
+        >>> parse_json("[" * 10**5, "state.json")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        coupled_adam.base.errors.UserError: state.json: nested more than 100 levels deep, so it is damaged or made to do harm
+        coupled_adam.base.errors.UserError: state.json: nested more than 100 levels deep...
     """
     text = _decoded(content, source) if isinstance(content, bytes) else content
     try:
