@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 from coupled_adam.commands import demo as demo_command
 from coupled_adam.commands import study as study_command
+from coupled_adam.config.study_config import STUDIES, load_study
 from coupled_adam.study import launchers
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.notation import MISSING
-from coupled_adam.study.plan import STUDIES, load_study
 from coupled_adam.study.report import read_report
 from coupled_adam.study.results import read_results
 

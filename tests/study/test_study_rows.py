@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from study_runs import ADAMW, COUPLED, run_here, write_study
 
+from coupled_adam.config.run_config import load_config
+from coupled_adam.config.study_config import load_study, parse_study, study_toml
 from coupled_adam.study.expansion import cells_of, config_hash, settings_that_differ, with_rows_in_numbers
-from coupled_adam.study.plan import load_study, parse_study, study_toml
 from coupled_adam.study.results import read_results
-from coupled_adam.training.config import load_config
 
 STORED = Path(__file__).parents[2] / "docs" / "results"
 LEFT_OPEN = {"model": {"vocabulary_size": "auto"}}

@@ -35,6 +35,8 @@ from study_runs import (
 )
 
 from coupled_adam.base.locks import locked
+from coupled_adam.config.run_config import load_config
+from coupled_adam.config.study_config import EvaluationSection, load_study
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.config import build_model
 from coupled_adam.models.initial import initialise
@@ -44,10 +46,8 @@ from coupled_adam.study.cell import Task, read_error, run_cell
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import CLAIM, StudyFolder, is_claimed, last_row
-from coupled_adam.study.plan import EvaluationSection, load_study
 from coupled_adam.study.progress import Running
 from coupled_adam.study.results import from_json, merge_results, read_results, to_json, write_evaluation
-from coupled_adam.training.config import load_config
 
 
 def named(*names: str) -> str:
@@ -343,7 +343,7 @@ def test_new_cells_are_added_and_changed_ones_refused(tmp_path: Path) -> None:
 
 
 def write_config(run_folder: Path, cell: Any) -> None:
-    from coupled_adam.training.config import to_toml
+    from coupled_adam.config.run_config import to_toml
 
     (run_folder / "config.toml").write_text(to_toml(cell.config))
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.study.plan import Study
-from coupled_adam.study.plan_sections import ModelAxis, OptimizerAxis
-from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, differences, load_config, with_rows
-from coupled_adam.training.config_toml import toml_value
+from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differences, load_config, with_rows
+from coupled_adam.config.study_config import Study
+from coupled_adam.config.study_sections import ModelAxis, OptimizerAxis
+from coupled_adam.config.toml_writing import toml_value
 
 MOST_LINES = 12
 # The paper measures its theory at ten equidistant checkpoints.
@@ -72,7 +72,7 @@ def cells_of(study: Study, overrides: Sequence[str] = ()) -> list[Cell]:
         ValueError: for every mistake in a config, with the name of a run that has it; and for two runs of one name.
 
     Example:
-        >>> from coupled_adam.study.plan import load_study
+        >>> from coupled_adam.config.study_config import load_study
         >>> [cell.label for cell in cells_of(load_study("demo"))][2:4]
         ['tiny-307.2k-standard/seed-3', 'tiny-307.2k-coupled/seed-1']
     """
@@ -255,7 +255,7 @@ def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
         patterns: such as `*-coupled`, `125M-*`, `*/seed-1`; compared with the whole name, with or without its seed.
 
     Example:
-        >>> from coupled_adam.study.plan import load_study
+        >>> from coupled_adam.config.study_config import load_study
         >>> [cell.label for cell in chosen(cells_of(load_study("demo")), ["*coupled/seed-[12]"])]
         ['tiny-307.2k-coupled/seed-1', 'tiny-307.2k-coupled/seed-2']
     """

@@ -15,16 +15,16 @@ from pathlib import Path
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import remove_leftovers, require_regular_file, write_whole
 from coupled_adam.base.locks import is_held
+from coupled_adam.config.builtin_files import PRESETS
+from coupled_adam.config.run_config import load_config, to_toml
+from coupled_adam.config.study_config import FILE_NAME, Study, load_study, study_toml
+from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.study.expansion import Cell, settings_that_differ
 from coupled_adam.study.metrics import TASK_LIMIT, task_key
-from coupled_adam.study.plan import FILE_NAME, Study, load_study, study_toml
-from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
 from coupled_adam.training.checkpoint_record import checkpoints_in, step_of
-from coupled_adam.training.config import load_config, to_toml
 from coupled_adam.training.logbook import parse_row
-from coupled_adam.training.presets import PRESETS
 from coupled_adam.training.run_folder import RunFolder
 
 CONFIG, METRICS, ERROR, OUTPUT, CLAIM = "config.toml", "metrics.jsonl", "error.txt", "output.txt", "claim"

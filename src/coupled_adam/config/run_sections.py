@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 
-from coupled_adam.training.values import (
+from coupled_adam.config.field_types import (
     Count,
     Decay,
     NotNegative,

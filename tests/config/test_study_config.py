@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
+from coupled_adam.config.run_config import differences, load_config
+from coupled_adam.config.study_config import (
+    STUDIES,
+    Study,
+    load_study,
+    parse_study,
+    study_text,
+    study_toml,
+    with_settings,
+)
 from coupled_adam.study.expansion import Cell, cells_of, chosen, config_hash
-from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study, study_text, study_toml, with_settings
-from coupled_adam.training.config import differences, load_config
 
 # Tab. model_sizes and Sec. experiments of the paper: lr, heads, layers, width.
 SIZES = {

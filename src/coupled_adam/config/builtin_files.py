@@ -13,4 +13,4 @@ def preset_text(name: str) -> str:
         >>> preset_text("tiny").splitlines()[0]
         '# A model for trying things out: seconds on a laptop, no download.'
     """
-    return (files("coupled_adam.training") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+    return (files("coupled_adam.config") / "presets" / f"{name}.toml").read_text(encoding="utf-8")

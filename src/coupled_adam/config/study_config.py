@@ -16,7 +16,11 @@ from pydantic import Field, ValidationError
 from coupled_adam import __version__
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import LARGEST_TOML, parse_toml, read_text
-from coupled_adam.study.plan_sections import (
+from coupled_adam.config.builtin_files import PRESETS
+from coupled_adam.config.explanations import explain
+from coupled_adam.config.field_types import Expected, Name, Seed, Text
+from coupled_adam.config.run_sections import Section
+from coupled_adam.config.study_sections import (
     Axis,
     EvaluationSection,
     ModelAxis,
@@ -26,11 +30,7 @@ from coupled_adam.study.plan_sections import (
     SlurmSection,
     TokensAxis,
 )
-from coupled_adam.training.config_errors import explain
-from coupled_adam.training.config_toml import toml_value
-from coupled_adam.training.presets import PRESETS
-from coupled_adam.training.sections import Section
-from coupled_adam.training.values import Expected, Name, Seed, Text
+from coupled_adam.config.toml_writing import toml_value
 
 FILE_NAME = "study.toml"
 # From small to large, the order in which they are listed.
@@ -99,7 +99,7 @@ def study_text(name: str) -> str:
         >>> study_text("demo").splitlines()[0]
         'name = "demo"'
     """
-    return (files("coupled_adam.study") / "studies" / f"{name}.toml").read_text(encoding="utf-8")
+    return (files("coupled_adam.config") / "studies" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def load_study(spec: str) -> Study:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from coupled_adam.training.config import differences, load_config, require_resumable, to_toml, with_overrides
-from coupled_adam.training.presets import preset_text
+from coupled_adam.config.builtin_files import preset_text
+from coupled_adam.config.run_config import differences, load_config, require_resumable, to_toml, with_overrides
 
 
 @pytest.fixture
@@ -85,8 +85,9 @@ def test_configs_do_not_change() -> None:
 
 
 def test_reading_a_config_does_not_load_torch() -> None:
-    script = "import sys; from coupled_adam.training import config, estimates; config.load_config('tiny'); "
-    script += "estimates.preset_table(); print('torch' in sys.modules)"
+    script = "import sys; from coupled_adam.config.run_config import load_config; load_config('tiny'); "
+    script += "from coupled_adam.config.study_config import load_study; load_study('demo'); "
+    script += "from coupled_adam.training import estimates; estimates.preset_table(); print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from coupled_adam.config.field_types import Count, Expected, Name, Number, Positive, Text, Tokens
+from coupled_adam.config.run_sections import Section
 from coupled_adam.evaluation.downstream.tasks import with_those_of_paper
-from coupled_adam.training.sections import Section
-from coupled_adam.training.values import Count, Expected, Name, Number, Positive, Text, Tokens
 
 
 def _as_list(value: Any) -> Any:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from coupled_adam.training.config_toml import toml_value
+from coupled_adam.config.toml_writing import toml_value
 
 if TYPE_CHECKING:
-    from coupled_adam.training.config import Config
+    from coupled_adam.config.run_config import Config
 
 GPT2_TOKENS = 50257
 

@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from coupled_adam.training.config_toml import toml_value
-from coupled_adam.training.sections import all_keys, keys_of
-from coupled_adam.training.values import expected
+from coupled_adam.config.field_types import expected
+from coupled_adam.config.run_sections import all_keys, keys_of
+from coupled_adam.config.toml_writing import toml_value
 
 CLOSE = 0.7
 """How alike two names are that one may be a slip of the other; 1 is the same."""

@@ -6,10 +6,10 @@ from typing import Any
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import parse_toml, read_toml
-from coupled_adam.training.config_errors import unknown_key
-from coupled_adam.training.presets import PRESETS, preset_text
-from coupled_adam.training.sections import Section, all_keys, keys_of
-from coupled_adam.training.values import is_text
+from coupled_adam.config.builtin_files import PRESETS, preset_text
+from coupled_adam.config.explanations import unknown_key
+from coupled_adam.config.field_types import is_text
+from coupled_adam.config.run_sections import Section, all_keys, keys_of
 
 FILE_NAME = "config.toml"
 
