@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from coupled_adam.config.field_types import expected
 from coupled_adam.config.run_config import Config
-from coupled_adam.config.run_sections import keys_of
+from coupled_adam.config.schema import keys_of
 from coupled_adam.config.toml_writing import toml_value
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-config.md"

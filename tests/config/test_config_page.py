@@ -8,7 +8,7 @@ from config_reference import PAGE, PART, reference
 
 from coupled_adam.config.builtin_files import PRESETS
 from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, load_config
-from coupled_adam.config.run_sections import all_keys
+from coupled_adam.config.schema import all_keys
 
 TEXT = PAGE.read_text(encoding="utf-8")
 

@@ -18,7 +18,7 @@ from coupled_adam.config.run_config import (
     require_resumable,
     to_toml,
 )
-from coupled_adam.config.run_sections import all_keys
+from coupled_adam.config.schema import all_keys
 from coupled_adam.config.toml_writing import toml_value
 
 counts = st.integers(1, 10**12)

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from coupled_adam.cli import app
 from coupled_adam.config.run_config import Config, load_config
-from coupled_adam.config.run_sections import all_keys
+from coupled_adam.config.schema import all_keys
 from coupled_adam.embeddings import EmbeddingMetrics
 from coupled_adam.training.logbook import read_metrics
 

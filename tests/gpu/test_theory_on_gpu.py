@@ -11,7 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "theory"))
 from theory_models import V, small_model, windows
 
-from coupled_adam.config.run_config import OptimizerSection
+from coupled_adam.config.run_sections import OptimizerSection
 from coupled_adam.theory.checkpoint import measure_checkpoint
 
 pytestmark = pytest.mark.gpu

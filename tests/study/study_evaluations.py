@@ -39,7 +39,8 @@ def do(file: Path, out: Path, *settings: str, only: tuple[str, ...] = ()) -> dic
     study, left = with_settings(plan(file)[0], settings)
     cells = cells_of(study, left)
     folder = StudyFolder(out)
-    folder.prepare(study, cells)
+    folder.require_fit(study, cells)
+    folder.prepare(study)
     todo = [cell for cell in chosen(cells, only) if folder.result(cell, study.evaluation) is None]
     ended = {cell.label: run_cell(Task(out.absolute(), study.name, cell, study.evaluation)) for cell in todo}
     folder.gather(cells)

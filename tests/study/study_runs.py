@@ -84,7 +84,7 @@ def run_here(
     """Run a study with the runner in this process; how it ended, and what was shown."""
     study, cells = plan(study_file)
     folder = StudyFolder(out)
-    folder.prepare(study, cells)
+    folder.require_fit(study, cells)
     text = io.StringIO()
     outcome = run_study(
         study,

@@ -35,8 +35,10 @@ from study_runs import (
 )
 
 from coupled_adam.base.locks import locked
-from coupled_adam.config.run_config import load_config
-from coupled_adam.config.study_config import EvaluationSection, load_study
+from coupled_adam.config.loading import parse_settings
+from coupled_adam.config.run_config import Config, load_config
+from coupled_adam.config.study_config import load_study
+from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.config import build_model
 from coupled_adam.models.initial import initialise
@@ -424,7 +426,7 @@ def test_the_folder_holds_all_that_is_needed_to_run_the_study_again(tmp_path: Pa
 def test_the_corpus_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     study = load_study(str(write_study(tmp_path, named("a"))))
-    assert runner.prepare_data(cells_of(study, ["data.folder=~/corpus"]), print) == []
+    assert runner.prepare_data(cells_of(study, parse_settings(["data.folder=~/corpus"], Config)), print) == []
 
 
 def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

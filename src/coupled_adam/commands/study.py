@@ -101,7 +101,7 @@ def run_and_report(
         again: the command that goes on with the study.
         spec, out, jobs, only, launcher, dry_run, settings: as the options of `study run`.
     """
-    from coupled_adam.config.study_config import load_study, value_of, with_settings
+    from coupled_adam.config.study_config import load_study, with_override, with_settings
     from coupled_adam.study.expansion import cells_of, chosen
     from coupled_adam.study.folder import RUNS_HERE, StudyFolder
     from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
@@ -116,9 +116,7 @@ def run_and_report(
     with user_errors():
         study, of_runs = with_settings(load_study(spec), settings)
         all_cells = cells_of(study, of_runs)
-        # The copy of the study in its folder gives the same runs.
-        override = {key.strip(): value_of(text.strip()) for key, _, text in (each.partition("=") for each in of_runs)}
-        study = study.model_copy(update={"override": study.override | override})
+        study = with_override(study, of_runs)
         cells = chosen(all_cells, only)
         folder = StudyFolder(out or RUNS_HERE / study.name)
     if dry_run:
@@ -206,10 +204,12 @@ def show(
 
     Try: `coupled-adam study show demo > mine.toml`
     """
-    from coupled_adam.config.study_config import STUDIES, load_study, study_text, study_toml
+    from coupled_adam.config.builtin_files import STUDIES, study_text
+    from coupled_adam.config.study_config import load_study
+    from coupled_adam.config.toml_writing import to_toml
 
     with user_errors():
-        text = study_text(study) if study in STUDIES else study_toml(load_study(study))
+        text = study_text(study) if study in STUDIES else to_toml(load_study(study))
     typer.echo(text, nl=False)
 
 

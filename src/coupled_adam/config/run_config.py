@@ -6,14 +6,14 @@ Everything a user can get wrong here is a ValueError whose lines each name one k
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.text import steps
-from coupled_adam.config.cross_checks import contradictions
-from coupled_adam.config.explanations import explain
+from coupled_adam.config.builtin_files import RUN
+from coupled_adam.config.cross_checks import wrong_between_keys_of_run
 from coupled_adam.config.field_types import Name, Seed
-from coupled_adam.config.loading import FILE_NAME, read_values, set_value
+from coupled_adam.config.loading import build, parse_settings, read_values
 from coupled_adam.config.run_sections import (
     CheckpointSection,
     DataSection,
@@ -21,26 +21,17 @@ from coupled_adam.config.run_sections import (
     ModelSection,
     OptimizerSection,
     ScheduleSection,
-    Section,
     TrainingSection,
-    all_keys,
 )
 from coupled_adam.config.schedule import learning_rate
+from coupled_adam.config.schema import Section, all_keys
 from coupled_adam.config.table_rows import rows_for, token_count
 from coupled_adam.config.toml_writing import to_toml, toml_value
 from coupled_adam.models.config import ModelConfig
 
 __all__ = [
-    "FILE_NAME",
     "MATTERS_FOR_RESUME",
-    "CheckpointSection",
     "Config",
-    "DataSection",
-    "LogSection",
-    "ModelSection",
-    "OptimizerSection",
-    "ScheduleSection",
-    "TrainingSection",
     "differences",
     "load_config",
     "require_resumable",
@@ -67,7 +58,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
-        wrong = list(contradictions(self))
+        wrong = list(wrong_between_keys_of_run(self))
         if wrong:
             raise UserError("\n".join(wrong))
         return self
@@ -151,13 +142,13 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
         >>> config.total_steps, config.seed
         (97, 3)
     """
-    source, values = read_values(spec)
-    return _build(source, values, overrides)
+    read = read_values(spec, RUN)
+    return build(Config, read.source, read.values, parse_settings(overrides, Config))
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     """The config with `section.key=value` applied, each checked as `load_config` does."""
-    return _build(config.name, config.model_dump(), overrides)
+    return build(Config, config.name, config.model_dump(), parse_settings(overrides, Config))
 
 
 def with_rows(config: Config) -> Config:
@@ -168,27 +159,6 @@ def with_rows(config: Config) -> Config:
         50304
     """
     return config.model_copy(update={"model": config.model.model_copy(update={"vocabulary_size": config.rows})})
-
-
-def _build(source: str, values: dict[str, Any], overrides: Sequence[str]) -> Config:
-    wrong: list[str] = []
-    overridden = set()
-    for override in overrides:
-        try:
-            overridden.add(set_value(values, override, Config))
-        except ValueError as error:
-            wrong.append(f"--set {override}: {error}")
-    try:
-        config = Config.model_validate(values)
-    except ValidationError as error:
-        for key, line in explain(error, Config):
-            # What lies between keys cannot be laid on the file alone.
-            origin = f"{source} with --set" if overrides and not key else source
-            wrong.append(f"--set {line}" if key in overridden else f"{origin}: {line}")
-        raise UserError("\n".join(wrong)) from None
-    if wrong:
-        raise UserError("\n".join(wrong))
-    return config
 
 
 def differences(a: Config, b: Config) -> list[str]:

@@ -3,40 +3,59 @@
 The standard library reads TOML and does not write it; this writes the few shapes that a config has.
 """
 
+import itertools
+import re
 import textwrap
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coupled_adam import __version__
+from coupled_adam.config.schema import Section, entries_of
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
 
-def to_toml(config: BaseModel) -> str:
-    """The config as TOML, with every key, its explanation above it; reading it gives back an equal config.
+def to_toml(config: Section) -> str:
+    """The config as TOML, with its keys under their explanations; reading it gives back an equal config.
 
     Args:
-        config: values, and sections of values.
+        config: of a run, or a study: values, sections of values, tables of settings, and arrays of tables.
     """
     lines = [f"# Written by coupled-adam {__version__}."]
-    fields = type(config).model_fields
-    sections = []
-    for name, value in config:
-        if isinstance(value, BaseModel):
-            sections.append((name, value))
+    tables = []
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, Section | dict) or entries_of(field):
+            tables += ["", "", *_table(name, value, field)] if value else []
         else:
-            lines += ["", *_key(name, value, fields[name])]
-    for name, section in sections:
-        lines += ["", "", *_comment(section.__doc__), f"[{name}]"]
-        for key, value in section:
-            lines += ["", *_key(key, value, type(section).model_fields[key])]
-    return "\n".join(lines) + "\n"
+            lines += ["", *_explained(name, value, field)]
+    return "\n".join(lines + tables) + "\n"
 
 
-def _key(name: str, value: Any, field: FieldInfo) -> list[str]:
+def _table(name: str, value: Any, field: FieldInfo) -> list[str]:
+    """A section with all its keys, settings, or an array of tables with the keys that are not as by default."""
+    if isinstance(value, Section):
+        lines = [*_comment(value.__doc__), f"[{name}]"]
+        for key, inner in type(value).model_fields.items():
+            lines += ["", *_explained(key, getattr(value, key), inner)]
+        return lines
+    if isinstance(value, dict):
+        return [*_comment(field.description), f"[{name}]", *_pairs(value)]
+    entries = [[f"[[{name}]]", *_pairs(entry.model_dump(exclude_defaults=True)), ""] for entry in value]
+    return [*_comment(field.description), *itertools.chain.from_iterable(entries)][:-1]
+
+
+def _explained(name: str, value: Any, field: FieldInfo) -> list[str]:
     return [*_comment(field.description), f"{name} = {toml_value(value)}"]
+
+
+def _pairs(values: dict[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {toml_value(value)}" for key, value in values.items()]
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
 def _comment(text: str | None) -> list[str]:
@@ -61,7 +80,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key} = {toml_value(inner)}' for key, inner in value.items())}}}"
+        return f"{{ {', '.join(_pairs(value))} }}" if value else "{}"
     return str(value)  # a float, and in messages a date
 
 

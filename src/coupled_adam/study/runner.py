@@ -97,7 +97,7 @@ def run_study(
 
 def _prepare(study: Study, folder: StudyFolder, all_cells: Sequence[Cell]) -> None:
     """Bring the folder to the state of the study, before any run begins."""
-    folder.prepare(with_rows_in_numbers(study, all_cells), all_cells)
+    folder.prepare(with_rows_in_numbers(study, all_cells))
     folder.forget_errors(all_cells, study.evaluation)
     folder.gather(all_cells)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.config.run_config import OptimizerSection
+from coupled_adam.config.run_sections import OptimizerSection
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.theory.fits import fit_through_origin, theorem_fit
 from coupled_adam.theory.folder import Counts, TokenArrays
