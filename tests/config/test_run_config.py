@@ -92,6 +92,22 @@ def test_reading_a_config_does_not_load_torch() -> None:
     assert run.stdout.strip() == "False"
 
 
+def test_reading_configs_loads_none_of_the_rooms_above() -> None:
+    script = "import pkgutil, sys, coupled_adam.config as config\n"
+    script += "for module in pkgutil.iter_modules(config.__path__): __import__(f'coupled_adam.config.{module.name}')\n"
+    script += "print(*(name for name in sys.modules if name.startswith('coupled_adam.')))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    rooms = {name.split(".")[1] for name in run.stdout.split()}
+    assert "config" in rooms
+    assert rooms <= {"base", "config", "data", "models", "tokenizer", "byte_level_bpe", "metrics", "paper_tasks"}
+
+
+def test_the_name_that_version_0_1_documents_gives_the_same_function() -> None:
+    from coupled_adam.training.config import load_config as documented
+
+    assert documented is load_config
+
+
 def test_tokens_decide_the_whole_steps() -> None:
     steps = [load_config("tiny", [f"training.tokens={tokens}"]).total_steps for tokens in (307_199, 307_200, 308_223)]
     assert steps == [299, 300, 300]

@@ -19,7 +19,7 @@ from coupled_adam.config.toml_writing import to_toml
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.results import read_downstream
-from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, PAPER_TASKS
+from coupled_adam.paper_tasks import PAPER_NAMES, PAPER_TASKS
 from coupled_adam.study import cell, launchers, measurement, runner
 from coupled_adam.study.folder import is_measured
 from coupled_adam.study.metrics import TASK_LIMIT

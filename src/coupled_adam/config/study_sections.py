@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from coupled_adam.config.field_types import Count, Expected, Name, Number, Positive, Text, Tokens
 from coupled_adam.config.schema import Section
-from coupled_adam.evaluation.downstream.tasks import with_those_of_paper
+from coupled_adam.paper_tasks import with_those_of_paper
 
 
 def _as_list(value: Any) -> Any:
