@@ -36,6 +36,7 @@ __all__ = [
     "load_config",
     "require_resumable",
     "to_toml",
+    "values_by_key",
     "with_overrides",
     "with_rows",
 ]
@@ -168,12 +169,12 @@ def differences(a: Config, b: Config) -> list[str]:
         >>> differences(load_config("tiny"), load_config("tiny", ["seed=2", "log.every=5"]))
         ['seed', 'log.every']
     """
-    left, right = _flat(a), _flat(b)
+    left, right = values_by_key(a), values_by_key(b)
     return [key for key in left if left[key] != right[key]]
 
 
-def _flat(config: Config) -> dict[str, Any]:
-    """Every value by its dotted name."""
+def values_by_key(config: Config) -> dict[str, Any]:
+    """Every value by its dotted name, in the order of the sections."""
     flat: dict[str, Any] = {}
     for name, value in config:
         if isinstance(value, Section):
@@ -204,7 +205,7 @@ def require_resumable(stored: Config, wanted: Config) -> None:
         stored: the config in the run folder.
         wanted: the config that was asked for now.
     """
-    before, now = _flat(stored), _flat(wanted)
+    before, now = values_by_key(stored), values_by_key(wanted)
     fixed = [key for key in differences(stored, wanted) if key in MATTERS_FOR_RESUME]
     if wanted.model.vocabulary_size == "auto":  # as many rows as the run has
         fixed = [key for key in fixed if key != "model.vocabulary_size"]

@@ -17,7 +17,7 @@ from typing import Any
 from coupled_adam.base.errors import UserError
 from coupled_adam.config.builtin_files import RUN
 from coupled_adam.config.loading import Setting, Values, build, given_settings, read_values
-from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differences, with_rows
+from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differences, values_by_key, with_rows
 from coupled_adam.config.study_config import Study
 from coupled_adam.config.study_sections import ModelAxis, OptimizerAxis
 
@@ -231,10 +231,7 @@ def config_hash(config: Config) -> str:
         >>> config_hash(a) == config_hash(b), config_hash(a) == config_hash(c)
         (True, False)
     """
-    flat: dict[str, Any] = {}
-    for name, value in with_rows(config).model_dump().items():
-        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
-    values = {key: value for key, value in flat.items() if key in MATTERS_FOR_RESUME}
+    values = {key: value for key, value in values_by_key(with_rows(config)).items() if key in MATTERS_FOR_RESUME}
     values["data"] = _text_name(config)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
