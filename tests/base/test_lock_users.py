@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from coupled_adam.base.locks import locked
+from coupled_adam.config.study_config import load_study
 from coupled_adam.data.guards import only_one
 from coupled_adam.data.prepare import prepare
 from coupled_adam.study import cell as study_cell
 from coupled_adam.study.cell import Task, run_cell
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import CLAIM, is_claimed
-from coupled_adam.study.plan import load_study
 from coupled_adam.training.run_folder import RunFolder
 
 
@@ -104,7 +104,7 @@ def test_a_pipe_or_a_device_in_the_place_of_the_lock_is_refused(tmp_path: Path, 
 
 
 def test_what_a_lock_left_does_not_make_a_folder_look_like_anothers(tmp_path: Path) -> None:
-    from coupled_adam.training.config import load_config
+    from coupled_adam.config.run_config import load_config
 
     for name in ("lock", "lock.held"):
         (tmp_path / name).touch()

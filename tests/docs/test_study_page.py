@@ -13,13 +13,14 @@ from typer.main import get_command
 
 from coupled_adam.base.text import short
 from coupled_adam.cli import app
-from coupled_adam.study import plan, tables
-from coupled_adam.study import plan_sections as sections
+from coupled_adam.config import study_sections as sections
+from coupled_adam.config.builtin_files import STUDIES
+from coupled_adam.config.study_config import Study, load_study, parse_study, with_settings
+from coupled_adam.study import tables
 from coupled_adam.study.expansion import cells_of, chosen
 from coupled_adam.study.measurement import MEASURES
 from coupled_adam.study.metrics import METRICS, TASK_LIMIT, TASKS, THEORY_PREFIX
 from coupled_adam.study.overview import gpu_hours, hours
-from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study
 from coupled_adam.study.results import STORED, Result, to_json
 from coupled_adam.study.runner import LAUNCHERS
 
@@ -62,7 +63,7 @@ def test_command_of_the_study_page_names_commands_options_studies_and_runs_that_
     values = [(option, value) for option, value in itertools.pairwise(words) if option.startswith("--")]
     if command[1:3] == ["study", "run"]:
         settings = [value for option, value in values if option == "--set"]
-        cells = cells_of(*plan.with_settings(load_named(words[0]), settings))
+        cells = cells_of(*with_settings(load_named(words[0]), settings))
         assert chosen(cells, [value for option, value in values if option == "--only"])
         assert {value for option, value in values if option == "--launcher"} <= set(LAUNCHERS)
     elif command[1:3] == ["study", "show"]:

@@ -9,10 +9,10 @@ from page_examples import ROOT, Example, read_examples, run_here
 from typer.main import get_command
 
 from coupled_adam.cli import app
+from coupled_adam.config.run_config import Config, load_config
+from coupled_adam.config.schema import all_keys
 from coupled_adam.embeddings import EmbeddingMetrics
-from coupled_adam.training.config import Config, load_config
 from coupled_adam.training.logbook import read_metrics
-from coupled_adam.training.sections import all_keys
 
 PAGE = ROOT / "docs" / "training.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ from export_models import ROWS, TEXT, TOKENS, logits_of, small_config, some_toke
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from coupled_adam.config.run_config import load_config
 from coupled_adam.evaluation import export as export_module
 from coupled_adam.evaluation.export import export_model
 from coupled_adam.evaluation.model_card import Training, code, model_card
@@ -19,7 +20,6 @@ from coupled_adam.evaluation.run_tokenizer import corpus_tokenizer
 from coupled_adam.inspection.tables import read_model
 from coupled_adam.models.config import ModelConfig, parameter_count
 from coupled_adam.tokenizer import Tokenizer
-from coupled_adam.training.config import load_config
 
 MODEL_FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}

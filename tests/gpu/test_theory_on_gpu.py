@@ -11,8 +11,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "theory"))
 from theory_models import V, small_model, windows
 
+from coupled_adam.config.run_sections import OptimizerSection
 from coupled_adam.theory.checkpoint import measure_checkpoint
-from coupled_adam.training.config import OptimizerSection
 
 pytestmark = pytest.mark.gpu
 

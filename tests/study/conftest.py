@@ -7,8 +7,8 @@ import pytest
 from fabricated_study import COUPLED, STANDARD, fabricate, fabricated_demo
 from study_runs import FAKE_WORKER
 
+from coupled_adam.config.builtin_files import study_text
 from coupled_adam.study import launchers, runner
-from coupled_adam.study.plan import study_text
 from coupled_adam.study.report import write_report
 
 ATTACK = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">{{ 7 * 7 }}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coupled_adam.study.plan import study_text
+from coupled_adam.config.builtin_files import study_text
 from coupled_adam.study.results import Result, to_json
 
 STANDARD = {"embeddings": "adamw", "scale_exponent": 0.0, "sgd_factor": None, "lr": 3e-3, "tied": True}

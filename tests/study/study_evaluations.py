@@ -11,11 +11,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 from export_models import ROWS, TOKENS, write_tokenizer_json
 from tiny_tasks import write_tasks
 
+from coupled_adam.config.study_config import with_settings
 from coupled_adam.data.manifest import FILE_NAME, TOKENIZER_FILE, UNIGRAM_FILE, read_manifest, write_manifest
 from coupled_adam.study.cell import Status, Task, run_cell
 from coupled_adam.study.expansion import cells_of, chosen
 from coupled_adam.study.folder import StudyFolder
-from coupled_adam.study.plan import with_settings
 from coupled_adam.study.results import Result
 
 PAIR = ADAMW + COUPLED
@@ -39,7 +39,8 @@ def do(file: Path, out: Path, *settings: str, only: tuple[str, ...] = ()) -> dic
     study, left = with_settings(plan(file)[0], settings)
     cells = cells_of(study, left)
     folder = StudyFolder(out)
-    folder.prepare(study, cells)
+    folder.require_fit(study, cells)
+    folder.prepare(study)
     todo = [cell for cell in chosen(cells, only) if folder.result(cell, study.evaluation) is None]
     ended = {cell.label: run_cell(Task(out.absolute(), study.name, cell, study.evaluation)) for cell in todo}
     folder.gather(cells)

@@ -20,10 +20,12 @@ from typer.testing import CliRunner
 
 from coupled_adam.commands import demo as demo_command
 from coupled_adam.commands import study as study_command
+from coupled_adam.config.builtin_files import STUDIES
+from coupled_adam.config.study_config import load_study
 from coupled_adam.study import launchers
 from coupled_adam.study.expansion import cells_of
+from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.notation import MISSING
-from coupled_adam.study.plan import STUDIES, load_study
 from coupled_adam.study.report import read_report
 from coupled_adam.study.results import read_results
 
@@ -97,6 +99,19 @@ def test_a_run_prints_the_comparison_and_where_the_report_is(tmp_path: Path) -> 
         assert (tmp_path / "out" / path).is_file()
     assert load_study("out").override == {"log.every": 3}
     assert study("status", "out").output.endswith("4 finished\n")
+
+
+def test_the_folder_is_compared_with_the_study_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Path] = []
+    compare = StudyFolder.require_fit
+
+    def counted(folder: StudyFolder, *of_study: Any) -> None:
+        compared.append(folder.path)
+        compare(folder, *of_study)
+
+    monkeypatch.setattr(StudyFolder, "require_fit", counted)
+    assert study("run", str(write_study(tmp_path, ADAMW)), "--out", "out").exit_code == 0
+    assert compared == [Path("out")]
 
 
 def test_the_column_of_a_single_optimizer_is_headed_by_it_and_its_tokens(tmp_path: Path) -> None:
@@ -266,7 +281,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no name": (["run", ""], "'' is no study and no file; studies are: demo"),
     "a wrong evaluation": (
         ["run", "demo", "--set", "evaluation.wordsin=x"],
-        "--set evaluation: wordsin: unknown key; did you mean wordsim?",
+        "--set evaluation.wordsin=x: unknown key; did you mean evaluation.wordsim?",
     ),
     "nothing to show": (["show", "nothing"], "'nothing' is no study and no file"),
 }

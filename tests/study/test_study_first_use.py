@@ -14,15 +14,15 @@ from study_cli import study
 from study_runs import ADAMW, COUPLED, write_study
 
 from coupled_adam.commands.wide_tables import wide_enough
+from coupled_adam.config.run_config import load_config, to_toml
+from coupled_adam.config.study_config import load_study
 from coupled_adam.study import launchers, overview
 from coupled_adam.study.expansion import Cell, cells_of, config_hash, settings_that_differ
 from coupled_adam.study.folder import StudyFolder
-from coupled_adam.study.plan import load_study
 from coupled_adam.study.report_page import commands
 from coupled_adam.study.report_plan import read_plans
 from coupled_adam.study.results import read_results
 from coupled_adam.study.tables import build_tables
-from coupled_adam.training.config import load_config, to_toml
 
 pytestmark = pytest.mark.usefixtures("quick", "empty_folder")
 PAIR = ADAMW + COUPLED

@@ -12,17 +12,17 @@ from fabricated_study import STANDARD, fabricate
 from study_fake_worker import result_of
 from study_runs import ADAMW, COUPLED, write_study
 
+from coupled_adam.config.run_config import to_toml
+from coupled_adam.config.study_config import load_study, with_override, with_settings
 from coupled_adam.study.cell import Task
 from coupled_adam.study.expansion import cells_of, chosen
 from coupled_adam.study.folder import CONFIG, StudyFolder
-from coupled_adam.study.plan import load_study, value_of
 from coupled_adam.study.report import write_report
 from coupled_adam.study.report_data import main_pair, variants
 from coupled_adam.study.report_plan import StudyPlan, read_plans
 from coupled_adam.study.results import Result, merge_results, read_results, to_json, write_evaluation
 from coupled_adam.study.tables import build_tables
 from coupled_adam.study.verdict import verdict
-from coupled_adam.training.config import to_toml
 
 STORED = Path(__file__).parents[2] / "docs" / "results"
 PAIR = ADAMW + COUPLED
@@ -32,12 +32,11 @@ NOT_CHECKED = "have the settings and the text of the others is not checked"
 
 def run_study(spec: Path | str, out: Path, only: str, *settings: str) -> Path:
     """A study folder as `study run SPEC --out OUT --only ONLY --set ...` leaves it, without the training."""
-    study = load_study(str(spec))
-    override = {key: value_of(text) for key, _, text in (each.partition("=") for each in settings)}
-    study = study.model_copy(update={"override": study.override | override})
+    study = with_override(*with_settings(load_study(str(spec)), settings))
     cells = cells_of(study)
     folder = StudyFolder(out)
-    folder.prepare(study, cells)
+    folder.require_fit(study, cells)
+    folder.prepare(study)
     for cell in chosen(cells, [only]):
         folder.run(cell).mkdir(parents=True)
         (folder.run(cell) / CONFIG).write_text(to_toml(cell.config))

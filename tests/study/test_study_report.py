@@ -12,8 +12,9 @@ from fabricated_study import COUPLED, PAGE_PARTS, STANDARD, fabricate, fabricate
 from markupsafe import escape
 
 from coupled_adam.base.extras import install_command
+from coupled_adam.config.builtin_files import study_text
+from coupled_adam.config.study_config import load_study
 from coupled_adam.study.expansion import cells_of
-from coupled_adam.study.plan import load_study, study_text
 from coupled_adam.study.report import write_report
 from coupled_adam.study.report_page import commands, what_was_compared
 from coupled_adam.study.report_plan import StudyPlan, shared_report

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from study_runs import ADAMW, COUPLED, run_here, write_study
 
+from coupled_adam.config.run_config import load_config
+from coupled_adam.config.study_config import load_study, parse_study, with_settings
+from coupled_adam.config.toml_writing import to_toml
 from coupled_adam.study.expansion import cells_of, config_hash, settings_that_differ, with_rows_in_numbers
-from coupled_adam.study.plan import load_study, parse_study, study_toml
 from coupled_adam.study.results import read_results
-from coupled_adam.training.config import load_config
 
 STORED = Path(__file__).parents[2] / "docs" / "results"
 LEFT_OPEN = {"model": {"vocabulary_size": "auto"}}
@@ -20,7 +21,7 @@ LEFT_OPEN = {"model": {"vocabulary_size": "auto"}}
 def test_runs_of_the_first_version_are_still_runs_of_their_study(name: str) -> None:
     """Their rows were a number in the preset; it is part of the hash of their settings."""
     text = ["data.folder=data/enwiki", "data.source=none"]
-    now = {cell.label: cell.config_hash for cell in cells_of(load_study(name), text)}
+    now = {cell.label: cell.config_hash for cell in cells_of(*with_settings(load_study(name), text))}
     stored = read_results(STORED / name)
     assert stored
     assert {f"{each.cell}/seed-{each.seed}": each.config_hash for each in stored}.items() <= now.items()
@@ -50,9 +51,7 @@ def test_a_study_folder_means_the_same_runs_without_the_corpus(
     shutil.rmtree(tmp_path / "corpus")
     assert {cell.config.rows for cell in cells_of(study)} == {50304}
     assert [(cell.label, cell.config_hash) for cell in cells_of(kept)] == before
-    assert [
-        (cell.label, cell.config_hash) for cell in cells_of(parse_study(study_toml(kept), "copy", Path()))
-    ] == before
+    assert [(cell.label, cell.config_hash) for cell in cells_of(parse_study(to_toml(kept), "copy", Path()))] == before
 
 
 def test_a_number_of_rows_in_the_study_stays(tmp_path: Path) -> None:
@@ -62,7 +61,7 @@ def test_a_number_of_rows_in_the_study_stays(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_unknown_size_is_said_with_its_runs() -> None:
     with pytest.raises(ValueError, match=r"study demo: .*data\.tokenizer = \"o400k\".*\(tiny, standard and 1 other\)"):
-        cells_of(load_study("demo"), ["data.folder=data/not-there", "data.tokenizer=o400k"])
+        cells_of(*with_settings(load_study("demo"), ["data.folder=data/not-there", "data.tokenizer=o400k"]))
 
 
 def test_a_study_runs_and_writes_down_its_rows(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ from study_runs import (
 
 from coupled_adam.base.errors import UserOSError
 from coupled_adam.base.locks import locked
+from coupled_adam.config.loading import parse_settings
+from coupled_adam.config.run_config import Config, load_config
+from coupled_adam.config.study_config import load_study
+from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.config import build_model
 from coupled_adam.models.initial import initialise
@@ -45,10 +49,8 @@ from coupled_adam.study.cell import Task, read_error, run_cell
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import CLAIM, StudyFolder, is_claimed, last_row
-from coupled_adam.study.plan import EvaluationSection, load_study
 from coupled_adam.study.progress import Running
 from coupled_adam.study.results import from_json, merge_results, read_results, to_json, write_evaluation
-from coupled_adam.training.config import load_config
 
 
 def named(*names: str) -> str:
@@ -344,7 +346,7 @@ def test_new_cells_are_added_and_changed_ones_refused(tmp_path: Path) -> None:
 
 
 def write_config(run_folder: Path, cell: Any) -> None:
-    from coupled_adam.training.config import to_toml
+    from coupled_adam.config.run_config import to_toml
 
     (run_folder / "config.toml").write_text(to_toml(cell.config))
 
@@ -425,7 +427,7 @@ def test_the_folder_holds_all_that_is_needed_to_run_the_study_again(tmp_path: Pa
 def test_the_corpus_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     study = load_study(str(write_study(tmp_path, named("a"))))
-    assert runner.prepare_data(cells_of(study, ["data.folder=~/corpus"]), print) == []
+    assert runner.prepare_data(cells_of(study, parse_settings(["data.folder=~/corpus"], Config)), print) == []
 
 
 def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

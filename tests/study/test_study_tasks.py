@@ -13,15 +13,16 @@ from study_evaluations import by_label, do, write_text_study
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app
+from coupled_adam.config.study_config import load_study, parse_study, with_settings
+from coupled_adam.config.study_sections import EvaluationSection
+from coupled_adam.config.toml_writing import to_toml
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.results import read_downstream
-from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, PAPER_TASKS
+from coupled_adam.paper_tasks import PAPER_NAMES, PAPER_TASKS
 from coupled_adam.study import cell, launchers, measurement, runner
 from coupled_adam.study.folder import is_measured
 from coupled_adam.study.metrics import TASK_LIMIT
-from coupled_adam.study.plan import load_study, parse_study, study_toml, with_settings
-from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import add_metrics, read_results, write_evaluation
 from coupled_adam.study.tables import build_tables
 
@@ -177,7 +178,7 @@ def test_a_limit_stays_until_every_task_it_is_of_was_evaluated_on_all_documents(
 def test_tasks_are_named_in_the_study_file_and_by_set(text: str, tasks: list[str] | None) -> None:
     study, left = with_settings(load_study("single-gpu"), [f"evaluation.tasks={text}"])
     assert (study.evaluation.tasks, left) == (tasks, [])
-    assert parse_study(study_toml(study), "copy", Path()) == study
+    assert parse_study(to_toml(study), "copy", Path()) == study
     assert load_study("single-gpu").evaluation.tasks is None
 
 

@@ -14,12 +14,14 @@ from typer.testing import CliRunner
 
 from coupled_adam.base.extras import install_command
 from coupled_adam.cli import app
+from coupled_adam.config.loading import parse_settings
+from coupled_adam.config.run_config import Config
+from coupled_adam.config.study_config import load_study, with_settings
+from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.study import cell, measurement, theory_evaluation
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import is_measured
 from coupled_adam.study.metrics import TASKS
-from coupled_adam.study.plan import load_study, with_settings
-from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.report import write_report
 from coupled_adam.study.results import FILE_NAME, Result, read_results, to_json
 from coupled_adam.study.tables import build_tables
@@ -156,9 +158,10 @@ def test_a_study_of_the_theory_keeps_ten_milestones_unless_it_says_otherwise(tmp
     assert {each.config.checkpoints.milestones for each in plain} == {0}
     assert {each.config.checkpoints.milestones for each in cells} == {10}
     assert [each.config_hash for each in plain] == [each.config_hash for each in cells]
-    assert {each.config.checkpoints.milestones for each in cells_of(study, ["checkpoints.milestones=3"])} == {3}
+    three = cells_of(study, parse_settings(["checkpoints.milestones=3"], Config))
+    assert {each.config.checkpoints.milestones for each in three} == {3}
     with pytest.raises(ValueError, match=r"a run of 9 steps has no 10 milestones; .*set checkpoints.milestones = 9"):
-        cells_of(study, ["training.tokens=1152"])
+        cells_of(study, parse_settings(["training.tokens=1152"], Config))
 
 
 def test_a_result_with_other_batches_is_measured_again() -> None:

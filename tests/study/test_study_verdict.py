@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fabricated_study import COUPLED, OPTIMIZERS, STANDARD, fabricate, scaled, sgd
 
-from coupled_adam.study.plan_sections import ReportSection
+from coupled_adam.config.study_sections import ReportSection
 from coupled_adam.study.report_data import main_pair, table_note, variants
 from coupled_adam.study.report_page import render_report, what_was_compared
 from coupled_adam.study.results import Result, read_results

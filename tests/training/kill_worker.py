@@ -14,7 +14,7 @@ from pathlib import Path
 
 from small_runs import small_config, train
 
-from coupled_adam.training.config import CheckpointSection
+from coupled_adam.config.run_sections import CheckpointSection
 
 KILLS = 20
 STEPS = 1200

@@ -16,7 +16,7 @@ from pathlib import Path
 import small_runs
 from small_runs import small_config
 
-from coupled_adam.training.config import Config
+from coupled_adam.config.run_config import Config
 from coupled_adam.training.feed import Feed, MicroBatch
 
 

@@ -10,9 +10,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from coupled_adam.config.run_config import Config
 from coupled_adam.data.manifest import FILE_NAME, Manifest, Shard, Split, write_manifest
 from coupled_adam.training import checkpoints
-from coupled_adam.training.config import Config
 from coupled_adam.training.run import Outcome, run_training
 
 VOCABULARY = 61  # of 64 rows: three are padding

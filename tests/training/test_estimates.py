@@ -9,13 +9,13 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from coupled_adam.config.builtin_files import PRESETS, preset_text
+from coupled_adam.config.run_config import Config, load_config
 from coupled_adam.models import loss
 from coupled_adam.models.config import build_model, parameter_count
 from coupled_adam.models.initial import initialise
 from coupled_adam.training import estimates
-from coupled_adam.training.config import Config, load_config
 from coupled_adam.training.optimizers import build_optimizers
-from coupled_adam.training.presets import PRESETS, preset_text
 
 SMALL = ["model.width=96", "model.heads=3", "model.layers=3", "training.batch_size=8", "training.tokens=1M"]
 LLAMA = [*SMALL, "model.architecture=llama"]

@@ -15,11 +15,11 @@ from rich.console import Console
 from small_runs import small_config, train, write_corpus
 
 from coupled_adam.base.errors import MissingPackageError, UserError
+from coupled_adam.config.run_config import Config
 from coupled_adam.data import prepare as preparation
 from coupled_adam.data.corpus import open_corpus
 from coupled_adam.data.manifest import FILE_NAME
 from coupled_adam.training import run, run_tokens
-from coupled_adam.training.config import Config
 from coupled_adam.training.parallel import Ranks
 from coupled_adam.training.run_tokens import open_tokens, prepare_tokens, word_tokenizer
 

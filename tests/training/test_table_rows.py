@@ -9,9 +9,9 @@ from small_runs import saved_tensors, small_config, train, write_corpus
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app
+from coupled_adam.config.run_config import Config, load_config, to_toml
 from coupled_adam.data.corpus import open_corpus
 from coupled_adam.data.manifest import FILE_NAME
-from coupled_adam.training.config import Config, load_config, to_toml
 from coupled_adam.training.run_tokens import note_on_unused_rows
 
 TABLE = "model.wte.weight"

@@ -17,7 +17,7 @@ from small_runs import small_config
 from typer.testing import CliRunner, Result
 
 from coupled_adam.cli import app
-from coupled_adam.training.config import load_config, to_toml
+from coupled_adam.config.run_config import load_config, to_toml
 
 
 @pytest.fixture

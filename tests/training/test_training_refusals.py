@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from small_runs import small_config, train, write_corpus
 
-from coupled_adam.training.config import to_toml
+from coupled_adam.config.run_config import to_toml
 
 
 @pytest.mark.parametrize("refused", ["data", "wordsim", "tensorboard", "wandb"])

@@ -12,10 +12,10 @@ import torch
 from small_runs import VOCABULARY, assert_same_tensors, rows, saved_tensors, small_config, train, write_corpus
 from torch import Tensor
 
+from coupled_adam.config.run_config import load_config
 from coupled_adam.embeddings import measure
 from coupled_adam.tables_file import FILE_NAME as TABLES
 from coupled_adam.training import checkpoints, trainer
-from coupled_adam.training.config import load_config
 from coupled_adam.training.feed import Feed, MicroBatch
 from coupled_adam.training.trainer import TrainingStopped
 

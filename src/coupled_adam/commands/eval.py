@@ -97,7 +97,7 @@ def evaluate(
     Acc is the mean of the seven accuracies. Needs the extra `eval` of this package, but for --answer and for the loss
     of a run alone (`--tasks none`).
     """
-    from coupled_adam.evaluation.downstream.tasks import parse_tasks
+    from coupled_adam.paper_tasks import parse_tasks
 
     _check_halves(
         {
@@ -287,7 +287,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 def _show(found: "Downstream", path: Path, *, as_json: bool) -> None:
     from coupled_adam.base.text import shorthand
     from coupled_adam.evaluation.downstream.results import to_json
-    from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, label_of
+    from coupled_adam.paper_tasks import PAPER_NAMES, label_of
 
     if as_json:
         values = {"acc": found.accuracy, "acc_stderr": found.accuracy_error, **to_json(found), "file": str(path)}
@@ -329,7 +329,7 @@ def _place(name: str, order: tuple[str, ...]) -> int:
 def _shown_metric(task: "TaskResult") -> tuple[str, str]:
     """The metric that a task is judged by, with its standard error."""
     from coupled_adam.base.text import shorthand
-    from coupled_adam.evaluation.downstream.tasks import METRIC
+    from coupled_adam.paper_tasks import METRIC
     from coupled_adam.study.notation import MISSING
 
     name = METRIC if METRIC in task.metrics else next((key for key in task.metrics if "_stderr" not in key), None)

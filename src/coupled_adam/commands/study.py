@@ -16,9 +16,9 @@ from coupled_adam.commands.tidy_help import TidyGroup
 from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
+    from coupled_adam.config.study_config import Study
     from coupled_adam.study.expansion import Cell
     from coupled_adam.study.folder import StudyFolder
-    from coupled_adam.study.plan import Study
     from coupled_adam.study.report_plan import StudyPlan
     from coupled_adam.study.results import Result
     from coupled_adam.study.runner import Outcome
@@ -101,10 +101,10 @@ def run_and_report(
         again: the command that goes on with the study.
         spec, out, jobs, only, launcher, dry_run, settings: as the options of `study run`.
     """
+    from coupled_adam.config.study_config import load_study, with_override, with_settings
     from coupled_adam.study.expansion import cells_of, chosen
     from coupled_adam.study.folder import RUNS_HERE, StudyFolder
     from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
-    from coupled_adam.study.plan import load_study, value_of, with_settings
     from coupled_adam.study.progress import StudyDisplay
     from coupled_adam.study.report import require_packages
     from coupled_adam.study.runner import LAUNCHERS, prepare_data, run_study
@@ -116,9 +116,7 @@ def run_and_report(
     with user_errors():
         study, of_runs = with_settings(load_study(spec), settings)
         all_cells = cells_of(study, of_runs)
-        # The copy of the study in its folder gives the same runs.
-        override = {key.strip(): value_of(text.strip()) for key, _, text in (each.partition("=") for each in of_runs)}
-        study = study.model_copy(update={"override": study.override | override})
+        study = with_override(study, of_runs)
         cells = chosen(all_cells, only)
         folder = StudyFolder(out or RUNS_HERE / study.name)
     if dry_run:
@@ -170,9 +168,9 @@ def report(
     """
     if out is None and len(folders) > 1:
         refuse("--out is missing: several studies are merged into a folder of their own")
+    from coupled_adam.config.study_config import FILE_NAME, load_study
     from coupled_adam.study.expansion import cells_of
     from coupled_adam.study.folder import StudyFolder
-    from coupled_adam.study.plan import FILE_NAME, load_study
 
     console = Console(highlight=False)
     with user_errors():
@@ -206,10 +204,12 @@ def show(
 
     Try: `coupled-adam study show demo > mine.toml`
     """
-    from coupled_adam.study.plan import STUDIES, load_study, study_text, study_toml
+    from coupled_adam.config.builtin_files import STUDIES, study_text
+    from coupled_adam.config.study_config import load_study
+    from coupled_adam.config.toml_writing import to_toml
 
     with user_errors():
-        text = study_text(study) if study in STUDIES else study_toml(load_study(study))
+        text = study_text(study) if study in STUDIES else to_toml(load_study(study))
     typer.echo(text, nl=False)
 
 
@@ -219,10 +219,10 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
 
     Try: `coupled-adam study status runs/demo`
     """
+    from coupled_adam.config.study_config import FILE_NAME, load_study
     from coupled_adam.study.expansion import cells_of
     from coupled_adam.study.folder import StudyFolder
     from coupled_adam.study.overview import counts, status_table
-    from coupled_adam.study.plan import FILE_NAME, load_study
 
     console = Console(highlight=False)
     with user_errors():
@@ -243,8 +243,8 @@ def _say_outside(say: Callable[[str], None], folder: "StudyFolder", cells: "Sequ
 
 def _require_study(folder: Path) -> None:
     """Refuse what is no folder of a study; whoever gives the name of a study, as to `study run`, is told its folder."""
+    from coupled_adam.config.study_config import FILE_NAME
     from coupled_adam.study.folder import RUNS_HERE
-    from coupled_adam.study.plan import FILE_NAME
     from coupled_adam.study.results import FILE_NAME as RESULTS
 
     if any((folder / name).is_file() for name in (FILE_NAME, RESULTS)):
@@ -282,9 +282,9 @@ def _require_writable(path: Path) -> None:
 
 
 def _print_plan(console: Console, study: "Study", cells: "Sequence[Cell]", folder: Any) -> None:
+    from coupled_adam.config.study_config import one_paragraph
     from coupled_adam.study.folder import TO_BE_MEASURED
     from coupled_adam.study.overview import counts, plan_table
-    from coupled_adam.study.plan import one_paragraph
 
     console.print(Text(study.title, style="bold"))
     console.print(Text(one_paragraph(study.description)))

@@ -73,8 +73,8 @@ def train(
     A run that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed), one
     whose loss is no longer finite with 1.
     """
-    from coupled_adam.training.config import load_config, to_toml
-    from coupled_adam.training.presets import PRESETS
+    from coupled_adam.config.builtin_files import PRESETS
+    from coupled_adam.config.run_config import load_config, to_toml
 
     console = Console(highlight=False)
     if list_presets:

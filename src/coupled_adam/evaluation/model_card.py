@@ -12,7 +12,7 @@ from coupled_adam import __version__
 from coupled_adam.models.config import ModelConfig, parameter_count
 
 if TYPE_CHECKING:
-    from coupled_adam.training.config import Config
+    from coupled_adam.config.run_config import Config
 
 CLASSES = {
     "gpt2": "GPT-2 with exact GELU, as GPT2LMHeadModel",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.run_config import Config
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.evaluation.export import export_model
 from coupled_adam.evaluation.model_card import Training
@@ -16,7 +17,6 @@ from coupled_adam.models.config import ModelConfig
 from coupled_adam.tables_file import FILE_NAME as TABLES
 from coupled_adam.tokenizer import Tokenizer
 from coupled_adam.training.checkpoint_record import Record, read_record
-from coupled_adam.training.config import Config
 
 
 @dataclass(frozen=True)

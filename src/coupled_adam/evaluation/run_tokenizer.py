@@ -6,10 +6,10 @@ Both need its tokenizer.json: an export writes it, and results and requests of t
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.run_config import Config
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.evaluation.weights import run_config
 from coupled_adam.tokenizer import GPT2_ENCODINGS, Tokenizer, read_tokenizer, tokenizer_path
-from coupled_adam.training.config import Config
 from coupled_adam.training.run_folder import RunFolder
 
 

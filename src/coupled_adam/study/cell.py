@@ -18,13 +18,13 @@ from rich.console import Console
 from coupled_adam.base.errors import UserError, as_user_error
 from coupled_adam.base.files import read_json, read_text, remove_leftovers, write_whole
 from coupled_adam.base.locks import LockHeld, locked
+from coupled_adam.config.run_config import Config, to_toml
+from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.models.config import parameter_count
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import Cell
 from coupled_adam.study.folder import CLAIM, CONFIG, ERROR, OUTPUT, StudyFolder, tail
-from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import Result, read_evaluation, write_evaluation
-from coupled_adam.training.config import Config, to_toml
 from coupled_adam.training.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.study.plan import Study
-from coupled_adam.study.plan_sections import ModelAxis, OptimizerAxis
-from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, differences, load_config, with_rows
-from coupled_adam.training.config_toml import toml_value
+from coupled_adam.config.builtin_files import RUN
+from coupled_adam.config.loading import Setting, Values, build, given_settings, read_values
+from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differences, values_by_key, with_rows
+from coupled_adam.config.study_config import Study
+from coupled_adam.config.study_sections import ModelAxis, OptimizerAxis
 
 MOST_LINES = 12
 # The paper measures its theory at ten equidistant checkpoints.
@@ -61,45 +62,53 @@ class Variant:
     settings: dict[str, Any]
 
 
-def cells_of(study: Study, overrides: Sequence[str] = ()) -> list[Cell]:
+def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
     """All runs of a study, models outermost, seeds innermost.
 
     Args:
         study: as `load_study` reads it.
-        overrides: `section.key=value` each, for all runs; they win over everything in the study.
+        settings: of all runs, as `with_settings` leaves them; they win over everything in the study.
 
     Raises:
         ValueError: for every mistake in a config, with the name of a run that has it; and for two runs of one name.
 
     Example:
-        >>> from coupled_adam.study.plan import load_study
+        >>> from coupled_adam.config.study_config import load_study
         >>> [cell.label for cell in cells_of(load_study("demo"))][2:4]
         ['tiny-307.2k-standard/seed-3', 'tiny-307.2k-coupled/seed-1']
     """
     cells: list[Cell] = []
     wrong: dict[str, list[str]] = {}  # the runs that each mistake is in
-    last = [*_as_overrides(study.override), *overrides]
+    files: dict[str, Values] = {}
+    last = [*given_settings(study.override, Config), *settings]
+    sets_seed = any(setting.key == "seed" for setting in last)
     for model, tokens, variant in _grid(study):
-        own = [
-            *_as_overrides(study.set | (model.set if model else {})),
-            *([] if tokens is None else [f"training.tokens={tokens}"]),
-            *_as_overrides(variant.settings),
-        ]
-        where = f"{model.name if model else study.base}, {variant.name}"
+        own = study.set | (model.set if model else {}) | ({} if tokens is None else {"training.tokens": tokens})
+        own |= variant.settings | {"seed": study.seeds[0]}
+        base = study.base_of(model)
+        try:
+            if base not in files:
+                files[base] = read_values(base, RUN)
+            config = _config(study, files[base], [*given_settings(own, Config), *last])
+        except UserError as error:
+            for line in str(error).splitlines():
+                wrong.setdefault(line, []).append(f"{model.name if model else study.base}, {variant.name}")
+            continue
         for seed in study.seeds:
-            try:
-                config = load_config(study.base_of(model), [*own, f"seed={seed}", *last])
-                config = with_milestones(config) if study.evaluation.theory else config
-                _ = config.rows  # says where a tokenizer is missing or not known
-            except ValueError as error:
-                for line in str(error).splitlines():
-                    wrong.setdefault(_in_study_words(line, overrides), []).append(where)
-                continue
-            cells.append(_cell(study, model, variant, config))
+            seeded = config if sets_seed else config.model_copy(update={"seed": seed})
+            cells.append(_cell(study, model, variant, seeded))
     if wrong:
         raise UserError("\n".join(_mistakes(study, wrong)))
     _require_different_names(study, cells)
     return cells
+
+
+def _config(study: Study, base: Values, settings: Sequence[Setting]) -> Config:
+    """The config that the runs of a cell share, but for the seed."""
+    config = build(Config, base.source, base.values, settings, mixed="the study's settings")
+    config = with_milestones(config) if study.evaluation.theory else config
+    _ = config.rows  # says where a tokenizer is missing or not known
+    return config
 
 
 def with_milestones(config: Config) -> Config:
@@ -217,14 +226,12 @@ def config_hash(config: Config) -> str:
     another machine has the same hash.
 
     Example:
+        >>> from coupled_adam.config.run_config import load_config
         >>> a, b, c = (load_config("tiny", [change]) for change in ("seed=1", "training.threads=2", "seed=2"))
         >>> config_hash(a) == config_hash(b), config_hash(a) == config_hash(c)
         (True, False)
     """
-    flat: dict[str, Any] = {}
-    for name, value in with_rows(config).model_dump().items():
-        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
-    values = {key: value for key, value in flat.items() if key in MATTERS_FOR_RESUME}
+    values = {key: value for key, value in values_by_key(with_rows(config)).items() if key in MATTERS_FOR_RESUME}
     values["data"] = _text_name(config)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -233,6 +240,7 @@ def settings_that_differ(a: Config, b: Config) -> list[str]:
     """The settings that give two configs different hashes; none where the hashes are equal.
 
     Example:
+        >>> from coupled_adam.config.run_config import load_config
         >>> settings_that_differ(load_config("tiny"), load_config("tiny", ["seed=2", "training.threads=2"]))
         ['seed']
     """
@@ -255,7 +263,7 @@ def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
         patterns: such as `*-coupled`, `125M-*`, `*/seed-1`; compared with the whole name, with or without its seed.
 
     Example:
-        >>> from coupled_adam.study.plan import load_study
+        >>> from coupled_adam.config.study_config import load_study
         >>> [cell.label for cell in chosen(cells_of(load_study("demo")), ["*coupled/seed-[12]"])]
         ['tiny-307.2k-coupled/seed-1', 'tiny-307.2k-coupled/seed-2']
     """
@@ -270,17 +278,6 @@ def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
 
 def _matches(cell: Cell, pattern: str) -> bool:
     return fnmatch.fnmatchcase(cell.label, pattern) or fnmatch.fnmatchcase(cell.id, pattern)
-
-
-def _as_overrides(settings: dict[str, Any]) -> list[str]:
-    return [f"{key}={toml_value(value)}" for key, value in settings.items()]
-
-
-def _in_study_words(line: str, overrides: Sequence[str]) -> str:
-    """What `load_config` says of `--set` holds for a setting of the study, unless it came from the command line."""
-    if line.startswith("--set ") and not any(line.startswith(f"--set {each.partition('=')[0]}") for each in overrides):
-        return line.removeprefix("--set ")
-    return line.replace(" with --set", " with the study's settings")
 
 
 def _mistakes(study: Study, wrong: dict[str, list[str]]) -> Iterator[str]:

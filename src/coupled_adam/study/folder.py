@@ -15,16 +15,16 @@ from pathlib import Path
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import remove_leftovers, require_regular_file, write_whole
 from coupled_adam.base.locks import is_held
+from coupled_adam.config.builtin_files import PRESETS
+from coupled_adam.config.run_config import load_config, to_toml
+from coupled_adam.config.study_config import FILE_NAME, Study, load_study
+from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.study.expansion import Cell, settings_that_differ
 from coupled_adam.study.metrics import TASK_LIMIT, task_key
-from coupled_adam.study.plan import FILE_NAME, Study, load_study, study_toml
-from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
 from coupled_adam.training.checkpoint_record import checkpoints_in, step_of
-from coupled_adam.training.config import load_config, to_toml
 from coupled_adam.training.logbook import parse_row
-from coupled_adam.training.presets import PRESETS
 from coupled_adam.training.run_folder import RunFolder
 
 CONFIG, METRICS, ERROR, OUTPUT, CLAIM = "config.toml", "metrics.jsonl", "error.txt", "output.txt", "claim"
@@ -65,16 +65,15 @@ class StudyFolder:
                 f"({self.path}/runs/...):\n" + "\n".join(changed)
             )
 
-    def prepare(self, study: Study, cells: Sequence[Cell]) -> None:
+    def prepare(self, study: Study) -> None:
         """Make the folder where it is missing, and write the study as it is run from here on.
 
-        Raises:
-            ValueError: as `require_fit` does.
+        Args:
+            study: one that fits into the folder: see `require_fit`.
         """
-        self.require_fit(study, cells)
         self.path.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
-        write_whole(self.path / FILE_NAME, study_toml(self._with_own_bases(study)))
+        write_whole(self.path / FILE_NAME, to_toml(self._with_own_bases(study)))
 
     def _changes(self, cell: Cell) -> Iterator[str]:
         config = self.run(cell) / CONFIG

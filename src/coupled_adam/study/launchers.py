@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from coupled_adam.base.errors import UserOSError
 from coupled_adam.base.extras import require
+from coupled_adam.config.study_sections import SlurmSection
 from coupled_adam.study.cell import Status, Task, is_finished, run_cell, write_error
 from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.folder import OUTPUT, tail
-from coupled_adam.study.plan_sections import SlurmSection
 
 # So often a job of a cluster may reach its time limit; submitit would give up after three times.
 MOST_TIME_LIMITS = 100

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from coupled_adam.config.run_config import Config
+from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.embeddings import EmbeddingMetrics, measure
 from coupled_adam.evaluation.held_out_loss import loss_over, pick_split
@@ -14,12 +16,10 @@ from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.study.embedding_arrays import initial_tables, table_arrays, write_arrays
 from coupled_adam.study.folder import expected_measures
-from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import Result
 from coupled_adam.study.task_evaluation import measure_tasks
 from coupled_adam.study.theory_evaluation import measure_theory
 from coupled_adam.study.words import words_of
-from coupled_adam.training.config import Config
 from coupled_adam.training.devices import pick_device
 from coupled_adam.training.logbook import read_metrics
 

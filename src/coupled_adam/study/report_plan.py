@@ -7,15 +7,15 @@ from pathlib import Path
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import LARGEST_TOML, read_limited
+from coupled_adam.config.run_config import Config, load_config
+from coupled_adam.config.study_config import FILE_NAME, Study, load_study, one_paragraph
+from coupled_adam.config.study_sections import ReportSection
 from coupled_adam.study.cell import read_error
 from coupled_adam.study.expansion import Cell, cells_of, settings_that_differ
 from coupled_adam.study.folder import CONFIG, StudyFolder
 from coupled_adam.study.grid import Planned
-from coupled_adam.study.plan import FILE_NAME, Study, load_study, one_paragraph
-from coupled_adam.study.plan_sections import ReportSection
 from coupled_adam.study.report_data import Size
 from coupled_adam.study.results import Result, read_results
-from coupled_adam.training.config import Config, load_config
 
 Name = tuple[str, int]
 """Cell and seed: what a run is called in every folder."""

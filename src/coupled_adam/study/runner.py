@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from coupled_adam.config.run_config import load_config, with_rows
+from coupled_adam.config.study_config import Study
 from coupled_adam.data.workers import available_processes
 from coupled_adam.models.config import parameter_count
 from coupled_adam.study.cell import Task
@@ -16,9 +18,7 @@ from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.expansion import Cell, with_rows_in_numbers
 from coupled_adam.study.folder import CONFIG, StudyFolder
 from coupled_adam.study.launchers import ClusterLauncher, Ended, Launcher, LocalLauncher, worker_environments
-from coupled_adam.study.plan import Study
 from coupled_adam.study.progress import StudyDisplay
-from coupled_adam.training.config import load_config, with_rows
 from coupled_adam.training.interruption import Interruption, watching_signals
 
 LauncherName = Literal["local", "torchrun", "slurm"]
@@ -97,7 +97,7 @@ def run_study(
 
 def _prepare(study: Study, folder: StudyFolder, all_cells: Sequence[Cell]) -> None:
     """Bring the folder to the state of the study, before any run begins."""
-    folder.prepare(with_rows_in_numbers(study, all_cells), all_cells)
+    folder.prepare(with_rows_in_numbers(study, all_cells))
     folder.forget_errors(all_cells, study.evaluation)
     folder.gather(all_cells)
 

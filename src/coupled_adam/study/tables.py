@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coupled_adam.base.files import require_writable, write_whole
 from coupled_adam.base.text import short
+from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.ablation_groups import scale_groups, sgd_groups
 from coupled_adam.study.comparison_table import comparison_table, summary_cell
 from coupled_adam.study.crossing_table import crossing_table
@@ -36,7 +37,6 @@ from coupled_adam.study.metrics import (
     named,
     other_tasks,
 )
-from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.published import (
     ALL_TABLES,
     SCALE_TABLES,

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.run_config import Config
+from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.data.corpus import open_known_corpus
 from coupled_adam.evaluation.downstream.evaluate import evaluate_run
 from coupled_adam.evaluation.downstream.harness import check_tasks
 from coupled_adam.evaluation.downstream.results import Downstream
-from coupled_adam.evaluation.downstream.tasks import METRIC
 from coupled_adam.evaluation.run_tokenizer import require_fit, run_tokenizer
+from coupled_adam.paper_tasks import METRIC
 from coupled_adam.study.metrics import TASK_LIMIT, task_key
-from coupled_adam.study.plan_sections import EvaluationSection
-from coupled_adam.training.config import Config
 
 WITHOUT = "To go without tasks: --set evaluation.tasks=none"
 

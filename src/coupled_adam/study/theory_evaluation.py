@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.evaluation.weights import find_checkpoint, run_config
-from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.theory_metrics import theory_metrics
 from coupled_adam.theory.fits import has_scikit_learn
 from coupled_adam.theory.folder import TheoryFolder

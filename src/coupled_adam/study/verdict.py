@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coupled_adam.base.text import short
-from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
+from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.report_data import (
     Variant,
     compare_variants,

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.embeddings.download import fetch_word_pairs
 from coupled_adam.embeddings.word_pairs import load_word_pairs
-from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.training.run_tokens import word_tokenizer
 
 DOWNLOAD = "download"

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.run_config import Config
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
@@ -17,7 +18,6 @@ from coupled_adam.theory.fits import has_scikit_learn, summarise
 from coupled_adam.theory.folder import Counts, Origin, TheoryFolder
 from coupled_adam.theory.record import CheckpointTheory, RunTheory
 from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record
-from coupled_adam.training.config import Config
 from coupled_adam.training.devices import pick_device
 from coupled_adam.training.run_folder import RunFolder
 

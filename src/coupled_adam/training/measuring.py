@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coupled_adam.config.run_config import Config
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.embeddings import load_word_pairs
-from coupled_adam.training.config import Config
 from coupled_adam.training.feed import Feed
 from coupled_adam.training.monitor import full_measures, light_measures
 from coupled_adam.training.parallel import Ranks

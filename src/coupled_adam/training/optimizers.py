@@ -15,7 +15,7 @@ from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distribute
 from coupled_adam.training.monitor import rows_before_padding
 
 if TYPE_CHECKING:
-    from coupled_adam.training.config import OptimizerSection
+    from coupled_adam.config.run_sections import OptimizerSection
 
 
 class EmbeddingOptimizers:

@@ -23,8 +23,8 @@ from coupled_adam import __version__
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, remove_leftover, require_writable, write_whole
 from coupled_adam.base.locks import LockHeld, lock_names, locked
+from coupled_adam.config.run_config import Config, load_config, require_resumable, to_toml
 from coupled_adam.training.checkpoint_record import checkpoints_in
-from coupled_adam.training.config import Config, load_config, require_resumable, to_toml
 from coupled_adam.training.logbook import FILE_NAME as METRICS
 
 LOCK = "lock"

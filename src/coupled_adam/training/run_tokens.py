@@ -9,14 +9,14 @@ import numpy as np
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.byte_level_bpe import BYTES
+from coupled_adam.config.cross_checks import too_few_rows
+from coupled_adam.config.run_config import Config
+from coupled_adam.config.table_rows import MULTIPLE, rows_for, token_count
 from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus_with_notes, open_known_corpus
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.data.manifest import TOKENIZER_FILE
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.tokenizer import Tokenizer, open_tokenizer
-from coupled_adam.training.config import Config
-from coupled_adam.training.config_checks import too_few_rows
-from coupled_adam.training.table_rows import MULTIPLE, rows_for, token_count
 
 if TYPE_CHECKING:
     from coupled_adam.data import prepare as preparation

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coupled_adam.config.run_config import Config
 from coupled_adam.training import checkpoints, devices
-from coupled_adam.training.config import Config
 from coupled_adam.training.display import TrainingDisplay
 from coupled_adam.training.feed import Feed
 from coupled_adam.training.interruption import Interruption

@@ -17,6 +17,7 @@ import torch
 from coupled_adam import __version__
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import require_writable
+from coupled_adam.config.run_config import Config
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.evaluation.downstream import harness
@@ -38,7 +39,6 @@ from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.tokenizer import Tokenizer
 from coupled_adam.training.checkpoint_record import Record, read_record
-from coupled_adam.training.config import Config
 from coupled_adam.training.devices import device_name, pick_device
 
 OnProgress = Callable[[str, int, int], None]

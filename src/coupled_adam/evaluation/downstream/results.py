@@ -17,8 +17,8 @@ from typing import Any
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, write_whole
-from coupled_adam.evaluation.downstream.tasks import MEAN, METRIC, PAPER_TASKS, mean_accuracy
 from coupled_adam.evaluation.held_out_loss import SplitLoss
+from coupled_adam.paper_tasks import MEAN, METRIC, PAPER_TASKS, mean_accuracy
 
 FORMAT = 1
 REMEDY = "evaluate again with --fresh"

@@ -1,16 +1,16 @@
 """The parts of a study file: every key of a model, of an optimizer, of what is evaluated, of the report and of a
 cluster's jobs.
 
-The text under a key says what it means. What is wrong between keys is found in `plan`.
+The text under a key says what it means. What is wrong between keys is found in `cross_checks`.
 """
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from coupled_adam.evaluation.downstream.tasks import with_those_of_paper
-from coupled_adam.training.sections import Section
-from coupled_adam.training.values import Count, Expected, Name, Number, Positive, Text, Tokens
+from coupled_adam.config.field_types import Count, Expected, Name, Number, Positive, Text, Tokens
+from coupled_adam.config.schema import Section
+from coupled_adam.paper_tasks import with_those_of_paper
 
 
 def _as_list(value: Any) -> Any:

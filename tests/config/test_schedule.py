@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coupled_adam.training.config import load_config
-from coupled_adam.training.schedule import learning_rate
+from coupled_adam.config.run_config import load_config
+from coupled_adam.config.schedule import learning_rate
 
 PAPER: dict[str, Any] = {"lr": 6e-4, "total_steps": 50_862, "warmup_steps": 100}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from coupled_adam.config.builtin_files import PRESETS, preset_text
+from coupled_adam.config.run_config import load_config
 from coupled_adam.models.config import parameter_count
-from coupled_adam.training.config import load_config
-from coupled_adam.training.presets import PRESETS, preset_text
 
 # Tab. model_sizes: preset -> N, lr, heads, layers, embedding dimension.
 SIZES = {
@@ -102,7 +102,7 @@ def test_tiny_is_300_steps_of_1024_tokens() -> None:
 
 
 def test_every_file_is_listed_and_named_after_its_preset() -> None:
-    folder = Path(__file__).parents[2] / "src" / "coupled_adam" / "training" / "presets"
+    folder = Path(__file__).parents[2] / "src" / "coupled_adam" / "config" / "presets"
     assert {path.stem for path in folder.iterdir()} == set(PRESETS)
     assert all(tomllib.loads(preset_text(name))["name"] == name for name in PRESETS)
 

@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
+from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import read_toml
+from coupled_adam.config import loading
+from coupled_adam.config.builtin_files import STUDIES, preset_text, study_text
+from coupled_adam.config.loading import parse_settings
+from coupled_adam.config.run_config import Config, differences, load_config, to_toml
+from coupled_adam.config.study_config import Study, load_study, parse_study, with_override, with_settings
 from coupled_adam.study.expansion import Cell, cells_of, chosen, config_hash
-from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study, study_text, study_toml, with_settings
-from coupled_adam.training.config import differences, load_config
 
 # Tab. model_sizes and Sec. experiments of the paper: lr, heads, layers, width.
 SIZES = {
@@ -33,7 +38,7 @@ embeddings = "coupled"
 
 
 def cells(text: str, *overrides: str) -> list[Cell]:
-    return cells_of(parse_study(text, "mine.toml", Path()), overrides)
+    return cells_of(parse_study(text, "mine.toml", Path()), parse_settings(overrides, Config))
 
 
 def shipped(name: str) -> list[Cell]:
@@ -168,8 +173,8 @@ def test_what_another_study_shares_with_single_gpu_is_the_same_run(name: str, co
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_written_as_toml_is_read_back_equal(name: str) -> None:
     study = load_study(name)
-    assert parse_study(study_toml(study), "copy", Path()) == study
-    assert [cell.config_hash for cell in cells_of(parse_study(study_toml(study), "copy", Path()))] == [
+    assert parse_study(to_toml(study), "copy", Path()) == study
+    assert [cell.config_hash for cell in cells_of(parse_study(to_toml(study), "copy", Path()))] == [
         cell.config_hash for cell in cells_of(study)
     ]
 
@@ -178,7 +183,7 @@ def test_a_written_study_keeps_quotes_lists_and_overrides() -> None:
     text = SMALL.replace('title = "Mine"', r'title = "a \"b\" \\ c"').replace("seeds = [1, 2]", "seeds = 7")
     text += 'scale_exponent = [0, 1.5]\nset = { "optimizer.beta2" = 0.99 }\n[override]\nlog.every = 3\n'
     study = parse_study(text, "mine.toml", Path())
-    assert parse_study(study_toml(study), "copy", Path()) == study
+    assert parse_study(to_toml(study), "copy", Path()) == study
     assert study.override == {"log.every": 3}
     assert study.seeds == [7]
 
@@ -294,11 +299,28 @@ MISTAKES: dict[str, tuple[Any, list[str]]] = {
         lambda text: text.replace('"coupled"', '"couple"\nfactor = 2').replace('"Mine"', "3"),
         ["number 2: embeddings", "number 2: factor: unknown key", "title = 3: expected text"],
     ),
+    "a list of what is no table": (
+        lambda text: "models = [3]\n" + text,
+        ["models = 3: expected tables [[models]] with the keys name, base, tokens, set"],
+    ),
+    "a section that is a value": (
+        lambda text: "report = 3\n" + text,
+        ["report = 3: expected a section [report] with the keys lead, loss_note"],
+    ),
+    "mistakes in every part at once": (
+        lambda text: text.replace('"coupled"', '"couple"') + "[[models]]\nnam = 3\n[slurm]\ngpus = 0\n",
+        [
+            "[[models]] number 1: name is missing",
+            "[[models]] number 1: nam: unknown key; did you mean name?",
+            '[[optimizers]] number 2: embeddings = "couple"',
+            "slurm.gpus = 0: expected a whole number above 0",
+        ],
+    ),
     "a model without name": (lambda text: text + "[[models]]\n", ["[[models]] number 1: name is missing"]),
     "sgd without factor": (lambda text: text.replace('"coupled"', '"sgd"'), ["sgd_factor is missing; the paper"]),
     "an unknown evaluation": (
         lambda text: text + "[evaluation]\nlambada = true\n",
-        ["[evaluation]: lambada: unknown key; expected one of: test_loss, measures, wordsim"],
+        ["evaluation.lambada: unknown key; expected one of: test_loss, measures, wordsim"],
     ),
     "a wrong base": (lambda text: text.replace('"tiny"', '"tony"'), ["study mine:", "tony"]),
     "an unknown setting": (
@@ -331,10 +353,62 @@ def test_a_mistake_on_the_command_line_says_so() -> None:
         cells(SMALL, "optimizer.lrr=1")
 
 
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("evaluation.lambada=true", "--set evaluation.lambada=true: unknown key; expected one of: test_loss"),
+        ("evaluation.test_los=true", "--set evaluation.test_los=true: unknown key; did you mean evaluation.test_loss?"),
+        ("slurm.gpus=0", "--set slurm.gpus = 0: expected a whole number above 0"),
+        ("report=embeddings", "--set report=embeddings: report is a section; set one of its keys: report.lead"),
+        ("seeds=1", "--set seeds=1: the seeds are those of the study"),
+    ],
+)
+def test_a_wrong_setting_of_the_study_itself_is_said_as_that_of_a_run(setting: str, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        with_settings(load_study("demo"), [setting])
+    assert str(caught.value).startswith(line)
+
+
+def test_text_on_the_command_line_that_looks_like_a_number_stays_as_it_is_written() -> None:
+    study, left = with_settings(load_study("demo"), ["slurm.account=4_2", "data.folder=1_000", "name=0x10"])
+    assert study.slurm.account == "4_2"
+    kept = parse_study(to_toml(with_override(study, left)), "copy", Path())
+    assert {cell.config.data.folder for cell in cells_of(study, left)} == {"1_000"}
+    assert cells_of(kept) == cells_of(study, left)
+
+
+def test_a_number_in_the_settings_of_a_study_is_text_where_text_is_meant() -> None:
+    found = cells(SMALL.replace("[[", "[set]\ndata.folder = 2024\n[[", 1))
+    assert {cell.config.data.folder for cell in found} == {"2024"}
+
+
+def test_a_base_is_read_once_for_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.toml").write_text(preset_text("tiny"))
+    (tmp_path / "mine.toml").write_text(SMALL.replace('"tiny"', '"own.toml"'))
+    study = load_study(str(tmp_path / "mine.toml"))
+    read: list[Path] = []
+    monkeypatch.setattr(loading, "read_toml", lambda path: read.append(path) or read_toml(path))
+    assert len(cells_of(study)) == 4
+    assert read == [tmp_path / "own.toml"]
+
+
+def test_a_seed_on_the_command_line_is_refused_as_the_runs_would_have_one_name() -> None:
+    with pytest.raises(UserError, match=r"two runs are called tiny-307.2k-standard/seed-5"):
+        cells(SMALL, "seed=5")
+
+
+def test_a_written_study_explains_its_keys() -> None:
+    lines = to_toml(load_study("single-gpu")).splitlines()
+    for key in ("name", "title", "base", "seeds", "tokens"):
+        place = next(number for number, line in enumerate(lines) if line.startswith(f"{key} = "))
+        assert lines[place - 1] == f"# {Study.model_fields[key].description}"
+    assert lines[lines.index("[[optimizers]]") - 1] == "# How the embeddings are trained."
+
+
 def test_unknown_studies_are_refused_with_the_list(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'dmeo' is no study and no file; did you mean demo\? studies are: demo, "):
         load_study("dmeo")
-    with pytest.raises(ValueError, match=r"missing.toml: cannot be read: No such file"):
+    with pytest.raises(ValueError, match=r"missing.toml: no such file or study folder; studies are: demo, "):
         load_study(str(tmp_path / "missing.toml"))
     with pytest.raises(ValueError, match=r"is a folder without study.toml"):
         load_study(str(tmp_path))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from coupled_adam.training.config import differences, load_config, require_resumable, to_toml, with_overrides
-from coupled_adam.training.presets import preset_text
+from coupled_adam.config.builtin_files import preset_text
+from coupled_adam.config.run_config import differences, load_config, require_resumable, to_toml, with_overrides
 
 
 @pytest.fixture
@@ -85,10 +85,27 @@ def test_configs_do_not_change() -> None:
 
 
 def test_reading_a_config_does_not_load_torch() -> None:
-    script = "import sys; from coupled_adam.training import config, estimates; config.load_config('tiny'); "
-    script += "estimates.preset_table(); print('torch' in sys.modules)"
+    script = "import sys; from coupled_adam.config.run_config import load_config; load_config('tiny'); "
+    script += "from coupled_adam.config.study_config import load_study; load_study('demo'); "
+    script += "from coupled_adam.training import estimates; estimates.preset_table(); print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+def test_reading_configs_loads_none_of_the_rooms_above() -> None:
+    script = "import pkgutil, sys, coupled_adam.config as config\n"
+    script += "for module in pkgutil.iter_modules(config.__path__): __import__(f'coupled_adam.config.{module.name}')\n"
+    script += "print(*(name for name in sys.modules if name.startswith('coupled_adam.')))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    rooms = {name.split(".")[1] for name in run.stdout.split()}
+    assert "config" in rooms
+    assert rooms <= {"base", "config", "data", "models", "tokenizer", "byte_level_bpe", "metrics", "paper_tasks"}
+
+
+def test_the_name_that_version_0_1_documents_gives_the_same_function() -> None:
+    from coupled_adam.training.config import load_config as documented
+
+    assert documented is load_config
 
 
 def test_tokens_decide_the_whole_steps() -> None:

@@ -1,6 +1,6 @@
 """The reference part of docs/training-config.md, made from the config classes.
 
-    python tests/training/config_reference.py
+    python tests/config/config_reference.py
 
 writes it into the page again, after a key was added or its text changed.
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from coupled_adam.training.config import Config
-from coupled_adam.training.config_toml import toml_value
-from coupled_adam.training.sections import keys_of
-from coupled_adam.training.values import expected
+from coupled_adam.config.field_types import expected
+from coupled_adam.config.run_config import Config
+from coupled_adam.config.schema import keys_of
+from coupled_adam.config.toml_writing import toml_value
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-config.md"
 PART = re.compile(r"(?<=<!-- reference -->\n).*(?=<!-- end of reference -->)", re.DOTALL)

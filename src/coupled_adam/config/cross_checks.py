@@ -1,19 +1,20 @@
-"""What is wrong between keys of a config that are each right by themselves."""
+"""What is wrong between keys of a config that are each right by themselves: of a run, and of a study."""
 
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from coupled_adam.training.config_toml import toml_value
+from coupled_adam.config.toml_writing import toml_value
 
 if TYPE_CHECKING:
-    from coupled_adam.training.config import Config
+    from coupled_adam.config.run_config import Config
+    from coupled_adam.config.study_config import Study
 
 GPT2_TOKENS = 50257
 
 
-def contradictions(config: "Config") -> Iterator[str]:
-    """What is wrong between keys that are each right by themselves, one line for each."""
+def wrong_between_keys_of_run(config: "Config") -> Iterator[str]:
+    """One line for each mistake."""
     yield from _wrong_in_model(config)
     yield from _wrong_in_optimizer(config)
     yield from _wrong_in_length(config)
@@ -116,3 +117,20 @@ def _without_effect(config: "Config") -> Iterator[str]:
                 f"{section}.{key} = {toml_value(value)} has no effect with {section}.{choice} = {toml_value(chosen)}; "
                 f"leave it out, or set {section}.{choice} = {' or '.join(map(toml_value, needed))}"
             )
+
+
+def wrong_between_keys_of_study(study: "Study") -> Iterator[str]:
+    """One line for each mistake."""
+    if not study.optimizers:
+        yield '[[optimizers]] is missing: expected at least one, such as [[optimizers]] with embeddings = "coupled"'
+    for key, entries in (
+        ("seeds", list(map(str, study.seeds))),
+        ("tokens", list(map(str, study.tokens or []))),
+        ("[[models]] name", [model.name for model in study.models]),
+    ):
+        twice = sorted({entry for entry in entries if entries.count(entry) > 1})
+        if twice:
+            yield f"{key}: {', '.join(twice)} is there twice; expected each once"
+    for optimizer in study.optimizers:
+        if optimizer.embeddings == "sgd" and not optimizer.sgd_factor and "optimizer.sgd_factor" not in optimizer.set:
+            yield '[[optimizers]] with embeddings = "sgd": sgd_factor is missing; the paper searches 100 to 600'

@@ -2,14 +2,15 @@
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from coupled_adam.training.config_toml import toml_value
-from coupled_adam.training.sections import all_keys, keys_of
-from coupled_adam.training.values import expected
+from coupled_adam.config.field_types import expected
+from coupled_adam.config.schema import all_keys, entries_of, keys_of
+from coupled_adam.config.toml_writing import toml_value
 
 CLOSE = 0.7
 """How alike two names are that one may be a slip of the other; 1 is the same."""
@@ -60,6 +61,19 @@ SYNONYMS = {
 }
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a mistake lies."""
+
+    key: str
+    """Dotted; empty for what lies between keys."""
+    field: FieldInfo | None
+    model: type[BaseModel]
+    """The class that has the key."""
+    table: str = ""
+    """The table of an array that is meant, such as "[[models]] number 2: "."""
+
+
 def explain(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[str, str]]:
     """One pair (dotted key, line) for each mistake; the key is empty for one that lies between keys.
 
@@ -69,16 +83,21 @@ def explain(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[st
     """
     seen = set()
     for details in error.errors(include_url=False):
-        key, field = _locate(details["loc"], model)
+        place = _locate(details["loc"], model)
+        key = place.table + place.key
         if key and key in seen:
             continue  # a union reports each of its members
         seen.add(key)
-        for line in _lines(key, field, details, model):
-            yield key, line
+        for line in _lines(place.key, place.field, details, place.model):
+            yield key, place.table + line
 
 
-def _locate(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[str, FieldInfo | None]:
-    """The dotted key and its field, without the parts that pydantic adds for the members of a union."""
+def _locate(location: tuple[int | str, ...], model: type[BaseModel]) -> _Place:
+    """The place without the parts that pydantic adds for the members of a union."""
+    entry = entries_of(model.model_fields.get(str(location[0]))) if len(location) > 2 else None
+    if entry is not None:
+        name, number, *inner = location
+        return replace(_locate(tuple(inner), entry), table=f"[[{name}]] number {int(number) + 1}: ")
     path: list[str] = []
     field: FieldInfo | None = None
     fields: dict[str, FieldInfo] | None = model.model_fields
@@ -88,7 +107,7 @@ def _locate(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[st
         path.append(part)
         field = fields.get(part)
         fields = keys_of(field)
-    return ".".join(path), field
+    return _Place(".".join(path), field, model)
 
 
 def _lines(key: str, field: FieldInfo | None, details: Any, model: type[BaseModel]) -> list[str]:
@@ -106,6 +125,9 @@ def _lines(key: str, field: FieldInfo | None, details: Any, model: type[BaseMode
     value = value if len(value) <= 60 else f"{value[:57]}..."
     if keys:
         return [f"{key} = {value}: expected a section [{key}] with the keys {', '.join(keys)}"]
+    entry = entries_of(field)
+    if entry is not None:
+        return [f"{key} = {value}: expected tables [[{key}]] with the keys {', '.join(entry.model_fields)}"]
     return [f"{key} = {value}: expected {expected(field)}"]
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from config_reference import PAGE, PART, reference
 
-from coupled_adam.training.config import MATTERS_FOR_RESUME, Config, load_config
-from coupled_adam.training.presets import PRESETS
-from coupled_adam.training.sections import all_keys
+from coupled_adam.config.builtin_files import PRESETS
+from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, load_config
+from coupled_adam.config.schema import all_keys
 
 TEXT = PAGE.read_text(encoding="utf-8")
 
@@ -20,7 +20,7 @@ def section(heading: str) -> str:
 def test_the_reference_is_that_of_the_classes() -> None:
     found = PART.search(TEXT)
     assert found is not None
-    assert found[0] == reference(), "run: python tests/training/config_reference.py"
+    assert found[0] == reference(), "run: python tests/config/config_reference.py"
 
 
 def test_every_key_is_explained() -> None:

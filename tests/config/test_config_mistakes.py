@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.training.config import Config, load_config
-from coupled_adam.training.config_errors import SYNONYMS
-from coupled_adam.training.presets import PRESETS, preset_text
-from coupled_adam.training.sections import all_keys
+from coupled_adam.config.builtin_files import PRESETS, preset_text
+from coupled_adam.config.explanations import SYNONYMS
+from coupled_adam.config.run_config import Config, load_config
+from coupled_adam.config.schema import all_keys
 
 EXPECTED_TOKENS = 'expected a number of tokens, such as 5000000, "5B" or "300k"'
 

@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.cross_checks import GPT2_TOKENS
+from coupled_adam.config.run_sections import DataSection
+from coupled_adam.config.toml_writing import toml_value
 from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.data.manifest import read_manifest
 from coupled_adam.tokenizer import read_tokenizer, tokenizer_path
-from coupled_adam.training.config_checks import GPT2_TOKENS
-from coupled_adam.training.config_toml import toml_value
-from coupled_adam.training.sections import DataSection
 
 MULTIPLE = 64
 """Tables with a multiple of so many rows make the matrix products of the head fast."""

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coupled_adam import __version__
-from coupled_adam.training.config import (
+from coupled_adam.config.builtin_files import PRESETS
+from coupled_adam.config.run_config import (
     MATTERS_FOR_RESUME,
     Config,
     differences,
@@ -17,9 +18,8 @@ from coupled_adam.training.config import (
     require_resumable,
     to_toml,
 )
-from coupled_adam.training.config_toml import toml_value
-from coupled_adam.training.presets import PRESETS
-from coupled_adam.training.sections import all_keys
+from coupled_adam.config.schema import all_keys
+from coupled_adam.config.toml_writing import toml_value
 
 counts = st.integers(1, 10**12)
 texts = st.text(min_size=1).filter(lambda text: text != "none")

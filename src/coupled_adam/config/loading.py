@@ -1,0 +1,187 @@
+"""From a spec and settings to a checked config: a built-in file, a TOML file or a folder, and `--set key=value`.
+
+Runs and studies are loaded by the same three steps: `read_values`, `parse_setting`, `build`.
+"""
+
+import copy
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import parse_toml, read_toml
+from coupled_adam.config.builtin_files import FileKind
+from coupled_adam.config.explanations import explain, unknown_key
+from coupled_adam.config.field_types import is_text
+from coupled_adam.config.schema import Section, all_keys, keys_of
+from coupled_adam.config.toml_writing import toml_value
+
+AnyConfig = TypeVar("AnyConfig", bound=Section)
+COMMAND_LINE = "--set"
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a file says, before it is checked."""
+
+    source: str
+    """What to call the file in messages."""
+    values: dict[str, Any]
+    folder: Path
+    """Where the file lies: paths in it may start there."""
+
+
+def read_values(spec: str, kind: FileKind) -> Values:
+    """The values of a built-in file, a TOML file or a folder with one.
+
+    Args:
+        spec: a name, which wins over a folder of that name, or a path.
+        kind: of the file.
+    """
+    if spec in kind.names:
+        source = f"{kind.noun} {spec}"
+        return Values(source, parse_toml(kind.text(spec), source), Path())
+    path = Path(spec).expanduser()
+    if not spec.strip():
+        raise UserError(_unknown_name(spec, kind))
+    if path.is_dir():
+        path = path / kind.file_name
+        if not path.is_file():
+            expected = f"expected a {kind.folder}, a TOML file or a {kind.noun}"
+            raise UserError(f"{spec} is a folder without {kind.file_name}; {expected}")
+    elif not path.exists() and path.suffix != ".toml" and len(path.parts) == 1:
+        raise UserError(_unknown_name(spec, kind))
+    try:
+        return Values(str(path), read_toml(path), path.parent)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file or {kind.folder}; {kind.nouns} are: {', '.join(kind.names)}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _unknown_name(spec: str, kind: FileKind) -> str:
+    near = difflib.get_close_matches(spec, kind.names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{spec!r} is no {kind.noun} and no file; {hint}{kind.nouns} are: {', '.join(kind.names)}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key with its value, which wins over the file."""
+
+    key: str
+    """Dotted; empty where `text` is not key=value."""
+    value: Any
+    text: str
+    """As the user wrote it."""
+    origin: str = COMMAND_LINE
+    """In front of what is said of it in messages."""
+
+    def blamed(self, line: str) -> str:
+        """A message with where the setting came from."""
+        return f"{self.origin} {line}".lstrip()
+
+
+def parse_settings(texts: Iterable[str], model: type[Section]) -> list[Setting]:
+    """What `--set` says.
+
+    Args:
+        texts: `section.key=value` each; values are read as TOML, and as text when they are none.
+        model: the class of the whole config.
+
+    Example:
+        >>> from coupled_adam.config.run_config import Config
+        >>> [setting.value for setting in parse_settings(["seed=3", "training.tokens=5B", "data.folder=2024"], Config)]
+        [3, '5B', '2024']
+    """
+    return [parse_setting(text, model) for text in texts]
+
+
+def parse_setting(text: str, model: type[Section]) -> Setting:
+    """One of them. Whether the key is known and the value right is said by `build`, beside all other mistakes."""
+    key, equals, written = (part.strip() for part in text.partition("="))
+    key = key if equals else ""
+    return Setting(key, _as_text_where_text(_parse(written), written, key, model), text)
+
+
+def given_settings(values: Mapping[str, Any], model: type[Section], origin: str = "") -> list[Setting]:
+    """Settings whose values are typed already, as a study file has them by their dotted keys."""
+    settings = []
+    for key, value in values.items():
+        written = toml_value(value)
+        value = _as_text_where_text(value, written, key, model)
+        settings.append(Setting(key, value, f"{key}={written}", origin))
+    return settings
+
+
+def _as_text_where_text(value: Any, written: str, key: str, model: type[Section]) -> Any:
+    """A name or folder may look like a number or a date; it is text all the same."""
+    field = all_keys(model).get(key)
+    return written if field is not None and is_text(field) and not isinstance(value, str) else value
+
+
+def _parse(text: str) -> Any:
+    """A value read as TOML, or the text itself when it is none."""
+    try:
+        parsed = parse_toml(f"value = {text}", "value")
+    except ValueError:
+        return text
+    return parsed["value"] if list(parsed) == ["value"] else text
+
+
+def build(
+    model: type[AnyConfig], source: str, values: Mapping[str, Any], settings: Sequence[Setting] = (), mixed: str = ""
+) -> AnyConfig:
+    """The checked config.
+
+    Args:
+        model: the class of the whole config.
+        source: what to call the values in messages.
+        values: of all sections; they stay as they are.
+        settings: applied in order, the later ones win.
+        mixed: what to call the settings where a mistake lies between keys; `--set` where nothing is given.
+
+    Raises:
+        UserError: for everything that is wrong with them, one line for each mistake.
+    """
+    changed = copy.deepcopy(dict(values))
+    wrong: list[str] = []
+    by_key: dict[str, Setting] = {}
+    for setting in settings:
+        try:
+            _apply(changed, setting, model)
+        except UserError as error:
+            wrong.append(setting.blamed(f"{setting.text}: {error}"))
+        else:
+            by_key[setting.key] = setting
+    try:
+        config = model.model_validate(changed)
+    except ValidationError as error:
+        for key, line in explain(error, model):
+            # What lies between keys cannot be laid on the file alone.
+            place = f"{source} with {mixed or COMMAND_LINE}" if settings and not key else source
+            wrong.append(by_key[key].blamed(line) if key in by_key else f"{place}: {line}")
+        raise UserError("\n".join(wrong)) from None
+    if wrong:
+        raise UserError("\n".join(wrong))
+    return config
+
+
+def _apply(values: dict[str, Any], setting: Setting, model: type[Section]) -> None:
+    """Set one key of the values of all sections, in place."""
+    key = setting.key
+    if not key:
+        raise UserError("expected section.key=value, such as optimizer.lr=3e-4")
+    keys = keys_of(model.model_fields.get(key))
+    if keys:
+        raise UserError(f"{key} is a section; set one of its keys: {', '.join(f'{key}.{name}' for name in keys)}")
+    if key not in all_keys(model):
+        raise UserError(unknown_key(key, model))
+    section, _, name = key.rpartition(".")
+    target = values.setdefault(section, {}) if section else values
+    if isinstance(target, dict):  # else the file gives the section a value, which is reported as that
+        target[name] = setting.value

@@ -1,0 +1,217 @@
+"""The settings of a run: `Config`, and where it comes from (a TOML file, a preset, a run folder, `--set key=value`).
+
+Everything a user can get wrong here is a ValueError whose lines each name one key, its value and what is expected.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import steps
+from coupled_adam.config.builtin_files import RUN
+from coupled_adam.config.cross_checks import wrong_between_keys_of_run
+from coupled_adam.config.field_types import Name, Seed
+from coupled_adam.config.loading import build, parse_settings, read_values
+from coupled_adam.config.run_sections import (
+    CheckpointSection,
+    DataSection,
+    LogSection,
+    ModelSection,
+    OptimizerSection,
+    ScheduleSection,
+    TrainingSection,
+)
+from coupled_adam.config.schedule import learning_rate
+from coupled_adam.config.schema import Section, all_keys
+from coupled_adam.config.table_rows import rows_for, token_count
+from coupled_adam.config.toml_writing import to_toml, toml_value
+from coupled_adam.models.config import ModelConfig
+
+__all__ = [
+    "MATTERS_FOR_RESUME",
+    "Config",
+    "differences",
+    "load_config",
+    "require_resumable",
+    "to_toml",
+    "values_by_key",
+    "with_overrides",
+    "with_rows",
+]
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    name: Name
+    """Name of the run; its folder is called after it."""
+    seed: Seed = 1
+    """Seed of the initial weights and of the order of the data."""
+    model: ModelSection
+    data: DataSection
+    optimizer: OptimizerSection
+    schedule: ScheduleSection = Field(default_factory=ScheduleSection)
+    training: TrainingSection
+    checkpoints: CheckpointSection = Field(default_factory=CheckpointSection)
+    log: LogSection = Field(default_factory=LogSection)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Config":
+        wrong = list(wrong_between_keys_of_run(self))
+        if wrong:
+            raise UserError("\n".join(wrong))
+        return self
+
+    @property
+    def rows(self) -> int:
+        """V, rows of the embedding tables. Where `model.vocabulary_size` is "auto", as many as the corpus needs; before
+        it is prepared, as many as its tokenizer is to have.
+
+        Example:
+            >>> load_config("tiny", ["data.folder=data/none-yet", "data.tokenizer=bpe:2000"]).rows
+            2048
+        """
+        given = self.model.vocabulary_size
+        return rows_for(token_count(self.data)) if given == "auto" else given
+
+    def to_model_config(self) -> ModelConfig:
+        """The shape of the model, as the models take it."""
+        return ModelConfig(**self.model.model_dump() | {"vocabulary_size": self.rows})
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step, over all ranks."""
+        return self.training.batch_size * self.model.context
+
+    @property
+    def total_steps(self) -> int:
+        """Whole steps that D tokens are enough for."""
+        return self.training.tokens // self.tokens_per_step
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of the warm-up; a share of the run is rounded up."""
+        return steps(self.schedule.warmup, self.total_steps)
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps of the decay at the end of a wsd schedule; 0 for the others."""
+        return steps(self.schedule.decay, self.total_steps) if self.schedule.kind == "wsd" else 0
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of one step, counted from 0."""
+        return learning_rate(
+            step,
+            lr=self.optimizer.lr,
+            total_steps=self.total_steps,
+            warmup_steps=self.warmup_steps,
+            kind=self.schedule.kind,
+            final_fraction=self.schedule.final_fraction,
+            decay_steps=self.decay_steps,
+        )
+
+    def micro_batch_size(self, ranks: int) -> int:
+        """Samples that each of `ranks` ranks runs at once: training.micro_batch_size, or its whole share if smaller."""
+        size, share = self.training.batch_size, self.training.batch_size // ranks
+        if share * ranks != size:
+            raise UserError(f"training.batch_size = {size} does not divide by {ranks} ranks")
+        micro = min(self.training.micro_batch_size or share, share)
+        if share % micro:
+            raise UserError(
+                f"training.micro_batch_size = {micro} does not divide a rank's share of {share} samples "
+                f"(training.batch_size = {size} on {ranks} ranks)"
+            )
+        return micro
+
+
+def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
+    """The config of a run.
+
+    Args:
+        spec: the name of a preset, the path of a TOML file, or a run folder (its config.toml is read). A preset's name
+            wins over a folder of that name; write `./tiny` for the folder.
+        overrides: `section.key=value` each, the later ones win. Values are read as TOML, and as text when they are
+            none: `training.tokens=5B`, `optimizer.embeddings=adamw`, `log.wandb=none`.
+
+    Raises:
+        ValueError: for everything that is wrong with them, one line for each mistake.
+
+    Example:
+        >>> config = load_config("tiny", ["training.tokens=100k", "seed=3"])
+        >>> config.total_steps, config.seed
+        (97, 3)
+    """
+    read = read_values(spec, RUN)
+    return build(Config, read.source, read.values, parse_settings(overrides, Config))
+
+
+def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """The config with `section.key=value` applied, each checked as `load_config` does."""
+    return build(Config, config.name, config.model_dump(), parse_settings(overrides, Config))
+
+
+def with_rows(config: Config) -> Config:
+    """The config with the number of rows that `model.vocabulary_size = "auto"` stands for now.
+
+    Example:
+        >>> with_rows(load_config("gpt2-125m", ["data.folder=data/none-yet"])).model.vocabulary_size
+        50304
+    """
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocabulary_size": config.rows})})
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """The dotted names of the keys whose values differ, in the order of the sections.
+
+    Example:
+        >>> differences(load_config("tiny"), load_config("tiny", ["seed=2", "log.every=5"]))
+        ['seed', 'log.every']
+    """
+    left, right = values_by_key(a), values_by_key(b)
+    return [key for key in left if left[key] != right[key]]
+
+
+def values_by_key(config: Config) -> dict[str, Any]:
+    """Every value by its dotted name, in the order of the sections."""
+    flat: dict[str, Any] = {}
+    for name, value in config:
+        if isinstance(value, Section):
+            flat.update({f"{name}.{key}": inner for key, inner in value})
+        else:
+            flat[name] = value
+    return flat
+
+
+# What leaves the curve as it is, up to rounding. Everything else decides what is trained, on what, or how: a run that
+# changed it half way would be neither the one run nor the other.
+_FREE_ON_RESUME = ("micro_batch_size", "device", "compile", "cuda_graphs", "deterministic", "parallel", "threads")
+
+MATTERS_FOR_RESUME = frozenset(
+    key
+    for key in all_keys(Config)
+    if key != "name"
+    and not key.startswith(("checkpoints.", "log."))
+    and key not in {f"training.{name}" for name in _FREE_ON_RESUME}
+    and key not in {"data.folder", "data.source"}  # the same tokens may lie elsewhere; checkpoints know them
+)
+
+
+def require_resumable(stored: Config, wanted: Config) -> None:
+    """Raise a ValueError that lists the keys that a resumed run may not change, with both values.
+
+    Args:
+        stored: the config in the run folder.
+        wanted: the config that was asked for now.
+    """
+    before, now = values_by_key(stored), values_by_key(wanted)
+    fixed = [key for key in differences(stored, wanted) if key in MATTERS_FOR_RESUME]
+    if wanted.model.vocabulary_size == "auto":  # as many rows as the run has
+        fixed = [key for key in fixed if key != "model.vocabulary_size"]
+    if fixed:
+        changes = "\n".join(f"{key} = {toml_value(before[key])}, now {toml_value(now[key])}" for key in fixed)
+        raise UserError(
+            f"the run {stored.name!r} cannot be resumed with other settings; take these back, or start a new run:\n"
+            f"{changes}"
+        )
