@@ -141,7 +141,7 @@ def evaluate(
             return
         with progress_bar() as on_progress:
             if scores is not None:
-                from coupled_adam.evaluation.downstream.halves import evaluate_scores
+                from coupled_adam.evaluation.downstream.offline_scoring import evaluate_scores
 
                 found, path = evaluate_scores(
                     scores,
@@ -222,7 +222,7 @@ def _evaluate_model(
 
 
 def _write_requests(spec: str, file: Path, tasks: list[str], task_data: Path | None, limit: int | None) -> None:
-    from coupled_adam.evaluation.downstream.halves import write_task_requests
+    from coupled_adam.evaluation.downstream.offline_scoring import write_task_requests
     from coupled_adam.evaluation.run_tokenizer import tokenizer_of
 
     with progress_bar() as on_progress:
@@ -237,7 +237,7 @@ def _write_requests(spec: str, file: Path, tasks: list[str], task_data: Path | N
 
 
 def _answer(run: Path, requests: Path, out: Path | None, **options: Any) -> None:
-    from coupled_adam.evaluation.downstream.halves import answer_requests
+    from coupled_adam.evaluation.downstream.offline_scoring import answer_requests
 
     if out is None:
         raise UserError("--answer: say where the scores go, with --out FILE")
