@@ -14,9 +14,11 @@ import torch
 from rich.console import Console
 from small_runs import small_config, train, write_corpus
 
+from coupled_adam.base.errors import MissingPackageError, UserError
 from coupled_adam.data import prepare as preparation
 from coupled_adam.data.corpus import open_corpus
 from coupled_adam.data.manifest import FILE_NAME
+from coupled_adam.embeddings import download, load_word_pairs
 from coupled_adam.training import run, run_tokens
 from coupled_adam.training.config import Config
 from coupled_adam.training.parallel import Ranks
@@ -126,7 +128,7 @@ def test_a_corpus_of_unknown_tokenizer_is_refused_with_the_way_out(setting: str,
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("error", [OSError("no network"), ImportError("no tiktoken"), ValueError("no file")])
+@pytest.mark.parametrize("error", [OSError("no network"), MissingPackageError("no tiktoken"), UserError("no file")])
 def test_a_tokenizer_that_cannot_be_opened_is_refused_with_the_cause_and_the_way_out(
     setting: str, error: Exception, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,3 +147,24 @@ def test_a_training_that_wants_word_similarity_says_so(corpus: Path, tmp_path: P
     config = small_config(corpus, log={"wordsim": str(tmp_path)})
     with pytest.raises(ValueError, match=r"^log\.wordsim needs the tokenizer of"):
         train(config, tmp_path / "run")
+
+
+def test_word_pairs_of_a_training_can_be_downloaded(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"?": 0, "sun": 1, "light": 2, "river": 3, "water": 4, "car": 5}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(corpus / "tokenizer.json"))
+    describe(corpus, tokenizer="tokenizer.json")
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    (pairs / "MEN.tsv").write_text("sun\tlight\t47\nriver\twater\t49\ncar\triver\t8\nsun\tcar\t5\n")
+    monkeypatch.setattr(download, "fetch_word_pairs", lambda: load_word_pairs(pairs))
+    monkeypatch.chdir(tmp_path)
+    train(small_config(corpus, log={"wordsim": "download"}), tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (measured,) = (row for row in rows if "output_men_pearson" in row)
+    assert measured["output_men_pairs_used"] == 4
+    assert -100 <= measured["output_men_pearson"] <= 100
