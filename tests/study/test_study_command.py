@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from coupled_adam.commands import demo as demo_command
 from coupled_adam.commands import study as study_command
-from coupled_adam.study import launchers
+from coupled_adam.study import launchers, runner
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.notation import MISSING
 from coupled_adam.study.plan import STUDIES, load_study
@@ -75,6 +75,16 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(
         assert f"│ {id} " in result.output
     assert f"{name}: {len(cells)} runs" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_stopped_study_ends_with_the_exit_code_of_its_signal(
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "run_study", lambda *_, **__: runner.Outcome(left=2, signal=name))
+    result = study("run", str(write_study(tmp_path, PAIR)), "--out", "out")
+    assert result.exit_code == code
+    assert f"{name}: 2 runs are not finished" in result.output
 
 
 def test_a_dry_run_counts_the_gpu_hours() -> None:
