@@ -68,8 +68,8 @@ def run(
     What is finished is never done again: stop with Ctrl-C, and go on with the same command. A run that fails is
     reported, and the others go on.
 
-    A study that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed), one
-    with a failed run with 1.
+    A study that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed),
+    one with a failed run with 1.
 
     Try: `coupled-adam study run demo`, `coupled-adam study run paper-small-scale --dry-run`
 

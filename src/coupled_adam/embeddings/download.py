@@ -43,8 +43,8 @@ def word_pairs_of(place: str | Path) -> dict[str, WordPairs]:
     """The benchmarks that a setting names.
 
     Args:
-        place: a folder of benchmarks, or "download" for those that `fetch_word_pairs` keeps; a folder of that name comes
-            first.
+        place: a folder of benchmarks, or "download" for those that `fetch_word_pairs` keeps. A folder of that name
+            comes first.
     """
     is_download = str(place) == DOWNLOAD and not Path(place).is_dir()
     return fetch_word_pairs() if is_download else load_word_pairs(place)
