@@ -16,6 +16,8 @@ from coupled_adam.commands.refusal import refuse, user_errors
 if TYPE_CHECKING:
     from coupled_adam.evaluation.downstream.results import Downstream
 
+MODEL_IS_MISSING = "MODEL is missing: the folder of a run or of a Hugging Face model"
+
 app = typer.Typer(
     cls=EvalGroup, invoke_without_command=True, subcommand_metavar="| COMMAND ...", rich_markup_mode="markdown"
 )
@@ -72,7 +74,7 @@ def evaluate(
         _call_in_the_old_way(ctx)
         return
     if model is None:
-        refuse("MODEL is missing: the folder of a run or of a Hugging Face model")
+        refuse(MODEL_IS_MISSING)
     from coupled_adam.evaluation.downstream.tasks import parse_tasks
 
     with user_errors():
@@ -104,14 +106,22 @@ def _evaluate_model(
     tokenizer: str | None,
     data: Path | None,
     with_loss: bool,
-    **options: Any,
+    **of_both: Any,
 ) -> "tuple[Downstream, Path]":
-    """Evaluate a run or a Hugging Face folder; the results, and where they are."""
+    """Evaluate a run or a Hugging Face folder; the results, and where they are.
+
+    Args:
+        folder: of the run or the model.
+        checkpoint, tokenizer: for runs alone.
+        data: for Hugging Face folders alone.
+        with_loss: whether the loss is evaluated too.
+        of_both: what `evaluate_run` and `evaluate_folder` both take.
+    """
     from coupled_adam.evaluation.downstream.evaluate import evaluate_run
     from coupled_adam.evaluation.downstream.hub_folder import evaluate_folder, is_hugging_face_folder
     from coupled_adam.evaluation.downstream.results import file_name
 
-    if not options["tasks"] and not with_loss:
+    if not of_both["tasks"] and not with_loss:
         raise UserError("--tasks none with --no-loss leaves nothing to evaluate; leave one of them out")
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give that of a run, or of a model that `export` or others wrote")
@@ -120,16 +130,16 @@ def _evaluate_model(
         for name, value in unfit.items():
             if value is not None:
                 raise UserError(f"{name} is for runs, and {folder} is a Hugging Face folder; leave it out")
-        if not options["tasks"] and data is None:
+        if not of_both["tasks"] and data is None:
             raise UserError(f"--tasks none: the loss of {folder} needs a prepared corpus; give one with --data DIR")
-        found = evaluate_folder(folder, data=data if with_loss else None, on_note=note, **options)
+        found = evaluate_folder(folder, data=data if with_loss else None, on_note=note, **of_both)
     else:
         if data is not None:
             raise UserError(f"--data is for Hugging Face folders; {folder} has a corpus of its own, leave it out")
         found = evaluate_run(
-            folder, checkpoint=checkpoint, tokenizer=tokenizer, with_loss=with_loss, on_note=note, **options
+            folder, checkpoint=checkpoint, tokenizer=tokenizer, with_loss=with_loss, on_note=note, **of_both
         )
-    return found, options["out"] or folder / file_name(checkpoint, options["limit"])
+    return found, of_both["out"] or folder / file_name(checkpoint, of_both["limit"])
 
 
 def _call_in_the_old_way(ctx: typer.Context) -> None:
@@ -137,28 +147,25 @@ def _call_in_the_old_way(ctx: typer.Context) -> None:
 
     It refuses the options that it does not have.
     """
-    given = {
-        param.name: (param.opts[0], ctx.params[param.name])
-        for param in ctx.command.params
-        if ctx.params.get(param.name) is not None and ctx.params[param.name] is not False
-    }
-    steps = [given.pop(name) for name in ("old_requests", "old_answer", "old_scores") if name in given]
+    given = {name: value for name, value in ctx.params.items() if value is not None and value is not False}
+    option_of = {param.name: param.opts[0] for param in ctx.command.params}
+    steps = {name: given.pop(name) for name in ("old_requests", "old_answer", "old_scores") if name in given}
     if len(steps) > 1:
-        refuse(f"{' and '.join(option for option, _ in steps)} are steps of their own; give one at a time")
-    option, file = steps[0]
-    _, model = given.pop("model", (None, None))
-    if option == "--scores":
-        words = ["score", *([] if model is None else [model]), file]
-    elif model is None:
-        refuse("MODEL is missing: the folder of a run or of a Hugging Face model")
-    elif option == "--requests":
-        words = ["requests", given.pop("tokenizer", (None, model))[1], file]
+        refuse(f"{' and '.join(option_of[name] for name in steps)} are steps of their own; give one at a time")
+    ((step, file),) = steps.items()
+    model = given.pop("model", None)
+    if model is None and step != "old_scores":
+        refuse(MODEL_IS_MISSING)
+    if step == "old_requests":
+        words = ["requests", given.pop("tokenizer", model), file]
+    elif step == "old_answer":
+        words = ["answer", model, file, given.pop("out", None)]
     else:
-        words = ["answer", model, file, *[value for _, value in [given.pop("out", (None, None))] if value is not None]]
-    for name, value in given.values():
-        words += [name] if value is True else [name, value]
-    words = list(map(str, words))
-    note(f"{option} will be removed in the next release; use: coupled-adam eval {shlex.join(words)}")
-    command = ctx.command.get_command(ctx, words[0])  # type: ignore[attr-defined]
-    with command.make_context(words[0], words[1:], parent=ctx) as inner:
+        words = ["score", model, file]
+    for name, value in given.items():
+        words += [option_of[name], None if value is True else value]
+    arguments = [str(word) for word in words if word is not None]
+    note(f"{option_of[step]} will be removed in the next release; use: coupled-adam eval {shlex.join(arguments)}")
+    command = ctx.command.get_command(ctx, arguments[0])  # type: ignore[attr-defined]
+    with command.make_context(arguments[0], arguments[1:], parent=ctx) as inner:
         command.invoke(inner)
