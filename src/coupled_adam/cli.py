@@ -11,7 +11,7 @@ from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.commands import data, study
 from coupled_adam.commands.convert import convert
 from coupled_adam.commands.demo import demo
-from coupled_adam.commands.eval import evaluate
+from coupled_adam.commands.eval import app as eval_app
 from coupled_adam.commands.export import export
 from coupled_adam.commands.inspect import inspect
 from coupled_adam.commands.theory import theory
@@ -70,7 +70,7 @@ app.command()(inspect)
 app.command()(train)
 app.command()(convert)
 app.command()(export)
-app.command("eval")(evaluate)
+app.add_typer(eval_app, name="eval")
 app.command()(theory)
 app.add_typer(data.app, name="data")
 app.add_typer(study.app, name="study")

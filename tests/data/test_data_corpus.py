@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from data_corpora import contents, write_corpus
 
-from coupled_adam.data.corpus import open_corpus, open_known_corpus
+from coupled_adam.data.corpus import open_corpus, open_known_corpus, open_without_shards
 from coupled_adam.data.prepare import prepare
 
 
@@ -38,6 +38,18 @@ def test_a_tokenizer_file_is_named_and_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     corpus = open_corpus(tmp_path)
     assert (corpus.tokenizer, corpus.tokenizer_file()) == ("tokenizer.json", tmp_path / "tokenizer.json")
+
+
+def test_a_tokenizer_is_found_where_the_shards_are_missing(tmp_path: Path) -> None:
+    write_corpus(tmp_path, {"tokenizer": "tokenizer.json"})
+    for shard in tmp_path.glob("*.bin"):
+        shard.unlink()
+    with pytest.raises(ValueError, match=r"tokenizer.json is missing"):
+        open_without_shards(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert open_without_shards(tmp_path).tokenizer_file() == tmp_path / "tokenizer.json"
+    with pytest.raises(ValueError, match=r"this shard is missing"):
+        open_corpus(tmp_path)
 
 
 def test_the_fingerprint_changes_with_the_tokens_and_not_with_their_origin(tmp_path: Path) -> None:

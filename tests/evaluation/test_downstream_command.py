@@ -1,71 +1,34 @@
 """`coupled-adam eval` as a user runs it."""
 
 import json
-import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
+from eval_cli import TASKS, refused, run, without_extras
 from export_models import write_tokenizer_json
-from tiny_tasks import write_evaluated_run, write_tasks
+from tiny_tasks import write_tasks
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from coupled_adam.base.text import shorthand
 from coupled_adam.cli import app
 from coupled_adam.commands import eval as eval_command
-from coupled_adam.evaluation.downstream import harness
-from coupled_adam.evaluation.downstream.requests_file import (
-    RequestFile,
-    TokenRequest,
-    read_scores,
-    write_requests,
-    write_scores,
-)
+from coupled_adam.commands import eval_offline
 from coupled_adam.evaluation.downstream.results import read_downstream
 from coupled_adam.evaluation.held_out_loss import loss_over
-from coupled_adam.evaluation.run_export import export_run
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.study.metrics import TASK_LIMIT
 from coupled_adam.study.results import EVALUATION, FILE_NAME, read_results, to_json
 from coupled_adam.study.results import Result as StudyResult
 
-TASKS = "arc_easy,winogrande"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["eval", *map(str, arguments)])
-
-
-def refused(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.output
-    return " ".join(result.stderr.split())
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("command")
-    write_evaluated_run(folder)
-    write_tasks(folder / "tasks")
-    export_run(folder / "run", folder / "model", on_skip=print)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval's tasks from the folders of the paper's alone: all of them take seconds to read."""
-    whole = harness._manager
-    monkeypatch.setattr(harness, "_manager", lambda _: whole(True))
+pytestmark = pytest.mark.usefixtures("small_index")
 
 
 def test_table_says_what_was_found_and_where_it_is(folder: Path, tmp_path: Path) -> None:
@@ -128,26 +91,19 @@ def test_answers_are_printed_when_the_bar_is_gone(
         sys.stdout.flush()
         printed.append(sys.stdout.buffer.tell())
 
-    monkeypatch.setattr(eval_command, "progress_bar", bar)
+    for module in (eval_command, eval_offline):
+        monkeypatch.setattr(module, "progress_bar", bar)
     requests = tmp_path / "requests.safetensors"
     here = ("--task-data", folder / "tasks", "--tasks", TASKS)
     for arguments in (
-        ("--requests", requests, *here),
-        ("--answer", requests, "--out", tmp_path / "scores.safetensors", "--no-loss"),
-        ("--out", tmp_path / "results.json", *here),
+        ("requests", folder / "run", requests, *here),
+        ("answer", folder / "run", requests, tmp_path / "scores.safetensors", "--no-loss"),
+        (folder / "run", "--out", tmp_path / "results.json", *here),
     ):
-        result = run(folder / "run", *arguments)
+        result = run(*arguments)
         assert result.exit_code == 0, result.output
         assert result.stdout
     assert printed == [0, 0, 0]
-
-
-def test_names_in_a_table_are_no_markup(folder: Path, tmp_path: Path) -> None:
-    requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
-    write_requests(requests, RequestFile({"[/red]odd": [TokenRequest((1,), (2,))]}, {}))
-    result = run(folder / "run", "--answer", requests, "--out", scores, "--no-loss")
-    assert result.exit_code == 0, result.output
-    assert "[/red]odd" in result.stdout
 
 
 def test_single_document_has_no_error(folder: Path, tmp_path: Path) -> None:
@@ -163,78 +119,6 @@ def test_loss_alone_needs_no_lm_eval(folder: Path, tmp_path: Path, monkeypatch: 
     result = run(folder / "run", "--tasks", "none", "--out", tmp_path / "results.json")
     assert result.exit_code == 0, result.output
     assert "202 tokens" in result.stdout
-
-
-def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] in ("lm_eval", "datasets", "tokenizers")]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in ("lm_eval", "datasets", "tokenizers", "tiktoken", "transformers", "sklearn"):
-        monkeypatch.setitem(sys.modules, name, None)
-
-
-def test_two_halves_need_lm_eval_here_and_only_torch_there(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
-    here = ("--task-data", folder / "tasks")
-    result = run(folder / "run", "--requests", requests, "--tasks", TASKS, *here)
-    assert result.exit_code == 0, result.output
-    assert "16 requests of 2 tasks" in result.stdout
-
-    there = tmp_path / "there"
-    shutil.copytree(folder / "run", there)
-    with monkeypatch.context() as patch:
-        without_extras(patch)
-        result = run(there, "--answer", requests, "--out", scores)
-    assert result.exit_code == 0, result.output
-    assert "arc_easy" in result.stdout
-
-    shutil.rmtree(there / "checkpoints")  # they are large, and stay where the GPU is
-    result = run(there, "--scores", scores, *here)
-    assert result.exit_code == 0, result.output
-    direct = run(folder / "run", "--tasks", TASKS, *here, "--out", tmp_path / "direct.json")
-    assert direct.exit_code == 0, direct.output
-    by_scores = json.loads((there / "downstream.json").read_text())
-    by_run = json.loads((tmp_path / "direct.json").read_text())
-    for name in TASKS.split(","):
-        assert by_scores["tasks"][name]["metrics"] == by_run["tasks"][name]["metrics"]
-    assert by_scores["loss"]["loss"] == by_run["loss"]["loss"]
-    assert by_scores["subject"] == by_run["subject"]
-
-    words = refused(there, "--scores", scores, "--task-data", write_tasks(tmp_path / "tasks"), "--tokenizer", "nope")
-    assert "'nope' is neither a tokenizer.json nor gpt2" in words
-    (tmp_path / "tasks" / "arc_easy_test.jsonl").write_text(
-        (folder / "tasks" / "arc_easy_test.jsonl").read_text().replace("jumps", "leaps")
-    )
-    words = refused(there, "--scores", scores, "--task-data", tmp_path / "tasks", "--fresh")
-    assert "Error: task arc_easy: the scores lack 4 of its 12 requests" in words
-    lines = (folder / "tasks" / "arc_easy_test.jsonl").read_text().splitlines()
-    (tmp_path / "tasks" / "arc_easy_test.jsonl").write_text(lines[0])
-    words = refused(there, "--scores", scores, "--task-data", tmp_path / "tasks", "--fresh")
-    assert "Error: task arc_easy: its documents here ask for 8 requests less than were scored" in words
-    assert "--out" in refused("--scores", scores, *here)
-    assert "no scores of race; it has arc_easy, winogrande" in refused(there, "--scores", scores, "--tasks", "race")
-
-
-def test_scores_of_a_stopped_answer_or_of_another_optimizer_are_told(folder: Path, tmp_path: Path) -> None:
-    requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
-    here = ("--task-data", folder / "tasks")
-    assert run(folder / "run", "--requests", requests, "--tasks", TASKS, *here).exit_code == 0
-    assert run(folder / "run", "--answer", requests, "--out", scores, "--no-loss").exit_code == 0
-    whole = read_scores(scores)
-    write_scores(scores, replace(whole, scores={"arc_easy": whole.scores["arc_easy"]}))
-    result = run(folder / "run", "--scores", scores, *here, "--out", tmp_path / "results.json")
-    assert result.exit_code == 0, result.output
-    assert "lacks winogrande: --answer was stopped" in " ".join(result.stderr.split())
-
-    other = tmp_path / "other"
-    other.mkdir()
-    config = (folder / "run" / "config.toml").read_text()
-    changed = re.sub(r"(?m)^lr = .*$", "lr = 0.123", config)
-    assert changed != config
-    (other / "config.toml").write_text(changed)
-    message = refused(other, "--scores", scores, *here)
-    assert re.search(r"these are scores of the run '\w+' \(coupled, seed \d+\), and the settings of .*other", message)
 
 
 def test_run_of_a_study_adds_its_tasks_to_the_results(folder: Path, tmp_path: Path) -> None:
@@ -330,20 +214,21 @@ def test_models_that_cannot_be_evaluated_are_refused(folder: Path, tmp_path: Pat
     assert "not a run, it has no config.toml" in refused(tmp_path / "empty", *here)
     assert "is for runs" in refused(folder / "model", "--checkpoint", 10, *here)
     assert "has a corpus of its own" in refused(folder / "run", "--data", folder, *here)
-    assert "give one at a time" in refused(folder / "run", "--answer", "a", "--scores", "b")
-    assert "--limit has no meaning with --scores" in refused(folder / "run", "--limit", 5, "--scores", "b")
-    assert "--checkpoint has no meaning with --requests" in refused("gpt2", "--checkpoint", 0, "--requests", "b")
+    assert "--limit" in refused("score", folder / "run", "b", "--limit", 5)
+    assert "--checkpoint" in refused("requests", "gpt2", "b", "--checkpoint", 0)
+    assert "3 paths" in refused("score", folder / "run", "b", "c")
+    assert "is a folder" in refused("score", folder / "run", "--out", tmp_path / "results.json")
     assert "give one with --data DIR" in refused(folder / "model", "--tasks", "none")
     assert "leaves nothing to evaluate" in refused(folder / "run", "--tasks", "none", "--no-loss")
     config = folder / "run" / "config.toml"
-    assert "--out FILE" in refused(folder / "run", "--answer", config)
-    assert "holds the requests" in refused(folder / "run", "--answer", config, "--out", config)
+    assert "OUT" in refused("answer", folder / "run", config)
+    assert "holds the requests" in refused("answer", folder / "run", config, config)
 
     shutil.copytree(folder / "model", tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (tmp_path / "model" / name).unlink()
     assert "has no tokenizer (no tokenizer.json)" in refused(tmp_path / "model", *here)
-    assert "has no tokenizer.json" in refused(tmp_path / "model", "--requests", tmp_path / "requests", *here)
+    assert "has no tokenizer.json" in refused("requests", tmp_path / "model", tmp_path / "requests", *here)
     (tmp_path / "model" / "tokenizer.json").write_bytes((folder / "model" / "tokenizer.json").read_bytes())
     (tmp_path / "model" / "model.safetensors").write_bytes(b"damaged")
     assert "transformers cannot open it" in refused(tmp_path / "model", *here)
@@ -384,31 +269,50 @@ def test_vocabulary_that_does_not_match_the_tokenizer_is_refused(folder: Path, t
     assert "the vocabulary does not match; leave --tokenizer out" in words
 
     requests = tmp_path / "requests.safetensors"
-    assert run(large, "--requests", requests, *here).exit_code == 0
-    words = refused(folder / "run", "--answer", requests, "--out", tmp_path / "scores")
+    assert run("requests", large, requests, *here).exit_code == 0
+    words = refused("answer", folder / "run", requests, tmp_path / "scores")
     assert "a tokenizer of 401 tokens" in words
     assert "vocabulary does not match" in words
 
 
-def test_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(os.urandom(100))
-    assert "cut off, or another kind of file" in refused(folder / "run", "--answer", file, "--out", tmp_path / "scores")
-    assert "cut off, or another kind of file" in refused(folder / "run", "--scores", file)
-    assert "no such file" in refused(folder / "run", "--scores", tmp_path / "none")
+def test_folder_called_like_a_sub_command_is_reached(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "run", tmp_path / "answer")
+    monkeypatch.chdir(tmp_path)
+    here = ("--tasks", "none", "--fresh")
+    for arguments in (("./answer", *here), (*here, "answer"), (*here, "--", "answer")):
+        (tmp_path / "answer" / "downstream.json").unlink(missing_ok=True)
+        assert run(*arguments).exit_code == 0
+        assert (tmp_path / "answer" / "downstream.json").is_file()
+    assert "RUN" in refused("answer")
+
+
+def test_mistyped_sub_command_is_told_with_the_right_one() -> None:
+    assert "eval answer`" in refused("anwser", "run", "requests", "scores")
+    assert "one MODEL" in refused("run-1", "run-2")
+
+
+@pytest.mark.parametrize("command", [(), ("requests",), ("answer",), ("score",)])
+def test_help_teaches_with_an_example_and_hides_the_old_options(command: tuple[str, ...]) -> None:
+    shown = " ".join(run(*command, "--help").output.split())
+    assert f"Try: {' '.join(('coupled-adam', 'eval', *command))} " in shown
+    assert not re.search(r"--(requests|answer|scores)\b", shown)
 
 
 def test_help_teaches_all_three_ways() -> None:
     shown = " ".join(run("--help").output.split())
-    ways = ("--task-data DIR", "--requests requests.safetensors", "--answer requests.safetensors", "--limit 50")
-    for words in (*ways, "but for --answer and for the loss of a run alone"):
+    ways = ("--task-data DIR", "eval requests RUN", "eval answer RUN", "eval score RUN", "--limit 50")
+    for words in (*ways, "but for eval answer and for the loss of a run alone"):
         assert words in shown
 
 
 def test_page_has_every_option_and_no_other() -> None:
     page = (Path(__file__).parents[2] / "docs" / "eval.md").read_text()
     command = get_command(app).commands["eval"]
-    options = {name for option in command.params for name in option.opts if name.startswith("--")} - {"--help"}
+    params = [param for each in (command, *command.commands.values()) for param in each.params]
+    options = {name for param in params for name in param.opts if name.startswith("--")} - {"--help"}
     assert set(re.findall(r"(?<!-)--[a-z][a-z-]+", page)) == options | {"--set"}  # of `train`
+    assert all(f"eval {name} " in page for name in command.commands)
     for target in re.findall(r"\]\(([\w-]+\.md)", page):
         assert (Path(__file__).parents[2] / "docs" / target).is_file()

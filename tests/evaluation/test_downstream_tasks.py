@@ -17,9 +17,9 @@ from tiny_tasks import DOCUMENTS, write_evaluated_run, write_tasks
 
 from coupled_adam.evaluation.downstream import evaluate, harness, hub_folder
 from coupled_adam.evaluation.downstream.evaluate import evaluate_run
-from coupled_adam.evaluation.downstream.halves import answer_requests, evaluate_scores, write_task_requests
 from coupled_adam.evaluation.downstream.harness_model import answering_model
 from coupled_adam.evaluation.downstream.hub_folder import evaluate_folder
+from coupled_adam.evaluation.downstream.offline_scoring import answer_requests, evaluate_scores, write_task_requests
 from coupled_adam.evaluation.downstream.requests_file import Score
 from coupled_adam.evaluation.downstream.results import Downstream, file_name, read_downstream, read_file
 from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, read_documents

@@ -163,9 +163,9 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(asked: Path, monkeypatch: p
 
 
 def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.st: no such file.*eval MODEL --requests FILE"):
+    with pytest.raises(ValueError, match=r"none\.st: no such file.*eval requests MODEL FILE"):
         read_requests(tmp_path / "none.st")
-    with pytest.raises(ValueError, match=r"none\.st: no such file.*eval MODEL --answer"):
+    with pytest.raises(ValueError, match=r"none\.st: no such file.*eval answer RUN"):
         read_scores(tmp_path / "none.st")
 
 

@@ -22,8 +22,7 @@ from typer.testing import CliRunner
 
 from coupled_adam.base.errors import MissingPackageError, UserConnectionError
 from coupled_adam.cli import app
-from coupled_adam.embeddings import load_word_pairs, measure
-from coupled_adam.inspection import measuring
+from coupled_adam.embeddings import download, load_word_pairs, measure
 from coupled_adam.inspection.measures import sentence
 from coupled_adam.inspection.measuring import FEW_PAIRS
 from coupled_adam.tables_file import write_tables
@@ -231,10 +230,10 @@ def test_word_pairs_can_be_downloaded(tmp_path: Path, monkeypatch: pytest.Monkey
     save_tokenizer(words, tmp_path / "words.json")
     arguments = (tmp_path / "a.npy", "--tokenizer", tmp_path / "words.json", "--wordsim", "download")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measuring, "fetch_word_pairs", lambda: load_word_pairs(folder))
+    monkeypatch.setattr(download, "fetch_word_pairs", lambda: load_word_pairs(folder))
     assert "100 (11/12)" in run(*arguments).stdout
     for error in (UserConnectionError("Go online"), MissingPackageError("pooch is needed")):
-        monkeypatch.setattr(measuring, "fetch_word_pairs", Mock(side_effect=error))
+        monkeypatch.setattr(download, "fetch_word_pairs", Mock(side_effect=error))
         assert str(error) in refused(*arguments)
     folder.rename(tmp_path / "download")  # a folder of that name comes first
     assert "100 (11/12)" in run(*arguments).stdout

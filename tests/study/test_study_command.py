@@ -22,7 +22,7 @@ from coupled_adam.commands import demo as demo_command
 from coupled_adam.commands import study as study_command
 from coupled_adam.config.builtin_files import STUDIES
 from coupled_adam.config.study_config import load_study
-from coupled_adam.study import launchers
+from coupled_adam.study import launchers, runner
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.notation import MISSING
@@ -77,6 +77,16 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(
         assert f"│ {id} " in result.output
     assert f"{name}: {len(cells)} runs" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_stopped_study_ends_with_the_exit_code_of_its_signal(
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "run_study", lambda *_, **__: runner.Outcome(left=2, signal=name))
+    result = study("run", str(write_study(tmp_path, PAIR)), "--out", "out")
+    assert result.exit_code == code
+    assert f"{name}: 2 runs are not finished" in result.output
 
 
 def test_a_dry_run_counts_the_gpu_hours() -> None:
@@ -321,7 +331,7 @@ def test_a_tokenizer_that_cannot_be_opened_is_found_before_any_run(
         raise OSError("no network")
 
     monkeypatch.setattr(run_tokens, "open_tokenizer", offline)
-    monkeypatch.setattr(words, "word_pairs", lambda wordsim: [])
+    monkeypatch.setattr(words, "word_pairs_of", lambda wordsim: [])
     file = write_study(tmp_path, PAIR, more='evaluation = { wordsim = "words" }\n')
     manifest = tmp_path / "corpus" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "tokenizer": "gpt2"}))

@@ -1,5 +1,6 @@
 """The theory measured on real runs: against loops, against training's own optimizer, and after interruptions."""
 
+import hashlib
 import json
 import shutil
 from contextlib import nullcontext
@@ -208,6 +209,19 @@ def test_other_weights_batches_or_precision_are_measured_anew(run):
     assert [each.step for each in theory.checkpoints] == [12]
     # What bf16 leaves of a sum that vanishes: more than float32, and little.
     assert 1e-6 < max(theory.checkpoints[0].gradient_sums["output"]) < 0.05
+
+
+def test_what_version_0_1_0_measured_is_kept(run, measured):
+    """It stored twelve digits of another hash of the checkpoint's files."""
+    for step in (6, 12):
+        state = json.loads((run / "checkpoints" / f"step-{step:09d}" / "state.json").read_text())
+        files = {name: file["sha256"] for name, file in state["files"].items()}
+        old = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:12]
+        record = run / "theory" / f"step-{step:09d}.json"
+        content = json.loads(record.read_text())
+        assert content["of"]["weights"] != old
+        record.write_text(json.dumps(content | {"of": content["of"] | {"weights": old}}))
+    assert steps_measured(run) == ([], measured)
 
 
 def test_progress_counts_all_batches(run):

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from coupled_adam.training import checkpoint_record
+from coupled_adam.training.checkpoint_record import Record, StoredFile
 from coupled_adam.training.checkpoints import CheckpointWriter, Tables, load, newest_good
 
 
@@ -337,3 +338,11 @@ def test_what_cannot_be_saved_is_said_at_once(
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep is 0, expected at least 1"):
         CheckpointWriter(tmp_path, keep=0)
+
+
+def test_the_fingerprint_is_that_of_version_0_1_0() -> None:
+    """Results of evaluations hold it; with another one they would be thrown away."""
+    files = {"tables.safetensors": StoredFile(2, "22"), "a.distcp": StoredFile(1, "11")}
+    # printf "%s" "[('a.distcp', '11'), ('tables.safetensors', '22')]" | sha256sum
+    expected = "418e95ec495f478607dcfb5fe40a4d2d5ab9cc4effe6d966a945514d8fb3d4f9"
+    assert Record(3, False, {}, files).fingerprint == expected

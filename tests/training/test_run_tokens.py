@@ -19,6 +19,7 @@ from coupled_adam.config.run_config import Config
 from coupled_adam.data import prepare as preparation
 from coupled_adam.data.corpus import open_corpus
 from coupled_adam.data.manifest import FILE_NAME
+from coupled_adam.embeddings import download, load_word_pairs
 from coupled_adam.training import run, run_tokens
 from coupled_adam.training.parallel import Ranks
 from coupled_adam.training.run_tokens import open_tokens, prepare_tokens, word_tokenizer
@@ -146,3 +147,24 @@ def test_a_training_that_wants_word_similarity_says_so(corpus: Path, tmp_path: P
     config = small_config(corpus, log={"wordsim": str(tmp_path)})
     with pytest.raises(ValueError, match=r"^log\.wordsim needs the tokenizer of"):
         train(config, tmp_path / "run")
+
+
+def test_word_pairs_of_a_training_can_be_downloaded(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"?": 0, "sun": 1, "light": 2, "river": 3, "water": 4, "car": 5}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(corpus / "tokenizer.json"))
+    describe(corpus, tokenizer="tokenizer.json")
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    (pairs / "MEN.tsv").write_text("sun\tlight\t47\nriver\twater\t49\ncar\triver\t8\nsun\tcar\t5\n")
+    monkeypatch.setattr(download, "fetch_word_pairs", lambda: load_word_pairs(pairs))
+    monkeypatch.chdir(tmp_path)
+    train(small_config(corpus, log={"wordsim": "download"}), tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (measured,) = (row for row in rows if "output_men_pearson" in row)
+    assert measured["output_men_pairs_used"] == 4
+    assert -100 <= measured["output_men_pearson"] <= 100

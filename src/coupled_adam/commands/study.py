@@ -30,8 +30,6 @@ app = typer.Typer(
     help="Repeat the paper's experiments at any scale, with statistics, tables, figures and one report.",
 )
 
-INTERRUPTED = 130
-
 
 @app.command()
 def run(
@@ -69,6 +67,9 @@ def run(
 
     What is finished is never done again: stop with Ctrl-C, and go on with the same command. A run that fails is
     reported, and the others go on.
+
+    A study that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed),
+    one with a failed run with 1.
 
     Try: `coupled-adam study run demo`, `coupled-adam study run paper-small-scale --dry-run`
 
@@ -353,6 +354,8 @@ def _print_comparison(console: Console, results: "Sequence[Result]", plans: "Seq
 
 
 def _print_outcome(console: Console, outcome: "Outcome", again: str) -> None:
+    from coupled_adam.training.interruption import exit_code
+
     def say(text: str) -> None:
         console.print(Text(text), soft_wrap=True)
 
@@ -363,7 +366,7 @@ def _print_outcome(console: Console, outcome: "Outcome", again: str) -> None:
     if outcome.signal is not None:
         state = "jobs go on; gather" if outcome.runs_go_on else "saved; go on"
         say(f"{outcome.signal}: {outcome.left} runs are not finished ({state} with the same command): {again}")
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(exit_code(outcome.signal))
     if outcome.failed:
         say(f"{len(outcome.failed)} runs failed; when the cause is mended, the same command tries them again: {again}")
         raise typer.Exit(1)

@@ -45,6 +45,8 @@ class TidyGroup(TyperGroup):
 def _tidy(param: Any) -> None:
     if param.param_type_name == "argument":
         param.display_type_rich = lambda ctx: None  # older versions of typer do not look at it
+        if " " in (param.metavar or ""):  # such as "[RUN] SCORES", which says itself how many there are
+            param.get_usage_pieces = lambda ctx: [param.metavar]
     elif param.is_flag and param.metavar is None:
         param.metavar = ""
 

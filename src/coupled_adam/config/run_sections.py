@@ -157,4 +157,4 @@ class LogSection(Section):
     wandb: Text | None = None
     """Weights & Biases project to log to as well."""
     wordsim: Text | None = None
-    """Folder of word-similarity benchmarks, for the measures that need them."""
+    """Folder of word-similarity benchmarks, or "download"; for the measures that need them."""

@@ -120,7 +120,19 @@ def open_corpus(folder: str | Path) -> Corpus:
         folder: has manifest.json; or train.bin and val.bin (test.bin too), which are taken as uint16 tokens of GPT-2,
             and a warning says so.
     """
-    folder = Path(folder)
+    corpus = _described(Path(folder))
+    _check_shards(corpus)
+    return corpus
+
+
+def open_without_shards(folder: str | Path) -> Corpus:
+    """`open_known_corpus` of a folder whose shards may be missing: for its tokenizer."""
+    with warnings.catch_warnings(action="ignore"):
+        return _described(Path(folder))
+
+
+def _described(folder: Path) -> Corpus:
+    """A corpus as its manifest says, or as nanoGPT's files do."""
     if not folder.is_dir():
         raise UserError(
             f"corpus: {folder} is not a folder; make it with `coupled-adam data prepare SOURCE --out {folder}`"
@@ -133,9 +145,11 @@ def open_corpus(folder: str | Path) -> Corpus:
         )
     else:
         manifest = _manifest_of_plain_folder(folder)
-    corpus = Corpus(folder, manifest)
-    _check_files(corpus)
-    return corpus
+    if manifest.tokenizer == TOKENIZER_FILE and not (folder / TOKENIZER_FILE).is_file():
+        raise UserError(
+            f"{folder}: {TOKENIZER_FILE} is missing; copy it again, or prepare the folder again with --overwrite"
+        )
+    return Corpus(folder, manifest)
 
 
 def _sample(path: Path) -> bytes:
@@ -188,7 +202,7 @@ def _manifest_of_plain_folder(folder: Path) -> Manifest:
             )
     warnings.warn(
         f"{folder} has no {FILE_NAME}: its tokens are taken as uint16, of GPT-2's {GPT2_VOCABULARY} tokens",
-        stacklevel=3,
+        stacklevel=4,  # the caller of open_corpus
     )
     return Manifest.model_validate(
         {
@@ -204,7 +218,7 @@ def _manifest_of_plain_folder(folder: Path) -> Manifest:
     )
 
 
-def _check_files(corpus: Corpus) -> None:
+def _check_shards(corpus: Corpus) -> None:
     """What can be seen without reading the shards: names, sizes, and whether their first tokens make sense."""
     itemsize = np.dtype(corpus.manifest.dtype).itemsize
     for name, split in corpus.manifest.splits.items():
@@ -228,7 +242,3 @@ def _check_files(corpus: Corpus) -> None:
                 )
             tokens = Tokens([path], corpus.manifest.dtype, corpus.vocabulary_size, str(path))
             tokens.read(0, min(FIRST_TOKENS, len(tokens)))
-    if corpus.tokenizer == TOKENIZER_FILE and not (corpus.folder / TOKENIZER_FILE).is_file():
-        raise UserError(
-            f"{corpus.folder}: {TOKENIZER_FILE} is missing; copy it again, or prepare the folder again with --overwrite"
-        )

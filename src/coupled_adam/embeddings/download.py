@@ -21,6 +21,8 @@ class Source:
     sha256: str
 
 
+DOWNLOAD = "download"
+"""Given for a folder of benchmarks: download them once."""
 RAW = "https://raw.githubusercontent.com"
 GENSIM = f"{RAW}/piskvorky/gensim/57b3f68b18074a894585106bb4267031619b1350/gensim/test/test_data"
 WORD_VECTORS = f"{RAW}/mfaruqui/eval-word-vectors/09a5106f50818c0f4ad0a597d8c7d333ec0659fb/data/word-sim"
@@ -35,6 +37,17 @@ SOURCES = tuple(
         (WORD_VECTORS, "EN-RW-STANFORD.txt", "5108d54dfc746f44f9c3d7e31d2857c37cf71430bc1594175a61a3b89bb0ae1f"),
     )
 )
+
+
+def word_pairs_of(place: str | Path) -> dict[str, WordPairs]:
+    """The benchmarks that a setting names.
+
+    Args:
+        place: a folder of benchmarks, or "download" for those that `fetch_word_pairs` keeps. A folder of that name
+            comes first.
+    """
+    is_download = str(place) == DOWNLOAD and not Path(place).is_dir()
+    return fetch_word_pairs() if is_download else load_word_pairs(place)
 
 
 def fetch_word_pairs() -> dict[str, WordPairs]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.config.run_config import Config
-from coupled_adam.data.corpus import Corpus, open_known_corpus
+from coupled_adam.data.corpus import Corpus, is_corpus, open_without_shards
 from coupled_adam.evaluation.weights import run_config
 from coupled_adam.tokenizer import GPT2_ENCODINGS, Tokenizer, read_tokenizer, tokenizer_path
 from coupled_adam.training.run_folder import RunFolder
@@ -39,12 +39,12 @@ def corpus_tokenizer(corpus: Corpus) -> Tokenizer:
 
 
 def tokenizer_of(spec: str | Path) -> Tokenizer:
-    """The tokenizer of a run, whose checkpoints are not needed; or whatever else `open_json_tokenizer` opens."""
+    """The tokenizer of a run, whose checkpoints and shards may be missing; or whatever `open_json_tokenizer` opens."""
     if not RunFolder(Path(spec)).config.is_file():
         return open_json_tokenizer(spec)
     config = run_config(Path(spec))
     folder = Path(config.data.folder).expanduser()
-    return run_tokenizer(config, open_known_corpus(folder) if folder.is_dir() else None)
+    return run_tokenizer(config, open_without_shards(folder) if is_corpus(folder) else None)
 
 
 def run_tokenizer(config: Config, corpus: Corpus | None) -> Tokenizer:

@@ -18,17 +18,15 @@ from coupled_adam.embeddings import (
     EmbeddingMetrics,
     WordPairs,
     count_unigram,
-    fetch_word_pairs,
     load_unigram,
-    load_word_pairs,
     measure,
     open_tokenizer,
 )
+from coupled_adam.embeddings.download import word_pairs_of
 from coupled_adam.inspection.folders import TOKENIZER
 from coupled_adam.inspection.sampling import Sample, draw_sample
 from coupled_adam.inspection.tables import Model, Role, read_model
 
-DOWNLOAD = "download"
 COUNTS = "unigram.npy"  # in a corpus that `coupled-adam data prepare` made
 COUNTS_NEEDED = "needs token counts: --unigram FILE"
 WORDS_NEEDED = "needs word pairs with human scores: --wordsim DIR"
@@ -83,7 +81,7 @@ class MeasuredModel:
 def inspect_models(paths: Sequence[str], request: Request, progress: Progress) -> list[MeasuredModel]:
     """Measure the tables of every PATH, one after the other; only one is held in memory."""
     _require_device(request.device)
-    word_pairs = _read_word_pairs(request.wordsim)
+    word_pairs = None if request.wordsim is None else word_pairs_of(request.wordsim)
 
     read_counts = cache(_read_counts)
     models = []
@@ -147,15 +145,6 @@ def _measure_model(
         sample = draw_sample(table.matrix) if request.pictures else None
         tables.append(MeasuredTable(table.name, table.role, metrics, missing, counts, sample))
     return MeasuredModel(model.path, model.tied, tables)
-
-
-def _read_word_pairs(wordsim: str | None) -> Mapping[str, WordPairs] | None:
-    if wordsim is None:
-        return None
-    # A folder of that name comes first.
-    if wordsim == DOWNLOAD and not Path(wordsim).is_dir():
-        return fetch_word_pairs()
-    return load_word_pairs(Path(wordsim))
 
 
 def _beside_tokens_of_run(folder: Path, name: str) -> Path | None:

@@ -6,25 +6,15 @@ from typing import Any
 
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.data.corpus import Corpus, open_known_corpus
-from coupled_adam.embeddings.download import fetch_word_pairs
-from coupled_adam.embeddings.word_pairs import load_word_pairs
+from coupled_adam.embeddings.download import word_pairs_of
 from coupled_adam.training.run_tokens import word_tokenizer
-
-DOWNLOAD = "download"
 
 
 def words_of(corpus: Corpus, wordsim: str | None) -> dict[str, Any]:
     """`tokenizer` and `word_pairs` as `measure` takes them; empty where no word similarity is asked for."""
     if wordsim is None:
         return {}
-    return {"word_pairs": word_pairs(wordsim), "tokenizer": word_tokenizer(corpus, "evaluation.wordsim")}
-
-
-def word_pairs(wordsim: str) -> Any:
-    """The benchmarks of a folder, or those that are downloaded once."""
-    # A folder of that name comes first.
-    is_download = wordsim == DOWNLOAD and not Path(wordsim).is_dir()
-    return fetch_word_pairs() if is_download else load_word_pairs(wordsim)
+    return {"word_pairs": word_pairs_of(wordsim), "tokenizer": word_tokenizer(corpus, "evaluation.wordsim")}
 
 
 def check_words(evaluation: EvaluationSection, corpus_folders: Iterable[str]) -> None:

@@ -65,7 +65,7 @@ def theory_of_run(
     folder = TheoryFolder(run)
     steps = milestones(run, folder) if checkpoints is None else sorted(set(checkpoints))
     origins = {step: _origin(run, step, batches, precision) for step in steps}
-    stored = {} if fresh else {step: folder.read_numbers(step, origins[step]) for step in steps}
+    stored = {} if fresh else {step: _stored_numbers(folder, run, origins[step], step) for step in steps}
     known = {step: numbers for step, numbers in stored.items() if numbers is not None}
     missing = [step for step in steps if step not in known]
     done = 0
@@ -163,11 +163,21 @@ def _origin(run: Path, step: int, batches: int, precision: str) -> Origin:
     record = _record(folder_of_step(RunFolder(run).checkpoints, step))
     origin: dict[str, str | int | None] = {"format": FORMAT, "step": step, "batches": batches, "precision": precision}
     if record is not None:
-        hashes = {name: file.sha256 for name, file in record.files.items()}
-        origin["weights"] = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:12]
+        origin["weights"] = record.fingerprint
         origin["data"] = record.state.get("data")
         origin["milestone"] = record.milestone
     return origin
+
+
+def _stored_numbers(folder: TheoryFolder, run: Path, origin: Origin, step: int) -> CheckpointTheory | None:
+    """What was measured before of this; version 0.1.0 had another hash of the weights for it."""
+    found = folder.read_numbers(step, origin)
+    record = _record(folder_of_step(RunFolder(run).checkpoints, step))
+    if found is None and record is not None:
+        hashes = {name: file.sha256 for name, file in record.files.items()}
+        old = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:12]
+        found = folder.read_numbers(step, {**origin, "weights": old})
+    return found
 
 
 def _corpus_of(config: Config, record: Record) -> Corpus:

@@ -49,6 +49,12 @@ class Record:
     files: dict[str, StoredFile]
     """All other files of the folder, by name."""
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the names and hashes of all files. Results of evaluations hold it: it must never change."""
+        files = sorted((name, file.sha256) for name, file in self.files.items())
+        return hashlib.sha256(repr(files).encode()).hexdigest()
+
 
 def write_record(folder: Path, record: Record) -> None:
     """Write `state.json`, with a checksum of its own."""

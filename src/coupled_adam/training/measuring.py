@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from coupled_adam.config.run_config import Config
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
-from coupled_adam.embeddings import load_word_pairs
+from coupled_adam.embeddings.download import word_pairs_of
 from coupled_adam.training.feed import Feed
 from coupled_adam.training.monitor import full_measures, light_measures
 from coupled_adam.training.parallel import Ranks
@@ -115,5 +115,5 @@ def _word_similarity(config: Config, corpus: Corpus) -> dict[str, Any]:
     known: dict[str, Any] = {"unigram": corpus.unigram()}
     if config.log.wordsim is not None:
         tokenizer = word_tokenizer(corpus, "log.wordsim")
-        known |= {"tokenizer": tokenizer, "word_pairs": load_word_pairs(config.log.wordsim)}
+        known |= {"tokenizer": tokenizer, "word_pairs": word_pairs_of(config.log.wordsim)}
     return known

@@ -4,7 +4,6 @@ A task whose result is there already, of the same model on the same documents, i
 was stopped goes on where it was, and more tasks can be added later.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -163,17 +162,11 @@ class OpenedRun:
             on_progress=lambda done, total: on_progress(task, done, total),
         )
 
-    @property
-    def weights_hash(self) -> str:
-        """Of all files of the checkpoint, from the hashes it was saved with."""
-        files = sorted((name, file.sha256) for name, file in self.record.files.items())
-        return hashlib.sha256(repr(files).encode()).hexdigest()
-
     def subject(self, tokenizer: str | None, lm_eval: str | None, limit: int | None) -> Subject:
         """What is evaluated, with what `Subject` says of the tasks."""
         return Subject(
             name=self.config.name,
-            weights=self.weights_hash,
+            weights=self.record.fingerprint,
             step=self.record.step,
             precision=self.precision,
             tokenizer=tokenizer,

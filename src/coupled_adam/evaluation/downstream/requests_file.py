@@ -30,8 +30,8 @@ REQUESTS = "coupled-adam requests 1"
 SCORES = "coupled-adam scores 1"
 # What to do about a file that is of no use.
 REMEDY = {
-    REQUESTS: "write it with `coupled-adam eval MODEL --requests FILE`",
-    SCORES: "write it with `coupled-adam eval MODEL --answer REQUESTS --out FILE`",
+    REQUESTS: "write it with `coupled-adam eval requests MODEL FILE`",
+    SCORES: "write it with `coupled-adam eval answer RUN REQUESTS FILE`",
 }
 KEY_BYTES = 16
 

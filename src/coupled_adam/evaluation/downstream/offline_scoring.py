@@ -1,4 +1,4 @@
-"""An evaluation in two halves: one machine has lm-eval and the tasks, the other the model and the GPU.
+"""An evaluation on two machines: one has lm-eval and the tasks, the other the model and the GPU.
 
     here     write_task_requests    the requests of the tasks, as tokens, in a file
     there    answer_requests        their scores, in another; needs torch and this package alone
@@ -63,7 +63,7 @@ def write_task_requests(
         on_progress: told when a task begins and when it is done.
     """
     if not tasks:
-        raise UserError("--requests: there is no task to write requests of; name some with --tasks")
+        raise UserError("there is no task to write requests of; name some with --tasks")
     harness.check_tasks(tasks, task_data)
     require_writable(file)
     asked: dict[str, list[TokenRequest]] = {}
@@ -192,10 +192,10 @@ def evaluate_scores(
             f"{_described(_run_identity(run))}, are not its; give the folder of the run that answered"
         )
     if run is None and out is None:
-        raise UserError("--scores: give the folder of the run that answered, or a file for the results with --out")
+        raise UserError("give the folder of the run that answered, or a file for the results with --out")
     left = [name for name in scores.settings.get("tasks", ()) if name not in scores.scores]
     if tasks is None and left:
-        on_note(f"{scores_file} lacks {', '.join(left)}: --answer was stopped, and goes on when called again")
+        on_note(f"{scores_file} lacks {', '.join(left)}: `eval answer` was stopped; the same command goes on")
     tasks = list(scores.scores) if tasks is None else tasks
     missing = [name for name in tasks if name not in scores.scores]
     if missing:

@@ -1,0 +1,134 @@
+"""What `coupled-adam eval` and its sub-commands print: progress, notes and the table of results."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from coupled_adam.base.text import printable_lines
+
+if TYPE_CHECKING:
+    from coupled_adam.evaluation.downstream.results import Downstream, TaskResult
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each task on the error output, with the time left; a line for each if it is no terminal."""
+    # Its own stream: lm-eval is kept from printing by taking sys.stderr away for a while.
+    console = Console(file=sys.stderr, highlight=False)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("requests,"),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    begun: dict[str, Any] = {}
+
+    def on_progress(name: str, done: int, total: int) -> None:
+        if name not in begun:
+            for earlier in begun.values():
+                bar.update(earlier, visible=False)
+            begun[name] = bar.add_task(name, total=None)
+            if not console.is_terminal:
+                console.print(f"{name} ...", markup=False)
+        # Until the requests of a task are made, their number is not known.
+        bar.update(begun[name], completed=done, total=total if done or total > 1 else None)
+
+    with bar:
+        yield on_progress
+
+
+def show(found: "Downstream", path: Path, *, as_json: bool) -> None:
+    """Print results: a table, or JSON for a program."""
+    from coupled_adam.base.text import shorthand
+    from coupled_adam.evaluation.downstream.results import to_json
+    from coupled_adam.paper_tasks import PAPER_NAMES, label_of
+
+    if as_json:
+        values = {"acc": found.accuracy, "acc_stderr": found.accuracy_error, **to_json(found), "file": str(path)}
+        typer.echo(json.dumps(values, indent=1))
+        return
+    # In a narrow terminal names and numbers are broken, none is cut off; the values stay whole.
+    table = Table(
+        Column("task", overflow="fold"),
+        Column("metric", overflow="fold"),
+        Column("value", justify="right", no_wrap=True),
+        Column("examples", justify="right", overflow="fold"),
+        Column("seconds", justify="right", overflow="fold"),
+    )
+    if found.loss is not None:
+        value = shorthand(found.loss.loss, found.loss.standard_error, 3)
+        table.add_row(
+            table_cell(f"{found.loss.split} split"),
+            "loss",
+            value,
+            f"{found.loss.targets:,} tokens",
+            f"{found.loss.seconds:.1f}",
+        )
+    for name, task in sorted(found.tasks.items(), key=lambda item: _place(item[0], PAPER_NAMES)):
+        metric, value = _shown_metric(task)
+        examples = f"{task.examples:,}" + ("" if task.examples == task.documents else f" of {task.documents:,}")
+        table.add_row(table_cell(label_of(name)), table_cell(metric), value, examples, f"{task.seconds:.1f}")
+    if found.accuracy is not None:
+        table.add_section()
+        table.add_row("mean of the seven", "Acc", shorthand(found.accuracy, found.accuracy_error, 3), "", "")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"Results: {printable_lines(str(path))}", markup=False, soft_wrap=True)
+
+
+def _place(name: str, order: tuple[str, ...]) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+def _shown_metric(task: "TaskResult") -> tuple[str, str]:
+    """The metric that a task is judged by, with its standard error."""
+    from coupled_adam.base.text import shorthand
+    from coupled_adam.paper_tasks import METRIC
+    from coupled_adam.study.notation import MISSING
+
+    name = METRIC if METRIC in task.metrics else next((key for key in task.metrics if "_stderr" not in key), None)
+    if name is None or not math.isfinite(task.metrics[name]):
+        return name or MISSING, MISSING
+    error = task.metrics.get(f"{name}_stderr", math.nan)
+    return name, shorthand(task.metrics[name], error if math.isfinite(error) else None, 3)
+
+
+def tell_study(run: Path, path: Path, found: "Downstream", *, aside: bool) -> None:
+    """Add the tasks to the results of the study that the run belongs to, if it belongs to one.
+
+    Args:
+        run: its folder.
+        path: file of the results.
+        found: the results.
+        aside: say so on the error output, because the other one is for a program.
+    """
+    from coupled_adam.evaluation.downstream.results import file_name
+    from coupled_adam.study.results import add_metrics
+    from coupled_adam.study.task_evaluation import task_metrics
+
+    if path.name == file_name(None, None) and found.tasks:  # of the newest checkpoint, on all documents
+        study = add_metrics(run, task_metrics(found))
+        if study is not None:
+            typer.echo(f"Added to the results of the study: {printable_lines(str(study))}", err=aside)
+
+
+def table_cell(text: str) -> Text:
+    """A name from a file, in which brackets are no markup."""
+    return Text(printable_lines(text))
+
+
+def note(sentence: str) -> None:
+    """Print what the user should know, on the error output."""
+    typer.echo(f"Note: {printable_lines(sentence)}", err=True)
