@@ -6,6 +6,7 @@ import lzma
 import re
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -161,7 +162,8 @@ def test_info_finds_a_changed_shard_when_asked_to_verify(here: Path) -> None:
 
 
 def test_a_folder_of_nanogpt_is_shown_with_a_note(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coupled_adam.data.overview.open_tokenizer", lambda *_: (_ for _ in ()).throw(ConnectionError))
+    offline = Mock(side_effect=ConnectionError)
+    monkeypatch.setattr("coupled_adam.data.corpus_summary.open_tokenizer", offline)
     np.array([7, 7, 9], "<u2").tofile(here / "train.bin")
     result = runner.invoke(app, ["info", "."])
     assert result.exit_code == 0

@@ -16,9 +16,9 @@ from fabricated_theory import fabricate
 from theory_models import milestone_run
 
 from coupled_adam.cli import app
-from coupled_adam.theory.album import CAPTIONS
-from coupled_adam.theory.overview import spread
 from coupled_adam.theory.record import PUBLISHED
+from coupled_adam.theory.theory_figures import CAPTIONS
+from coupled_adam.theory.theory_numbers import spread
 from coupled_adam.training.config import load_config
 
 PAGE = ROOT / "docs" / "theory.md"

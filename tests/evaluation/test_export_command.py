@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from coupled_adam.commands.export import export
-from coupled_adam.inspection.tables import read_model
+from coupled_adam.inspection.model_tables import read_model
 from coupled_adam.models.config import parameter_count
 from coupled_adam.training.config import load_config
 

@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 
 from coupled_adam.cli import app
 from coupled_adam.embeddings import load_word_pairs, measure
-from coupled_adam.inspection import measuring
+from coupled_adam.inspection import model_inspection
 from coupled_adam.inspection.measures import sentence
-from coupled_adam.inspection.measuring import FEW_PAIRS
+from coupled_adam.inspection.model_inspection import FEW_PAIRS
 from coupled_adam.tables_file import write_tables
 
 COMMAND = Path(sys.executable).with_name("coupled-adam")
@@ -230,10 +230,10 @@ def test_word_pairs_can_be_downloaded(tmp_path: Path, monkeypatch: pytest.Monkey
     save_tokenizer(words, tmp_path / "words.json")
     arguments = (tmp_path / "a.npy", "--tokenizer", tmp_path / "words.json", "--wordsim", "download")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measuring, "fetch_word_pairs", lambda: load_word_pairs(folder))
+    monkeypatch.setattr(model_inspection, "fetch_word_pairs", lambda: load_word_pairs(folder))
     assert "100 (11/12)" in run(*arguments).stdout
     for error in (ConnectionError("Go online"), ImportError("pooch is needed")):
-        monkeypatch.setattr(measuring, "fetch_word_pairs", Mock(side_effect=error))
+        monkeypatch.setattr(model_inspection, "fetch_word_pairs", Mock(side_effect=error))
         assert str(error) in refused(*arguments)
     folder.rename(tmp_path / "download")  # a folder of that name comes first
     assert "100 (11/12)" in run(*arguments).stdout
@@ -304,7 +304,7 @@ def test_a_tokenizer_that_cannot_be_opened_is_refused(untied: Path, tmp_path: Pa
 def test_a_page_without_its_packages_is_refused_before_measuring(
     untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "coupled_adam.inspection.page", raising=False)
+    monkeypatch.delitem(sys.modules, "coupled_adam.inspection.inspection_page", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     said = refused(untied, "--html", tmp_path / "a")
     assert "--html needs the package jinja2: pip install " in said

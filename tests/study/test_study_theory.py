@@ -24,8 +24,8 @@ from coupled_adam.study.report import write_report
 from coupled_adam.study.results import FILE_NAME, Result, read_results, to_json
 from coupled_adam.study.tables import build_tables
 from coupled_adam.theory import measure
-from coupled_adam.theory.folder import TheoryFolder
 from coupled_adam.theory.record import PUBLISHED
+from coupled_adam.theory.theory_folder import TheoryFolder
 
 STANDARD, OTHER = "small-1.536k-standard/seed-1", "small-1.536k-coupled/seed-1"
 ASKING = ("evaluation.theory=true", "evaluation.theory_batches=2")

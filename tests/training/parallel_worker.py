@@ -17,7 +17,7 @@ import small_runs
 from small_runs import small_config
 
 from coupled_adam.training.config import Config
-from coupled_adam.training.feed import Feed, MicroBatch
+from coupled_adam.training.rank_batches import Feed, MicroBatch
 
 
 def train(config: Config, folder: Path, *, resume: bool = False) -> None:

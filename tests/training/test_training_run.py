@@ -16,7 +16,7 @@ from coupled_adam.embeddings import measure
 from coupled_adam.tables_file import FILE_NAME as TABLES
 from coupled_adam.training import checkpoints, trainer
 from coupled_adam.training.config import load_config
-from coupled_adam.training.feed import Feed, MicroBatch
+from coupled_adam.training.rank_batches import Feed, MicroBatch
 from coupled_adam.training.trainer import TrainingStopped
 
 
@@ -300,7 +300,7 @@ def test_a_run_is_resumed_on_its_own_tokens_only(tmp_path: Path, monkeypatch: py
 
 
 def test_inspect_finds_the_token_counts_of_a_run(whole_run: Path, corpus: Path) -> None:
-    from coupled_adam.inspection.measuring import Request, inspect_models, json_object
+    from coupled_adam.inspection.model_inspection import Request, inspect_models, json_object
 
     models = inspect_models([str(whole_run)], Request(), lambda *_: None)
     measured = json.dumps(json_object(models))

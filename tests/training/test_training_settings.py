@@ -12,11 +12,11 @@ from torch import Tensor
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import open_corpus
 from coupled_adam.models.config import build_model
-from coupled_adam.training.measuring import _validation_feed
 from coupled_adam.training.optimizers import build_optimizers, centre
 from coupled_adam.training.parallel import Ranks
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import TrainingStopped
+from coupled_adam.training.validation import _validation_feed
 
 
 def losses(folder: Path) -> list[float]:

@@ -133,7 +133,7 @@ def info(
     Try: `coupled-adam data info data/python-docs-bpe4096`
     """
     from coupled_adam.data.corpus import open_corpus
-    from coupled_adam.data.overview import describe
+    from coupled_adam.data.corpus_summary import describe
 
     with user_errors(), _notes():
         corpus = open_corpus(folder)
@@ -169,7 +169,7 @@ def count(
 
     from coupled_adam.base.files import replacing, require_writable
     from coupled_adam.data.corpus import is_corpus, open_corpus
-    from coupled_adam.data.overview import entropy, most_frequent
+    from coupled_adam.data.corpus_summary import entropy, most_frequent
     from coupled_adam.embeddings.unigram import count_unigram
 
     with user_errors(), _notes():

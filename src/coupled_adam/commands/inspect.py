@@ -61,13 +61,13 @@ def inspect(
 
     from coupled_adam.base.files import require_writable, write_whole
     from coupled_adam.base.text import printable
-    from coupled_adam.inspection.measuring import Request, inspect_models, json_object
-    from coupled_adam.inspection.overview import compare
+    from coupled_adam.inspection.inspection_table import compare
+    from coupled_adam.inspection.model_inspection import Request, inspect_models, json_object
     from coupled_adam.inspection.terminal import measuring_bar, print_overview
 
     if html is not None:
         try:
-            from coupled_adam.inspection.page import page_facts, render_page
+            from coupled_adam.inspection.inspection_page import page_facts, render_page
         except ModuleNotFoundError as error:
             refuse(f"--html needs the package {error.name}: {install_command('study')}")
         try:

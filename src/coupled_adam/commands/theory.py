@@ -19,8 +19,8 @@ from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
-    from coupled_adam.theory.overview import Numbers
     from coupled_adam.theory.record import RunTheory
+    from coupled_adam.theory.theory_numbers import Numbers
 
 
 def theory(
@@ -61,7 +61,7 @@ def theory(
     started = time.perf_counter()
 
     from coupled_adam.base.text import printable
-    from coupled_adam.inspection.overview import short_names
+    from coupled_adam.inspection.inspection_table import short_names
     from coupled_adam.theory.measure import theory_of_run
 
     if page:
@@ -117,8 +117,8 @@ def _bar(name: str) -> Iterator[Callable[[int, int, int], None]]:
 
 def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
     from coupled_adam.base.text import printable
-    from coupled_adam.theory.overview import LEGEND, fits_table, sums_table
     from coupled_adam.theory.story import findings
+    from coupled_adam.theory.theory_numbers import LEGEND, fits_table, sums_table
 
     for name, run in measured.items():
         count = len(run.checkpoints)
@@ -151,8 +151,8 @@ def _rich_table(numbers: "Numbers") -> Table:
 
 def _write_pages(runs: Sequence[Path], measured: "dict[str, RunTheory]", seconds: float, *, is_quiet: bool) -> None:
     from coupled_adam.base.text import printable
-    from coupled_adam.inspection.page import page_facts
-    from coupled_adam.theory.page import write_page
+    from coupled_adam.inspection.inspection_page import page_facts
+    from coupled_adam.theory.theory_page import write_page
 
     facts = page_facts(printable(shlex.join(["coupled-adam", *sys.argv[1:]])), seconds)
     for name, run in zip(measured, runs, strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json
-from coupled_adam.inspection.files import SUFFIXES, open_file
+from coupled_adam.inspection.file_formats import SUFFIXES, open_file
 from coupled_adam.inspection.hub import fetch_from_hub
 from coupled_adam.inspection.stored import Shape, Stored
 from coupled_adam.tables_file import FILE_NAME

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coupled_adam.base.files import replacing, write_whole
-from coupled_adam.inspection.figures import INK, to_svg
-from coupled_adam.inspection.figures import STYLE as INSPECTION_STYLE
+from coupled_adam.inspection.table_figures import INK, to_svg
+from coupled_adam.inspection.table_figures import STYLE as INSPECTION_STYLE
 
 # Unlike the stand-in of the inspection page, this one is also seen: in the files beside the page.
 GRID = "#d9dde3"

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coupled_adam.base.text import printable
-from coupled_adam.inspection.overview import Overview
+from coupled_adam.inspection.inspection_table import Overview
 
 
 def print_overview(console: Console, overview: Overview) -> None:

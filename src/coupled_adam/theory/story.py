@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coupled_adam.theory.overview import number, spread
 from coupled_adam.theory.record import OPTIMIZERS, PUBLISHED, RunTheory
+from coupled_adam.theory.theory_numbers import number, spread
 
 if TYPE_CHECKING:  # it needs matplotlib, and the sentences are for the terminal as well
     from coupled_adam.inspection.plates import Plate

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.theory.record import Optimizer, UpdateSum
-from coupled_adam.training.monitor import row_sums
+from coupled_adam.training.embedding_monitor import row_sums
 
 Part = Literal["output", "input"]
 Parts = Mapping[Part, Tensor]

@@ -21,17 +21,17 @@ from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.training import checkpoints, devices
 from coupled_adam.training.config import Config, load_config, with_rows
 from coupled_adam.training.display import TrainingDisplay
-from coupled_adam.training.feed import Feed
 from coupled_adam.training.interruption import watching_signals
 from coupled_adam.training.logbook import Logbook, open_logbook
-from coupled_adam.training.measuring import Measures, build_measures
 from coupled_adam.training.optimizers import EmbeddingOptimizers, build_optimizers
 from coupled_adam.training.parallel import Ranks, build, ranks_of_run
+from coupled_adam.training.rank_batches import Feed
 from coupled_adam.training.run_folder import RunFolder, environment
 from coupled_adam.training.run_tokens import Say, is_prepared, note_on_unused_rows, open_tokens, prepare_tokens
 from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import Saving, Trainer
+from coupled_adam.training.validation import Measures, build_measures
 
 
 @dataclass(frozen=True)

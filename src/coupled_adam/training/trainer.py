@@ -19,14 +19,14 @@ from torch import Tensor
 from coupled_adam.training import checkpoints, devices
 from coupled_adam.training.config import Config
 from coupled_adam.training.display import TrainingDisplay
-from coupled_adam.training.feed import Feed
 from coupled_adam.training.interruption import Interruption
 from coupled_adam.training.logbook import Logbook
-from coupled_adam.training.measuring import Measures
 from coupled_adam.training.optimizers import EmbeddingOptimizers
 from coupled_adam.training.parallel import Ranks
+from coupled_adam.training.rank_batches import Feed
 from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
+from coupled_adam.training.validation import Measures
 
 # Losses wait on the device until they are logged; more than this many are not kept waiting.
 MOST_UNREAD_STEPS = 100

@@ -13,7 +13,7 @@ from coupled_adam.study.figures import ablations, clouds, differences, embedding
 from coupled_adam.study.figures.run_files import is_thinned
 from coupled_adam.study.report_data import largest_size, main_pair, size_labels, sizes
 from coupled_adam.study.results import Result
-from coupled_adam.theory.album import CAPTIONS as THEORY_CAPTIONS
+from coupled_adam.theory.theory_figures import CAPTIONS as THEORY_CAPTIONS
 
 Draw = Callable[..., Figure | None]
 MAIN_PICTURE = "embedding_cloud"

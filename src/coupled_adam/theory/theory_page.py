@@ -13,13 +13,13 @@ from markupsafe import Markup
 from coupled_adam.base.files import remove_leftovers, write_whole
 from coupled_adam.base.text import short
 from coupled_adam.inspection.plates import Plate, write_plates
-from coupled_adam.theory.album import CAPTIONS, draw_plates
-from coupled_adam.theory.folder import TheoryFolder
-from coupled_adam.theory.overview import fits_table, sums_table
 from coupled_adam.theory.record import RunTheory
 from coupled_adam.theory.story import chapters
+from coupled_adam.theory.theory_figures import CAPTIONS, draw_plates
+from coupled_adam.theory.theory_folder import TheoryFolder
+from coupled_adam.theory.theory_numbers import fits_table, sums_table
 
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
+TEMPLATE = Path(__file__).with_name("theory_page.html.jinja")
 PAGE = "theory.html"
 
 

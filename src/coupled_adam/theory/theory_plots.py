@@ -17,10 +17,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from coupled_adam.base.text import short
-from coupled_adam.inspection.figures import INK, POINTS
 from coupled_adam.inspection.plates import MARKERS, SERIES_COLOURS, legend_above, panels
-from coupled_adam.theory.overview import through_input
+from coupled_adam.inspection.table_figures import INK, POINTS
 from coupled_adam.theory.record import OPTIMIZERS, CheckpointTheory, Fit, Optimizer, RunTheory
+from coupled_adam.theory.theory_numbers import through_input
 
 Floats = NDArray[np.floating]
 

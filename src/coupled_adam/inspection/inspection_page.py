@@ -15,11 +15,11 @@ import torch
 from markupsafe import Markup
 
 from coupled_adam import __version__
-from coupled_adam.inspection.figures import Picture, draw_pictures
-from coupled_adam.inspection.measuring import MeasuredModel
-from coupled_adam.inspection.overview import compare
+from coupled_adam.inspection.inspection_table import compare
+from coupled_adam.inspection.model_inspection import MeasuredModel
+from coupled_adam.inspection.table_figures import Picture, draw_pictures
 
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
+TEMPLATE = Path(__file__).with_name("inspection_page.html.jinja")
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from coupled_adam.embeddings import (
     open_tokenizer,
 )
 from coupled_adam.inspection.folders import TOKENIZER
+from coupled_adam.inspection.model_tables import Model, Role, read_model
 from coupled_adam.inspection.sampling import Sample, draw_sample
-from coupled_adam.inspection.tables import Model, Role, read_model
 
 DOWNLOAD = "download"
 COUNTS = "unigram.npy"  # in a corpus that `coupled-adam data prepare` made

@@ -15,9 +15,9 @@ from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.embeddings import load_word_pairs
 from coupled_adam.training.config import Config
-from coupled_adam.training.feed import Feed
-from coupled_adam.training.monitor import full_measures, light_measures
+from coupled_adam.training.embedding_monitor import full_measures, light_measures
 from coupled_adam.training.parallel import Ranks
+from coupled_adam.training.rank_batches import Feed
 from coupled_adam.training.run_tokens import word_tokenizer
 
 VALIDATION_SEED = 0  # the same windows for every run, so that runs can be compared
