@@ -10,8 +10,8 @@ from theory_models import milestone_run
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app
-from coupled_adam.theory.record import OPTIMIZERS, run_from_json
 from coupled_adam.theory import theory_page
+from coupled_adam.theory.record import OPTIMIZERS, run_from_json
 from coupled_adam.theory.theory_figures import CAPTIONS
 from coupled_adam.theory.theory_folder import TheoryFolder
 

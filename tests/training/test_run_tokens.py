@@ -16,7 +16,7 @@ from small_runs import small_config, train, write_corpus
 
 from coupled_adam.data import prepare as preparation
 from coupled_adam.data.corpus import open_corpus
-from coupled_adam.data.manifest import FILE_NAME
+from coupled_adam.data.manifest import MANIFEST_FILE
 from coupled_adam.training import run, run_tokens
 from coupled_adam.training.config import Config
 from coupled_adam.training.parallel import Ranks
@@ -32,7 +32,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def describe(corpus: Path, **values: Any) -> None:
     """Let the manifest say something else."""
-    manifest = corpus / FILE_NAME
+    manifest = corpus / MANIFEST_FILE
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **values}))
 
 

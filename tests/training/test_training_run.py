@@ -13,7 +13,7 @@ from small_runs import VOCABULARY, assert_same_tensors, rows, saved_tensors, sma
 from torch import Tensor
 
 from coupled_adam.embeddings import measure
-from coupled_adam.tables_file import FILE_NAME as TABLES
+from coupled_adam.tables_file import TABLES_FILE
 from coupled_adam.training import checkpoints, trainer
 from coupled_adam.training.config import load_config
 from coupled_adam.training.rank_batches import Feed, MicroBatch
@@ -97,7 +97,7 @@ def test_the_logged_learning_rate_is_that_of_the_schedule(whole_run: Path, corpu
 def test_the_monitor_shows_what_inspect_measures(whole_run: Path) -> None:
     from safetensors.torch import load_file
 
-    table = load_file(whole_run / "checkpoints" / "step-000000012" / TABLES)["wte.weight"]
+    table = load_file(whole_run / "checkpoints" / "step-000000012" / TABLES_FILE)["wte.weight"]
     measured = measure(table[:VOCABULARY])
     last = [row for row in rows(whole_run) if row["kind"] == "embeddings"][-1]
     assert last["output_mu_norm_ratio"] == pytest.approx(measured.mu_norm_ratio, rel=1e-6)

@@ -92,13 +92,13 @@ def prepare(
 
     Try: `coupled-adam data prepare`, `coupled-adam data prepare 'text:books/*.txt' --tokenizer bpe:8192`
     """
-    from coupled_adam.data.manifest import FILE_NAME
+    from coupled_adam.data.manifest import MANIFEST_FILE
     from coupled_adam.data.prepare import prepare as run
     from coupled_adam.data.settings import default_folder, default_tokenizer
 
     tokenizer = tokenizer or default_tokenizer(source)
     folder = out or default_folder(source, tokenizer)
-    was_complete = (folder / FILE_NAME).is_file() and not overwrite
+    was_complete = (folder / MANIFEST_FILE).is_file() and not overwrite
     with user_errors(), _notes(), preparation_bar() as on_progress:
         corpus = run(
             source,

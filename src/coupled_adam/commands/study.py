@@ -245,15 +245,15 @@ def _require_study(folder: Path) -> None:
     """Refuse what is no folder of a study; whoever gives the name of a study, as to `study run`, is told its folder."""
     from coupled_adam.study.folder import RUNS_HERE
     from coupled_adam.study.plan import FILE_NAME
-    from coupled_adam.study.results import FILE_NAME as RESULTS
+    from coupled_adam.study.results import RESULTS_FILE
 
-    if any((folder / name).is_file() for name in (FILE_NAME, RESULTS)):
+    if any((folder / name).is_file() for name in (FILE_NAME, RESULTS_FILE)):
         return
     meant = RUNS_HERE / folder
     if (meant / FILE_NAME).is_file():
         raise UserError(f"{folder} is not the folder of a study; give its folder: {meant}")
     raise UserError(
-        f"{folder} is not the folder of a study, it has neither {FILE_NAME} nor {RESULTS}; give one that "
+        f"{folder} is not the folder of a study, it has neither {FILE_NAME} nor {RESULTS_FILE}; give one that "
         f"`coupled-adam study run` wrote, such as {RUNS_HERE / 'demo'}"
     )
 
