@@ -16,20 +16,20 @@ from coupled_adam.embeddings import measure
 from coupled_adam.tables_file import TABLES_FILE
 from coupled_adam.training import checkpoints, trainer
 from coupled_adam.training.config import load_config
-from coupled_adam.training.rank_batches import Feed, MicroBatch
+from coupled_adam.training.rank_batches import MicroBatch, RankBatches
 from coupled_adam.training.trainer import TrainingStopped
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
     """Send this process a signal while it takes a step."""
-    read = Feed.micro_batches
+    read = RankBatches.micro_batches
 
-    def micro_batches(self: Feed, asked: int) -> list[MicroBatch]:
+    def micro_batches(self: RankBatches, asked: int) -> list[MicroBatch]:
         if asked == step:
             os.kill(os.getpid(), number)
         return read(self, asked)
 
-    monkeypatch.setattr(Feed, "micro_batches", micro_batches)
+    monkeypatch.setattr(RankBatches, "micro_batches", micro_batches)
 
 
 def test_a_run_leaves_its_config_its_metrics_and_checkpoints(whole_run: Path, corpus: Path) -> None:

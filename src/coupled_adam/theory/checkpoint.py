@@ -20,7 +20,7 @@ from coupled_adam.theory.pseudo_training import BatchGradients, PseudoTraining
 from coupled_adam.theory.record import OPTIMIZERS, CheckpointTheory, Fit, Optimizer, Series, UpdateSum
 from coupled_adam.theory.theory_folder import Counts, TokenArrays
 from coupled_adam.theory.token_statistics import TokenStatistics
-from coupled_adam.theory.updates import Parts, TableState, gradient_sum, update_sum
+from coupled_adam.theory.updates import LayerParts, TableState, gradient_sum, update_sum
 from coupled_adam.training.config import OptimizerSection
 from coupled_adam.training.embedding_monitor import row_sums
 
@@ -119,7 +119,7 @@ class MeasuredTable:
         self.mean_embedding = mean_embedding  # (H,)
         self.sums: dict[Optimizer, list[UpdateSum]] = {name: [] for name in OPTIMIZERS}
 
-    def add(self, gradient: Parts) -> None:
+    def add(self, gradient: LayerParts) -> None:
         """Take the gradient of a batch in."""
         self.state.add(gradient)
         for name, sums in self.sums.items():

@@ -161,7 +161,7 @@ def draw_update_sums(runs: Mapping[str, RunTheory]) -> Figure:
         for axes, (part, title) in zip(row, PARTS.items(), strict=True):
             for name in OPTIMIZERS:
                 values = [max(_update_sum(each, name, part), SMALLEST) for each in run.checkpoints]
-                axes.plot(tokens, values, marker=OPTIMIZER_MARKERS[name], **_look(name), label=NAMES[name])
+                axes.plot(tokens, values, marker=OPTIMIZER_MARKERS[name], **_line_style(name), label=NAMES[name])
             axes.set(xlim=(0, None), yscale="log", ylim=(SMALLEST / 2, 2))
             _powers(axes)
             _tokens(axes, 2)
@@ -216,7 +216,7 @@ def _per_batch(
     return tokens, values
 
 
-def _look(name: Optimizer) -> dict[str, Any]:
+def _line_style(name: Optimizer) -> dict[str, Any]:
     return {"color": COLOURS[name], "linestyle": LINES[name], "markersize": 4, "linewidth": 1.6}
 
 
