@@ -17,7 +17,7 @@ from theory_models import milestone_run
 
 from coupled_adam.cli import app
 from coupled_adam.theory.record import PUBLISHED
-from coupled_adam.theory.theory_figures import CAPTIONS
+from coupled_adam.theory.run_figures import CAPTIONS
 from coupled_adam.theory.theory_numbers import spread
 from coupled_adam.training.config import load_config
 

@@ -307,7 +307,7 @@ def test_a_page_without_its_packages_is_refused_before_measuring(
     monkeypatch.delitem(sys.modules, "coupled_adam.inspection.inspection_page", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     said = refused(untied, "--html", tmp_path / "a")
-    assert "--html needs the package jinja2: pip install " in said
+    assert "jinja2 is needed for --html; install it with: pip install " in said
     assert "[study]" in said
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from coupled_adam.cli import app
 from coupled_adam.theory import theory_page
 from coupled_adam.theory.record import OPTIMIZERS, run_from_json
-from coupled_adam.theory.theory_figures import CAPTIONS
+from coupled_adam.theory.run_figures import CAPTIONS
 from coupled_adam.theory.theory_folder import TheoryFolder
 
 cli = CliRunner(env={"COLUMNS": "60", "TERMINAL_WIDTH": "200"})

@@ -19,8 +19,8 @@ from report_browser import CHROMIUM, Browser
 
 from coupled_adam.theory import theory_plots
 from coupled_adam.theory.record import OPTIMIZERS, Fit, RunTheory, TheoremFit
+from coupled_adam.theory.run_figures import CAPTIONS
 from coupled_adam.theory.story import chapters
-from coupled_adam.theory.theory_figures import CAPTIONS
 from coupled_adam.theory.theory_folder import TheoryFolder, TokenArrays
 from coupled_adam.theory.theory_numbers import fits_table, sums_table
 from coupled_adam.theory.theory_page import write_page

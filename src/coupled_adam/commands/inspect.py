@@ -10,7 +10,6 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from coupled_adam.base.extras import install_command
 from coupled_adam.commands.refusal import refuse, user_errors
 
 
@@ -60,16 +59,17 @@ def inspect(
     started = time.perf_counter()
 
     from coupled_adam.base.files import require_writable, write_whole
+    from coupled_adam.base.page import page_facts, require_page_packages
     from coupled_adam.base.text import printable
     from coupled_adam.inspection.inspection_table import compare
     from coupled_adam.inspection.model_inspection import Request, inspect_models, json_object
     from coupled_adam.inspection.terminal import measuring_bar, print_overview
 
     if html is not None:
-        try:
-            from coupled_adam.inspection.inspection_page import page_facts, render_page
-        except ModuleNotFoundError as error:
-            refuse(f"--html needs the package {error.name}: {install_command('study')}")
+        with user_errors():
+            require_page_packages("for --html")
+        from coupled_adam.inspection.inspection_page import render_page
+
         try:
             require_writable(html)  # now, not after the measuring
         except OSError as error:

@@ -60,12 +60,14 @@ def theory(
     """
     started = time.perf_counter()
 
+    from coupled_adam.base.page import require_page_packages
     from coupled_adam.base.text import printable
     from coupled_adam.inspection.inspection_table import short_names
     from coupled_adam.theory.measure import theory_of_run
 
     if page:
-        _require_page()
+        with user_errors():
+            require_page_packages("for theory.html (or give --no-page)")
     names = short_names([printable(str(run)) for run in runs])
     if len({run.resolve() for run in runs}) < len(runs):
         refuse("the same run is given twice; give each once")
@@ -90,15 +92,6 @@ def theory(
         _write_pages(runs, measured, time.perf_counter() - started, is_quiet=as_json)
     if checkpoint is None and precision == "float32":  # as a study measures it
         _tell_studies(runs, measured, is_quiet=as_json)
-
-
-def _require_page() -> None:
-    """Say now, and not after the measuring, that what the page needs is missing."""
-    from coupled_adam.base.extras import require
-
-    with user_errors():
-        for package in ("matplotlib", "jinja2"):
-            require(package, "study", "for theory.html (or give --no-page)")
 
 
 @contextmanager
@@ -150,8 +143,8 @@ def _rich_table(numbers: "Numbers") -> Table:
 
 
 def _write_pages(runs: Sequence[Path], measured: "dict[str, RunTheory]", seconds: float, *, is_quiet: bool) -> None:
+    from coupled_adam.base.page import page_facts
     from coupled_adam.base.text import printable
-    from coupled_adam.inspection.inspection_page import page_facts
     from coupled_adam.theory.theory_page import write_page
 
     facts = page_facts(printable(shlex.join(["coupled-adam", *sys.argv[1:]])), seconds)

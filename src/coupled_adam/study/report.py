@@ -60,8 +60,8 @@ def write_report_of(results: Sequence[Result], plans: Sequence[StudyPlan], out: 
     require_writable(path)
     for folder in (out, out / FIGURES, out / TABLES):
         remove_leftovers(folder)  # of a report that was killed
-    plates = draw_figures(results)
-    write_figures(plates, out / FIGURES)
+    figures = draw_figures(results)
+    write_figures(figures, out / FIGURES)
     write_tables_to(out, results, all_planned(plans), shared_report(plans))
-    write_whole(path, render_report(results, plans, plates, out))
+    write_whole(path, render_report(results, plans, figures, out))
     return path

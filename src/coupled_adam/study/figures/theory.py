@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from coupled_adam.inspection.plates import SERIES_COLOURS
+from coupled_adam.base.captioned_figure import SERIES_COLOURS
 from coupled_adam.study.figures.clouds import shown_variants
 from coupled_adam.study.report_data import Size, Variant, largest_size, model_names, runs_of, sizes, variants
 from coupled_adam.study.results import Result

@@ -7,12 +7,11 @@ Letters: V rows of the table, padding included.
 
 from collections.abc import Mapping
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from coupled_adam.base.captioned_figure import CaptionedFigure, captioned_figure, figure_style
 from coupled_adam.base.text import short
-from coupled_adam.inspection.plates import STYLE, Plate, plate
 from coupled_adam.theory import theory_plots
 from coupled_adam.theory.record import RunTheory
 from coupled_adam.theory.theory_folder import Counts, TokenArrays
@@ -64,9 +63,9 @@ CAPTIONS = {
 """Title and caption of every figure."""
 
 
-def draw_plates(
+def draw_run_figures(
     run: RunTheory, arrays: TokenArrays, counts: Counts, together: Mapping[str, RunTheory]
-) -> dict[str, Plate]:
+) -> dict[str, CaptionedFigure]:
     """Every figure by its name.
 
     Args:
@@ -80,7 +79,7 @@ def draw_plates(
     p = counts / counts.sum()
     tokens = slice(len(p))  # rows after these are padding
     words = {"tokens": short(last.tokens_seen), "unseen": _unseen(counts)}
-    with matplotlib.rc_context(STYLE):
+    with figure_style():
         drawn: dict[str, Figure] = {
             "gradients_example": draw_gradients_example(),
             "gradient_sums": theory_plots.draw_gradient_sums(run),
@@ -93,7 +92,7 @@ def draw_plates(
         }
         assert drawn.keys() == CAPTIONS.keys()
         return {
-            name: plate(name, CAPTIONS[name][0], CAPTIONS[name][1].format_map(words), figure)
+            name: captioned_figure(name, CAPTIONS[name][0], CAPTIONS[name][1].format_map(words), figure)
             for name, figure in drawn.items()
         }
 
