@@ -47,7 +47,8 @@ def test_a_missing_package_is_refused_with_its_extra(monkeypatch: pytest.MonkeyP
 def test_the_floor_loads_nothing_but_the_standard_library() -> None:
     code = (
         "import sys, pkgutil, importlib, coupled_adam.base as base\n"
-        "for module in pkgutil.iter_modules(base.__path__): importlib.import_module(f'coupled_adam.base.{module.name}')\n"
+        "for module in pkgutil.iter_modules(base.__path__, 'coupled_adam.base.'):\n"
+        "    importlib.import_module(module.name)\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "ours = {name for name in sys.modules if name.startswith('coupled_adam.')}\n"
         "print(*sorted(loaded & {'torch', 'numpy', 'matplotlib', 'jinja2', 'rich', 'typer'}))\n"

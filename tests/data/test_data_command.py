@@ -14,7 +14,6 @@ from data_corpora import documents, write_corpus, write_tokenizer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from coupled_adam.commands import data
 from coupled_adam.commands.data import app
 from coupled_adam.data import blocks, shards
 from coupled_adam.data.corpus import open_corpus
@@ -214,7 +213,7 @@ def test_in_a_terminal_there_is_a_bar_with_the_time_left_and_nothing_of_it_in_th
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = io.StringIO()
-    monkeypatch.setattr(data, "Console", lambda **_: Console(file=terminal, force_terminal=True, width=100))
+    monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=terminal, force_terminal=True, width=100))
     monkeypatch.setattr(blocks, "BLOCK_LENGTH", 500)
     monkeypatch.setattr(blocks, "valid_text", lambda text: time.sleep(0.01) or text)
     result = runner.invoke(app, prepare("--out", "out"))

@@ -13,7 +13,7 @@ from rich.console import Console
 from study_cli import study
 from study_runs import ADAMW, COUPLED, write_study
 
-from coupled_adam.commands.wide_tables import wide_enough
+from coupled_adam.base.progress import wide_enough
 from coupled_adam.study import launchers, overview
 from coupled_adam.study.expansion import Cell, cells_of, config_hash, settings_that_differ
 from coupled_adam.study.folder import StudyFolder

@@ -60,10 +60,11 @@ def inspect(
 
     from coupled_adam.base.files import require_writable, write_whole
     from coupled_adam.base.page import page_facts, require_page_packages
+    from coupled_adam.base.progress import progress_bar, warnings_as_notes
     from coupled_adam.base.text import printable
     from coupled_adam.inspection.inspection_table import compare
     from coupled_adam.inspection.model_inspection import Request, inspect_models, json_object
-    from coupled_adam.inspection.terminal import measuring_bar, print_overview
+    from coupled_adam.inspection.terminal import print_overview
 
     if html is not None:
         with user_errors():
@@ -75,8 +76,8 @@ def inspect(
         except OSError as error:
             _refuse_page(html, error)
     request = Request(tensor, unigram, wordsim, tokenizer, device, pictures=html is not None)
-    with user_errors(), measuring_bar() as on_progress:
-        models = inspect_models(paths, request, on_progress)
+    with user_errors(), warnings_as_notes(), progress_bar() as bar:
+        models = inspect_models(paths, request, lambda what, done: bar.show("measuring", done, note=what))
 
     if as_json:
         typer.echo(json.dumps(json_object(models), allow_nan=False))

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.progress import wide_enough
 from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
-from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
     from coupled_adam.study.expansion import Cell

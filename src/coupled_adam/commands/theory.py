@@ -4,19 +4,18 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from coupled_adam.base.progress import ProgressBar, progress_bar, wide_enough
 from coupled_adam.commands.refusal import refuse, user_errors
-from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
     from coupled_adam.theory.record import RunTheory
@@ -74,14 +73,15 @@ def theory(
     measured: dict[str, RunTheory] = {}
     with user_errors():
         for name, run in zip(names, runs, strict=True):
-            with _bar(name) as on_progress:
+            with progress_bar() as bar:
+                bar.show(name, None, note="loading")
                 measured[name] = theory_of_run(
                     run,
                     checkpoints=checkpoint,
                     batches=batches,
                     device=device,
                     precision=precision,
-                    on_progress=on_progress,
+                    on_progress=partial(_show_progress, bar, name),
                     fresh=fresh,
                 )
     if as_json:
@@ -94,18 +94,8 @@ def theory(
         _tell_studies(runs, measured, is_quiet=as_json)
 
 
-@contextmanager
-def _bar(name: str) -> Iterator[Callable[[int, int, int], None]]:
-    """A bar with the time left on the error output, gone when done; none where that is not a terminal."""
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"{name}: loading", total=None)
-
-        def on_progress(done: int, total: int, step: int) -> None:
-            progress.update(bar, description=f"{name}: step {step:,}", completed=done, total=total)
-
-        yield on_progress
+def _show_progress(bar: ProgressBar, name: str, done: int, total: int, step: int) -> None:
+    bar.show(name, done, total, note=f"step {step:,}")
 
 
 def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
