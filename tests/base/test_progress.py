@@ -56,12 +56,17 @@ def test_a_file_gets_a_line_a_minute_and_no_bar(
     assert captured.err.splitlines() == ["counting, 35%, 70 of 200", "counting, 70%, 140 of 200", "waiting"]
 
 
+@warnings_as_notes()
+def warn_of_tables_and_an_overflow() -> None:
+    for _ in range(2):
+        warnings.warn("two tables\x1b[2J", UserWarning, stacklevel=1)
+    warnings.warn("an overflow", RuntimeWarning, stacklevel=1)
+    print("measured", file=sys.stderr)
+
+
 def test_user_warnings_are_notes_once_each_and_others_stay_warnings(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(RuntimeWarning, match="an overflow") as left, warnings_as_notes():
-        for _ in range(2):
-            warnings.warn("two tables\x1b[2J", UserWarning, stacklevel=1)
-        warnings.warn("an overflow", RuntimeWarning, stacklevel=1)
-        print("measured", file=sys.stderr)
+    with pytest.warns(RuntimeWarning, match="an overflow") as left:
+        warn_of_tables_and_an_overflow()
     assert len(left) == 1
     assert capsys.readouterr().err.splitlines() == ["measured", "Note: two tables\\x1b[2J"]
 
