@@ -21,7 +21,7 @@ from torch import Tensor
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import replacing
 
-FILE_NAME = "tables.safetensors"
+TABLES_FILE = "tables.safetensors"
 HEADER_KEYS = ("input", "output", "tied", "vocabulary_size")
 
 

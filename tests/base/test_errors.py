@@ -56,7 +56,7 @@ def test_a_library_can_be_said_to_speak_of_the_users_input() -> None:
 
 
 COMMANDS = {
-    "inspect": (["inspect", "m.npy"], "coupled_adam.inspection.measuring.inspect_models"),
+    "inspect": (["inspect", "m.npy"], "coupled_adam.inspection.model_inspection.inspect_models"),
     "train": (["train", "tiny"], "coupled_adam.training.run_tokens.is_prepared"),
     "data prepare": (["data", "prepare"], "coupled_adam.data.prepare.prepare"),
     "data info": (["data", "info", "folder"], "coupled_adam.data.corpus.open_corpus"),
@@ -97,7 +97,7 @@ def test_a_bug_in_a_command_keeps_its_traceback(name: str, tmp_path: Path, monke
 
 def test_the_traceback_reaches_the_terminal(tmp_path: Path) -> None:
     script = (
-        "import sys, coupled_adam.inspection.measuring as room, coupled_adam.cli as cli\n"
+        "import sys, coupled_adam.inspection.model_inspection as room, coupled_adam.cli as cli\n"
         "def planted(*_): raise ValueError('planted')\n"
         "room.inspect_models = planted\n"
         "sys.argv = ['coupled-adam', 'inspect', 'm.npy']\n"

@@ -6,6 +6,7 @@ import lzma
 import re
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from data_corpora import documents, write_corpus, write_tokenizer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from coupled_adam.commands import data
 from coupled_adam.commands.data import app
 from coupled_adam.data import blocks, shards
 from coupled_adam.data.corpus import open_corpus
@@ -161,7 +161,8 @@ def test_info_finds_a_changed_shard_when_asked_to_verify(here: Path) -> None:
 
 
 def test_a_folder_of_nanogpt_is_shown_with_a_note(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coupled_adam.data.overview.open_tokenizer", lambda *_: (_ for _ in ()).throw(ConnectionError))
+    offline = Mock(side_effect=ConnectionError)
+    monkeypatch.setattr("coupled_adam.data.corpus_summary.open_tokenizer", offline)
     np.array([7, 7, 9], "<u2").tofile(here / "train.bin")
     result = runner.invoke(app, ["info", "."])
     assert result.exit_code == 0
@@ -212,7 +213,7 @@ def test_in_a_terminal_there_is_a_bar_with_the_time_left_and_nothing_of_it_in_th
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = io.StringIO()
-    monkeypatch.setattr(data, "Console", lambda **_: Console(file=terminal, force_terminal=True, width=100))
+    monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=terminal, force_terminal=True, width=100))
     monkeypatch.setattr(blocks, "BLOCK_LENGTH", 500)
     monkeypatch.setattr(blocks, "valid_text", lambda text: time.sleep(0.01) or text)
     result = runner.invoke(app, prepare("--out", "out"))

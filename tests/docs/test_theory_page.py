@@ -17,9 +17,9 @@ from theory_models import milestone_run
 
 from coupled_adam.cli import app
 from coupled_adam.config.run_config import load_config
-from coupled_adam.theory.album import CAPTIONS
-from coupled_adam.theory.overview import spread
 from coupled_adam.theory.record import PUBLISHED
+from coupled_adam.theory.run_figures import CAPTIONS
+from coupled_adam.theory.theory_numbers import spread
 
 PAGE = ROOT / "docs" / "theory.md"
 TEXT = PAGE.read_text(encoding="utf-8")

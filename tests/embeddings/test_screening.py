@@ -12,10 +12,10 @@ from measure_matrices import MATRICES, H, normal, trained_like
 from torch import Tensor
 
 from coupled_adam.embeddings import isotropy, measure, screening
+from coupled_adam.embeddings.embedding_matrix import Table, open_table
 from coupled_adam.embeddings.moments import Moments, moments_of
 from coupled_adam.embeddings.partition import log_partition
 from coupled_adam.embeddings.spectrum import Spectrum, spectrum_of
-from coupled_adam.embeddings.table import Table, open_table
 
 
 @dataclass

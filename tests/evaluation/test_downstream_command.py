@@ -25,7 +25,7 @@ from coupled_adam.evaluation.downstream.results import read_downstream
 from coupled_adam.evaluation.held_out_loss import loss_over
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.study.metrics import TASK_LIMIT
-from coupled_adam.study.results import EVALUATION, FILE_NAME, read_results, to_json
+from coupled_adam.study.results import EVALUATION, RESULTS_FILE, read_results, to_json
 from coupled_adam.study.results import Result as StudyResult
 
 pytestmark = pytest.mark.usefixtures("small_index")
@@ -133,7 +133,7 @@ def test_run_of_a_study_adds_its_tasks_to_the_results(folder: Path, tmp_path: Pa
             )
         )
         (place / EVALUATION).write_text(to_json(rows[-1]) + "\n")
-    (tmp_path / FILE_NAME).write_text("".join(to_json(row) + "\n" for row in rows))
+    (tmp_path / RESULTS_FILE).write_text("".join(to_json(row) + "\n" for row in rows))
     result = run(tmp_path / rows[1].run, "--task-data", folder / "tasks", "--tasks", TASKS, "--no-loss")
     assert result.exit_code == 0, result.output
     assert f"Added to the results of the study: {tmp_path}" in result.stdout

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from export_models import write_corpus, write_run
 
-from coupled_adam.data.manifest import FILE_NAME, Shard, Split, read_manifest, write_manifest
+from coupled_adam.data.manifest import MANIFEST_FILE, Shard, Split, read_manifest, write_manifest
 from coupled_adam.models.language_model import LanguageModel
 
 PROBLEMS = [
@@ -100,8 +100,8 @@ def write_evaluated_run(folder: Path, steps: Sequence[int] = (10,), **changes: o
     corpus = write_corpus(folder / "corpus").folder
     tokens = (np.arange(203) % 290).astype(np.uint16)
     tokens.tofile(corpus / "test.bin")
-    manifest = read_manifest(corpus / FILE_NAME)
+    manifest = read_manifest(corpus / MANIFEST_FILE)
     test = Split(tokens=len(tokens), shards=[Shard(file="test.bin", tokens=len(tokens))])
-    write_manifest(corpus / FILE_NAME, manifest.model_copy(update={"splits": {**manifest.splits, "test": test}}))
+    write_manifest(corpus / MANIFEST_FILE, manifest.model_copy(update={"splits": {**manifest.splits, "test": test}}))
     overrides = [f"{key}={value}" for key, value in {"model.context": 48, "training.device": "cpu", **changes}.items()]
     return write_run(folder / "run", corpus, steps, overrides)

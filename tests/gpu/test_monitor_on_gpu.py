@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from coupled_adam.training import monitor
-from coupled_adam.training.monitor import light_measures
+from coupled_adam.training import embedding_monitor
+from coupled_adam.training.embedding_monitor import light_measures
 
 pytestmark = pytest.mark.gpu
 V, H = 50_304, 768
@@ -23,7 +23,9 @@ def test_the_light_measures_on_a_gpu_equal_those_on_the_cpu_and_never_wait(dtype
         results = light_measures({"output": on_gpu}, V - 47)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.max_memory_allocated() - before <= 3 * monitor.BLOCK_BYTES + 2**20  # three blocks, and the sums
+    assert (
+        torch.cuda.max_memory_allocated() - before <= 3 * embedding_monitor.BLOCK_BYTES + 2**20
+    )  # three blocks, and the sums
     for name, value in light_measures({"output": table}, V - 47).items():
         assert results[name].device.type == "cuda"
         assert results[name].item() == pytest.approx(value.item(), rel=1e-9)

@@ -24,7 +24,7 @@ from coupled_adam.base.errors import MissingPackageError, UserConnectionError
 from coupled_adam.cli import app
 from coupled_adam.embeddings import download, load_word_pairs, measure
 from coupled_adam.inspection.measures import sentence
-from coupled_adam.inspection.measuring import FEW_PAIRS
+from coupled_adam.inspection.model_inspection import FEW_PAIRS
 from coupled_adam.tables_file import write_tables
 
 COMMAND = Path(sys.executable).with_name("coupled-adam")
@@ -304,10 +304,10 @@ def test_a_tokenizer_that_cannot_be_opened_is_refused(untied: Path, tmp_path: Pa
 def test_a_page_without_its_packages_is_refused_before_measuring(
     untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "coupled_adam.inspection.page", raising=False)
+    monkeypatch.delitem(sys.modules, "coupled_adam.inspection.inspection_page", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     said = refused(untied, "--html", tmp_path / "a")
-    assert "--html needs the package jinja2: pip install " in said
+    assert "jinja2 is needed for --html; install it with: pip install " in said
     assert "[study]" in said
 
 

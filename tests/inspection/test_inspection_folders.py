@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from coupled_adam.inspection import folders
-from coupled_adam.inspection.tables import read_model
+from coupled_adam.inspection.model_tables import read_model
 from coupled_adam.tables_file import write_tables
 
 V, H = 120, 16

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from coupled_adam.inspection.files import open_file
-from coupled_adam.inspection.tables import read_model
+from coupled_adam.inspection.file_formats import open_file
+from coupled_adam.inspection.model_tables import read_model
 
 V, H = 40, 8
 INPUT = np.random.default_rng(0).standard_normal((V, H)).astype(np.float32)

@@ -20,7 +20,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from coupled_adam.inspection.tables import read_model
+from coupled_adam.inspection.model_tables import read_model
 from coupled_adam.tables_file import write_tables
 
 V, H = 40, 8
@@ -61,7 +61,7 @@ def test_numbers_of_the_other_byte_order_are_read(tmp_path: Path, compression: i
     save(tmp_path / "a.pt")
     repacked(tmp_path / "a.pt", compression, byteorder=b"big", **{"0": TABLE.astype(">f4").tobytes()})
     script = (
-        "import sys, numpy as np; from coupled_adam.inspection.tables import read_model\n"
+        "import sys, numpy as np; from coupled_adam.inspection.model_tables import read_model\n"
         "np.save(sys.argv[2], np.asarray(read_model(sys.argv[1]).tables[0].matrix))"
     )
     subprocess.run([sys.executable, "-c", script, tmp_path / "a.pt", tmp_path / "read.npy"], check=True, timeout=100)

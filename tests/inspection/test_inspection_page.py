@@ -51,7 +51,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_shows_table_sentences_and_five_pictures_of_each_table(page: Path) -> None:
     html = page.read_text()
-    assert html.count("<svg") == html.count("<figure>") == 10
+    assert html.count("<svg") == html.count("<figure id=") == 10
     for words in ("strongly anisotropic", "centred at the origin", "mean-embedding ratio ↓", "3,000 x 12", "IsoScore"):
         assert words in html
     for title in ("from the side", "along the mean", "Cosine of", "Singular values", "Length and frequency"):

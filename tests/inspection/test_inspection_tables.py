@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coupled_adam.inspection.tables import read_model
+from coupled_adam.inspection.model_tables import read_model
 
 V, H = 12, 4
 ONE, OTHER = torch.arange(48.0).reshape(V, H), -torch.arange(48.0).reshape(V, H)

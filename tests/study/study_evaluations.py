@@ -12,7 +12,13 @@ from export_models import ROWS, TOKENS, write_tokenizer_json
 from tiny_tasks import write_tasks
 
 from coupled_adam.config.study_config import with_settings
-from coupled_adam.data.manifest import FILE_NAME, TOKENIZER_FILE, UNIGRAM_FILE, read_manifest, write_manifest
+from coupled_adam.data.manifest import (
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    UNIGRAM_FILE,
+    read_manifest,
+    write_manifest,
+)
 from coupled_adam.study.cell import Status, Task, run_cell
 from coupled_adam.study.expansion import cells_of, chosen
 from coupled_adam.study.folder import StudyFolder
@@ -29,7 +35,7 @@ def write_text_study(folder: Path, optimizers: str = PAIR, *, evaluation: str = 
     counts = np.load(corpus / UNIGRAM_FILE)
     np.save(corpus / UNIGRAM_FILE, np.pad(counts, (0, TOKENS - len(counts))))
     known = {"tokenizer": TOKENIZER_FILE, "vocabulary_size": TOKENS, "separator": 0}
-    write_manifest(corpus / FILE_NAME, read_manifest(corpus / FILE_NAME).model_copy(update=known))
+    write_manifest(corpus / MANIFEST_FILE, read_manifest(corpus / MANIFEST_FILE).model_copy(update=known))
     sections = {"model": {"vocabulary_size": ROWS}, **sections}
     return write_study(folder, optimizers, more=f"evaluation = {{ {evaluation} }}\n", **sections)
 

@@ -17,7 +17,7 @@ from small_runs import small_config, write_corpus
 
 from coupled_adam.config.run_config import to_toml
 from coupled_adam.config.study_config import Study, load_study
-from coupled_adam.data.manifest import FILE_NAME, Shard, Split, read_manifest, write_manifest
+from coupled_adam.data.manifest import MANIFEST_FILE, Shard, Split, read_manifest, write_manifest
 from coupled_adam.study.expansion import Cell, cells_of, chosen
 from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.progress import StudyDisplay
@@ -60,9 +60,9 @@ def study_corpus(folder: Path) -> Path:
     write_corpus(folder)
     tokens = np.fromfile(folder / "val.bin", np.uint16)[:203]
     tokens.tofile(folder / "test.bin")
-    manifest = read_manifest(folder / FILE_NAME)
+    manifest = read_manifest(folder / MANIFEST_FILE)
     split = Split(tokens=len(tokens), shards=[Shard(file="test.bin", tokens=len(tokens))])
-    write_manifest(folder / FILE_NAME, manifest.model_copy(update={"splits": {**manifest.splits, "test": split}}))
+    write_manifest(folder / MANIFEST_FILE, manifest.model_copy(update={"splits": {**manifest.splits, "test": split}}))
     return folder
 
 

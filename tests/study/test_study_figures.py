@@ -269,7 +269,7 @@ def test_damaged_files_cost_their_figures_and_nothing_else(tmp_path: Path, damag
                 path.write_bytes(
                     path.read_bytes()[: 2**9] if damage == "cut" and name != "metrics.jsonl" else b"no\nno\n"
                 )
-    assert {plate.name for plate in draw_figures(results)} == {"results", "experiments"}
+    assert {figure.name for figure in draw_figures(results)} == {"results", "experiments"}
 
 
 def test_a_run_without_curves_leaves_those_of_the_others(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_run_without_curves_leaves_those_of_the_others(tmp_path: Path) -> None
 
 
 def test_untied_models_have_pictures_of_the_input_table_too(tmp_path: Path) -> None:
-    names = {plate.name for plate in draw_figures(fabricated(tmp_path, untied=True, seeds=(1,)))}
+    names = {figure.name for figure in draw_figures(fabricated(tmp_path, untied=True, seeds=(1,)))}
     assert {"embedding_cloud_input", "norm_frequency_input", "singular_values_input"} <= names
     assert "mean_ratio_over_training_input" in names
 
@@ -320,7 +320,7 @@ def test_files_are_the_same_every_time_and_whole(demo: list[Result], tmp_path: P
 def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
     name = "<script>alert(1)</script> $\\frac{$ & {x}"
     results = fabricated(tmp_path, optimizers={"standard": STANDARD, name: COUPLED}, seeds=(1,))
-    for plate in draw_figures(results):
-        ET.fromstring(plate.svg)
-        assert "<script" not in plate.svg
+    for figure in draw_figures(results):
+        ET.fromstring(figure.svg)
+        assert "<script" not in figure.svg
     assert any(axes.get_title() == name for axes in drawn(draw_clouds(results)).axes)

@@ -13,7 +13,7 @@ from rich.console import Console
 from study_cli import study
 from study_runs import ADAMW, COUPLED, write_study
 
-from coupled_adam.commands.wide_tables import wide_enough
+from coupled_adam.base.progress import wide_enough
 from coupled_adam.config.run_config import load_config, to_toml
 from coupled_adam.config.study_config import load_study
 from coupled_adam.study import launchers, overview

@@ -16,7 +16,7 @@ from coupled_adam.cli import app
 from coupled_adam.config.study_config import load_study, parse_study, with_settings
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.config.toml_writing import to_toml
-from coupled_adam.data.manifest import FILE_NAME as MANIFEST
+from coupled_adam.data.manifest import MANIFEST_FILE
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.results import read_downstream
 from coupled_adam.paper_tasks import PAPER_NAMES, PAPER_TASKS
@@ -204,14 +204,14 @@ def missing_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def unknown_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    manifest = folder / "corpus" / MANIFEST
+    manifest = folder / "corpus" / MANIFEST_FILE
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "tokenizer": None}))
     return []
 
 
 def small_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     # The corpus uses a few tokens of a larger tokenizer: for training a smaller table would do.
-    manifest = folder / "corpus" / MANIFEST
+    manifest = folder / "corpus" / MANIFEST_FILE
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "vocabulary_size": 61}))
     return ["--set", "model.vocabulary_size=64"]
 

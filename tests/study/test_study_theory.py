@@ -23,11 +23,11 @@ from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import is_measured
 from coupled_adam.study.metrics import TASKS
 from coupled_adam.study.report import write_report
-from coupled_adam.study.results import FILE_NAME, Result, read_results, to_json
+from coupled_adam.study.results import RESULTS_FILE, Result, read_results, to_json
 from coupled_adam.study.tables import build_tables
 from coupled_adam.theory import measure
-from coupled_adam.theory.folder import TheoryFolder
 from coupled_adam.theory.record import PUBLISHED
+from coupled_adam.theory.theory_folder import TheoryFolder
 
 STANDARD, OTHER = "small-1.536k-standard/seed-1", "small-1.536k-coupled/seed-1"
 ASKING = ("evaluation.theory=true", "evaluation.theory_batches=2")
@@ -221,7 +221,7 @@ def test_report_shows_theory_and_tasks(measured: Path, tmp_path: Path) -> None:
     out = copied(measured, tmp_path)
     scores = {task.key: 0.3 for task in TASKS} | {"acc": 0.3}
     rows = [replace(each, metrics={**each.metrics, **scores}) for each in read_results(out)]
-    (out / FILE_NAME).write_text("".join(to_json(row) + "\n" for row in rows))
+    (out / RESULTS_FILE).write_text("".join(to_json(row) + "\n" for row in rows))
     page = write_report([out], out).read_text()
     for words in (
         str(escape(install_command("eval,study"))),

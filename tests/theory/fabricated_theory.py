@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from coupled_adam.theory.folder import TheoryFolder, TokenArrays
 from coupled_adam.theory.record import (
     FITTED,
     OPTIMIZERS,
@@ -17,6 +16,7 @@ from coupled_adam.theory.record import (
     TheoremFit,
     UpdateSum,
 )
+from coupled_adam.theory.theory_folder import TheoryFolder, TokenArrays
 
 ROWS, TOKENS, WIDTH = 4096, 4090, 64
 SUMS: dict[Optimizer, tuple[float, float, float]] = {

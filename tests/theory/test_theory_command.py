@@ -10,10 +10,10 @@ from theory_models import milestone_run
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app
-from coupled_adam.theory import page
-from coupled_adam.theory.album import CAPTIONS
-from coupled_adam.theory.folder import TheoryFolder
+from coupled_adam.theory import theory_page
 from coupled_adam.theory.record import OPTIMIZERS, run_from_json
+from coupled_adam.theory.run_figures import CAPTIONS
+from coupled_adam.theory.theory_folder import TheoryFolder
 
 cli = CliRunner(env={"COLUMNS": "60", "TERMINAL_WIDTH": "200"})
 
@@ -81,7 +81,7 @@ def test_it_writes_the_page_and_the_figures_and_says_where(run: Path) -> None:
 def test_json_is_the_record_and_nothing_else_and_nothing_is_measured_twice(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "write_page", lambda *_: Path("elsewhere.html"))  # drawing it takes seconds
+    monkeypatch.setattr(theory_page, "write_page", lambda *_: Path("elsewhere.html"))  # drawing it takes seconds
     before = (run / "theory" / "step-000000012.npz").stat().st_mtime_ns
     result = cli.invoke(app, ["theory", str(run), "--batches", "3", "--json"])
     assert result.exit_code == 0, result.output

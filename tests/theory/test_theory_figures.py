@@ -17,14 +17,14 @@ from fabricated_theory import ROWS, SUMS, TOKENS, fabricate, without_mutual_info
 sys.path.insert(0, str(Path(__file__).parents[1] / "study"))
 from report_browser import CHROMIUM, Browser
 
-from coupled_adam.theory import figures
-from coupled_adam.theory.album import CAPTIONS
-from coupled_adam.theory.figures import NAMES, PARTS
-from coupled_adam.theory.folder import TheoryFolder, TokenArrays
-from coupled_adam.theory.overview import fits_table, sums_table
-from coupled_adam.theory.page import write_page
+from coupled_adam.theory import theory_plots
 from coupled_adam.theory.record import OPTIMIZERS, Fit, RunTheory, TheoremFit
+from coupled_adam.theory.run_figures import CAPTIONS
 from coupled_adam.theory.story import chapters
+from coupled_adam.theory.theory_folder import TheoryFolder, TokenArrays
+from coupled_adam.theory.theory_numbers import fits_table, sums_table
+from coupled_adam.theory.theory_page import write_page
+from coupled_adam.theory.theory_plots import NAMES, PARTS
 from coupled_adam.theory.toy import TRUE, toy_example
 from coupled_adam.theory.toy_figure import draw_gradients_example
 
@@ -97,7 +97,7 @@ def test_the_toy_figure_has_every_update_and_where_each_optimizer_ends() -> None
 
 def test_the_prior_is_the_logarithm_of_the_counts_with_its_largest(run: Path) -> None:
     counts = TheoryFolder(run).read_unigram()
-    by_token, by_rank = figures.draw_prior(counts).axes
+    by_token, by_rank = theory_plots.draw_prior(counts).axes
     seen = np.flatnonzero(counts)
     np.testing.assert_allclose(points(by_token), np.column_stack([seen, np.log(counts[seen] / counts.sum())]))
     largest = counts.max() / counts.sum()
@@ -109,7 +109,7 @@ def test_the_prior_is_the_logarithm_of_the_counts_with_its_largest(run: Path) ->
 
 def test_the_second_moment_is_drawn_with_the_line_of_its_fit(p: np.ndarray, arrays: TokenArrays) -> None:
     fit = Fit(3e-5, 0.873, 0.86, 1.2, TOKENS)
-    plain, logarithmic = figures.draw_second_moment(p, arrays.second_moment, fit).axes
+    plain, logarithmic = theory_plots.draw_second_moment(p, arrays.second_moment, fit).axes
     for axes in (plain, logarithmic):
         np.testing.assert_allclose(points(axes), np.column_stack([p, arrays.second_moment]))
         ends = line(axes, "A p̃, R² = 0.87")
@@ -119,7 +119,7 @@ def test_the_second_moment_is_drawn_with_the_line_of_its_fit(p: np.ndarray, arra
 
 
 def test_x_leaves_out_tokens_that_never_were_true(p: np.ndarray, arrays: TokenArrays, theory: RunTheory) -> None:
-    left, right = figures.draw_x(p, arrays.x_true, arrays.x_false, theory.checkpoints[-1].fits).axes
+    left, right = theory_plots.draw_x(p, arrays.x_true, arrays.x_false, theory.checkpoints[-1].fits).axes
     shown = np.isfinite(arrays.x_true) & (p > 0)
     assert 0 < shown.sum() < TOKENS
     np.testing.assert_allclose(points(left), np.column_stack([p[shown], arrays.x_true[shown]]))
@@ -128,7 +128,7 @@ def test_x_leaves_out_tokens_that_never_were_true(p: np.ndarray, arrays: TokenAr
 
 
 def test_the_theorem_is_measured_over_predicted_with_the_diagonal(arrays: TokenArrays) -> None:
-    [axes] = figures.draw_theorem(arrays.squared_gradient, arrays.squared_gradient_predicted).axes
+    [axes] = theory_plots.draw_theorem(arrays.squared_gradient, arrays.squared_gradient_predicted).axes
     np.testing.assert_allclose(
         points(axes), np.column_stack([arrays.squared_gradient_predicted, arrays.squared_gradient])
     )
@@ -138,13 +138,13 @@ def test_the_theorem_is_measured_over_predicted_with_the_diagonal(arrays: TokenA
 
 def test_A_is_drawn_over_the_tokens_seen_for_every_run(theory: RunTheory) -> None:
     shorter = replace(theory, checkpoints=theory.checkpoints[:2], parameters=125_000_000)
-    [axes] = figures.draw_A({"a": theory, "b$": shorter}).axes
+    [axes] = theory_plots.draw_A({"a": theory, "b$": shorter}).axes
     assert line(axes, "a (N = 365k)") == pytest.approx(np.array([[30720, 1e-5], [61440, 2e-5], [92160, 3e-5]]))
     assert len(line(axes, "b$ (N = 125M)")) == 2
 
 
 def test_update_sums_have_a_panel_for_each_part_and_a_line_for_each_optimizer(theory: RunTheory) -> None:
-    figure = figures.draw_update_sums({"a": theory, "b": theory})
+    figure = theory_plots.draw_update_sums({"a": theory, "b": theory})
     assert len(figure.axes) == 2 * len(PARTS)
     for place, axes in enumerate(figure.axes):
         for name in OPTIMIZERS:
@@ -154,7 +154,7 @@ def test_update_sums_have_a_panel_for_each_part_and_a_line_for_each_optimizer(th
 
 
 def test_gradient_sums_have_a_point_for_every_batch(theory: RunTheory) -> None:
-    [axes] = figures.draw_gradient_sums(theory).axes
+    [axes] = theory_plots.draw_gradient_sums(theory).axes
     drawn = line(axes, "output layer")
     assert len(drawn) == 3 * 20
     assert drawn[21].tolist() == pytest.approx([61440 + 1024, 2e-8])
@@ -165,7 +165,7 @@ def test_a_sum_that_is_exactly_zero_is_drawn_at_the_bottom(theory: RunTheory) ->
     nothing = replace(
         theory.checkpoints[0], updates=[replace(each, input=0.0) for each in theory.checkpoints[0].updates]
     )
-    axes = figures.draw_update_sums({"a": replace(theory, checkpoints=[nothing])}).axes[2]
+    axes = theory_plots.draw_update_sums({"a": replace(theory, checkpoints=[nothing])}).axes[2]
     assert (line(axes, "Adam")[:, 1] >= axes.get_ylim()[0]).all()
 
 
@@ -193,9 +193,9 @@ def test_an_untied_model_shows_the_sums_of_its_input_table(tmp_path: Path) -> No
     table = sums_table(untied)
     cells = dict(zip(zip(table.groups, table.labels, strict=True), table.rows[0], strict=True))
     assert (cells["input layer", "Adam"], cells["output layer", "Adam"]) == ("0.300", "0.600")
-    axes = figures.draw_update_sums({"a": untied}).axes[2]
+    axes = theory_plots.draw_update_sums({"a": untied}).axes[2]
     assert line(axes, "Coupled Adam")[:, 1] == pytest.approx([0.3] * 3)
-    [axes] = figures.draw_gradient_sums(untied).axes
+    [axes] = theory_plots.draw_gradient_sums(untied).axes
     assert [each.get_label() for each in axes.lines] == ["output layer", "input layer"]
 
 

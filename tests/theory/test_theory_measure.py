@@ -16,10 +16,10 @@ from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.evaluation.weights import load_run, load_weights
 from coupled_adam.theory import fits, identity, measure, token_statistics
-from coupled_adam.theory.folder import TheoryFolder
 from coupled_adam.theory.identity import identity_error
 from coupled_adam.theory.measure import theory_of_run
 from coupled_adam.theory.record import run_from_json
+from coupled_adam.theory.theory_folder import TheoryFolder
 from coupled_adam.theory.token_statistics import TokenStatistics
 from coupled_adam.training.optimizers import build_optimizers
 from coupled_adam.training.train_step import TrainStep

@@ -21,7 +21,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from coupled_adam.embeddings import measure
-from coupled_adam.training.monitor import full_measures, light_measures
+from coupled_adam.training.embedding_monitor import full_measures, light_measures
 
 H = 8
 # 13 rows are uneven on two ranks, of one row the second rank has none; padding begins in the second rank's part,

@@ -17,7 +17,7 @@ import small_runs
 from small_runs import small_config
 
 from coupled_adam.config.run_config import Config
-from coupled_adam.training.feed import Feed, MicroBatch
+from coupled_adam.training.rank_batches import MicroBatch, RankBatches
 
 
 def train(config: Config, folder: Path, *, resume: bool = False) -> None:
@@ -34,18 +34,18 @@ def next_port(port: int) -> int:
 
 def stopped(config: Config, folder: Path, step: int) -> None:
     """Run until the first rank, and it alone, gets a signal."""
-    read = Feed.micro_batches
+    read = RankBatches.micro_batches
 
-    def micro_batches(self: Feed, asked: int) -> list[MicroBatch]:
+    def micro_batches(self: RankBatches, asked: int) -> list[MicroBatch]:
         if asked == step and os.environ["RANK"] == "0":
             os.kill(os.getpid(), signal.SIGTERM)
         return read(self, asked)
 
-    Feed.micro_batches = micro_batches  # type: ignore[method-assign]
+    RankBatches.micro_batches = micro_batches  # type: ignore[method-assign]
     try:
         train(config, folder)
     finally:
-        Feed.micro_batches = read  # type: ignore[method-assign]
+        RankBatches.micro_batches = read  # type: ignore[method-assign]
 
 
 def main() -> None:

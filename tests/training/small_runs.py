@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from coupled_adam.config.run_config import Config
-from coupled_adam.data.manifest import FILE_NAME, Manifest, Shard, Split, write_manifest
+from coupled_adam.data.manifest import MANIFEST_FILE, Manifest, Shard, Split, write_manifest
 from coupled_adam.training import checkpoints
 from coupled_adam.training.run import Outcome, run_training
 
@@ -33,7 +33,7 @@ def write_corpus(folder: Path, seed: int = 0, train_tokens: int = 4000) -> Path:
         if name == "train":
             np.save(folder / "unigram.npy", np.bincount(tokens, minlength=VOCABULARY))
         splits[name] = Split(tokens=length, shards=[Shard(file=f"{name}.bin", tokens=length)])
-    write_manifest(folder / FILE_NAME, Manifest(vocabulary_size=VOCABULARY, dtype="uint16", splits=splits))
+    write_manifest(folder / MANIFEST_FILE, Manifest(vocabulary_size=VOCABULARY, dtype="uint16", splits=splits))
     return folder
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coupled_adam.embeddings import WordPairs, measure
-from coupled_adam.training import monitor
-from coupled_adam.training.monitor import full_measures, light_measures
+from coupled_adam.training import embedding_monitor
+from coupled_adam.training.embedding_monitor import full_measures, light_measures
 
 V, H = 1000, 24
 
@@ -34,7 +34,7 @@ def table_of(shift: float, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_the_light_measures_equal_those_of_measure(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shift: float, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(monitor, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(embedding_monitor, "BLOCK_BYTES", block_bytes)
     table = table_of(shift, dtype)
     results = light_measures({"output": table}, V)
     rows = table.double().numpy()
@@ -103,7 +103,7 @@ def test_nothing_of_the_light_measures_waits_for_the_device() -> None:
 
 
 def test_the_light_measures_make_nothing_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "BLOCK_BYTES", 100 * 8 * H)
+    monkeypatch.setattr(embedding_monitor, "BLOCK_BYTES", 100 * 8 * H)
     for dtype in (torch.bfloat16, torch.float32):
         table = table_of(1.0, dtype)
         with Watch() as watch:

@@ -18,7 +18,7 @@ from coupled_adam.base.errors import MissingPackageError, UserError
 from coupled_adam.config.run_config import Config
 from coupled_adam.data import prepare as preparation
 from coupled_adam.data.corpus import open_corpus
-from coupled_adam.data.manifest import FILE_NAME
+from coupled_adam.data.manifest import MANIFEST_FILE
 from coupled_adam.embeddings import download, load_word_pairs
 from coupled_adam.training import run, run_tokens
 from coupled_adam.training.parallel import Ranks
@@ -34,7 +34,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def describe(corpus: Path, **values: Any) -> None:
     """Let the manifest say something else."""
-    manifest = corpus / FILE_NAME
+    manifest = corpus / MANIFEST_FILE
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **values}))
 
 

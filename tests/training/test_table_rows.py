@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from coupled_adam.cli import app
 from coupled_adam.config.run_config import Config, load_config, to_toml
 from coupled_adam.data.corpus import open_corpus
-from coupled_adam.data.manifest import FILE_NAME
+from coupled_adam.data.manifest import MANIFEST_FILE
 from coupled_adam.training.run_tokens import note_on_unused_rows
 
 TABLE = "model.wte.weight"
@@ -39,7 +39,7 @@ def test_before_the_text_is_prepared_the_name_of_the_tokenizer_says_the_rows(tok
 def test_tokens_that_are_there_say_the_rows(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     assert load_config("tiny", [f"data.folder={corpus}"]).rows == 64  # for its 61 tokens
-    (corpus / FILE_NAME).unlink()
+    (corpus / MANIFEST_FILE).unlink()
     assert load_config("tiny", [f"data.folder={corpus}"]).rows == 50304  # nanoGPT's folder: GPT-2's tokens
     assert load_config("tiny", [f"data.folder={corpus}", "model.vocabulary_size=60000"]).rows == 60000
 
@@ -117,7 +117,7 @@ def write_tokens(folder: Path, tokens: "np.ndarray[tuple[int], np.dtype[np.uint1
     tokens.astype(np.uint16).tofile(folder / "train.bin")
     splits = {"train": {"tokens": len(tokens), "shards": [{"file": "train.bin", "tokens": len(tokens)}]}}
     manifest = {"vocabulary_size": vocabulary_size, "dtype": "uint16", "splits": splits}
-    (folder / FILE_NAME).write_text(json.dumps(manifest))
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
     return folder
 
 

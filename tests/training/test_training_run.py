@@ -14,22 +14,22 @@ from torch import Tensor
 
 from coupled_adam.config.run_config import load_config
 from coupled_adam.embeddings import measure
-from coupled_adam.tables_file import FILE_NAME as TABLES
+from coupled_adam.tables_file import TABLES_FILE
 from coupled_adam.training import checkpoints, trainer
-from coupled_adam.training.feed import Feed, MicroBatch
+from coupled_adam.training.rank_batches import MicroBatch, RankBatches
 from coupled_adam.training.trainer import TrainingStopped
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
     """Send this process a signal while it takes a step."""
-    read = Feed.micro_batches
+    read = RankBatches.micro_batches
 
-    def micro_batches(self: Feed, asked: int) -> list[MicroBatch]:
+    def micro_batches(self: RankBatches, asked: int) -> list[MicroBatch]:
         if asked == step:
             os.kill(os.getpid(), number)
         return read(self, asked)
 
-    monkeypatch.setattr(Feed, "micro_batches", micro_batches)
+    monkeypatch.setattr(RankBatches, "micro_batches", micro_batches)
 
 
 def test_a_run_leaves_its_config_its_metrics_and_checkpoints(whole_run: Path, corpus: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_logged_learning_rate_is_that_of_the_schedule(whole_run: Path, corpu
 def test_the_monitor_shows_what_inspect_measures(whole_run: Path) -> None:
     from safetensors.torch import load_file
 
-    table = load_file(whole_run / "checkpoints" / "step-000000012" / TABLES)["wte.weight"]
+    table = load_file(whole_run / "checkpoints" / "step-000000012" / TABLES_FILE)["wte.weight"]
     measured = measure(table[:VOCABULARY])
     last = [row for row in rows(whole_run) if row["kind"] == "embeddings"][-1]
     assert last["output_mu_norm_ratio"] == pytest.approx(measured.mu_norm_ratio, rel=1e-6)
@@ -300,7 +300,7 @@ def test_a_run_is_resumed_on_its_own_tokens_only(tmp_path: Path, monkeypatch: py
 
 
 def test_inspect_finds_the_token_counts_of_a_run(whole_run: Path, corpus: Path) -> None:
-    from coupled_adam.inspection.measuring import Request, inspect_models, json_object
+    from coupled_adam.inspection.model_inspection import Request, inspect_models, json_object
 
     models = inspect_models([str(whole_run)], Request(), lambda *_: None)
     measured = json.dumps(json_object(models))

@@ -12,11 +12,11 @@ from torch import Tensor
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import open_corpus
 from coupled_adam.models.config import build_model
-from coupled_adam.training.measuring import _validation_feed
 from coupled_adam.training.optimizers import build_optimizers, centre
 from coupled_adam.training.parallel import Ranks
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import TrainingStopped
+from coupled_adam.training.validation import _validation_batches
 
 
 def losses(folder: Path) -> list[float]:
@@ -107,8 +107,8 @@ def test_validation_takes_no_more_at_once_than_training(
     config = small_config(corpus, training=sizes)
     opened, seen = open_corpus(corpus), []
     for rank in range(ranks):
-        feed, _ = _validation_feed(config, opened, Ranks(rank, ranks, torch.device("cpu"), "ddp"))
-        found = [] if feed is None else feed.micro_batches(0)
+        batches, _ = _validation_batches(config, opened, Ranks(rank, ranks, torch.device("cpu"), "ddp"))
+        found = [] if batches is None else batches.micro_batches(0)
         assert [len(tokens) for tokens, _ in found] == on_each_rank
         seen += [tuple(window) for tokens, _ in found for window in tokens.tolist()]
     assert len(set(seen)) == ranks * sum(on_each_rank)

@@ -91,8 +91,8 @@ def convert(
 def _print_summary(conversion: "Conversion", out: Path, to: str, couple: str | list[str] | None) -> None:
     from rich.filesize import decimal
 
+    from coupled_adam.base.progress import wide_enough
     from coupled_adam.base.text import printable
-    from coupled_adam.commands.wide_tables import wide_enough
 
     verb = "averaged" if to == "coupled" else "filled"
     tables = Table("table", *_numbers(f"rows {verb}", "state before", "state after"))

@@ -1,8 +1,6 @@
 """`coupled-adam data prepare`, `data info` and `data count`."""
 
 import json
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from coupled_adam.base.progress import progress_bar, warnings_as_notes
 from coupled_adam.base.text import parse_tokens, printable
 from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
@@ -28,8 +26,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Turn text into token shards, and look at them.",
 )
-
-SECONDS_BETWEEN_LINES = 60.0
 
 
 @app.command()
@@ -92,14 +88,14 @@ def prepare(
 
     Try: `coupled-adam data prepare`, `coupled-adam data prepare 'text:books/*.txt' --tokenizer bpe:8192`
     """
-    from coupled_adam.data.manifest import FILE_NAME
+    from coupled_adam.data.manifest import MANIFEST_FILE
     from coupled_adam.data.prepare import prepare as run
     from coupled_adam.data.settings import default_folder, default_tokenizer
 
     tokenizer = tokenizer or default_tokenizer(source)
     folder = out or default_folder(source, tokenizer)
-    was_complete = (folder / FILE_NAME).is_file() and not overwrite
-    with user_errors(), _notes(), preparation_bar() as on_progress:
+    was_complete = (folder / MANIFEST_FILE).is_file() and not overwrite
+    with user_errors(), warnings_as_notes(), preparation_bar() as on_progress:
         corpus = run(
             source,
             tokenizer,
@@ -133,9 +129,9 @@ def info(
     Try: `coupled-adam data info data/python-docs-bpe4096`
     """
     from coupled_adam.data.corpus import open_corpus
-    from coupled_adam.data.overview import describe
+    from coupled_adam.data.corpus_summary import describe
 
-    with user_errors(), _notes():
+    with user_errors(), warnings_as_notes():
         corpus = open_corpus(folder)
         if verify:
             corpus.verify()
@@ -169,10 +165,10 @@ def count(
 
     from coupled_adam.base.files import replacing, require_writable
     from coupled_adam.data.corpus import is_corpus, open_corpus
-    from coupled_adam.data.overview import entropy, most_frequent
+    from coupled_adam.data.corpus_summary import entropy, most_frequent
     from coupled_adam.embeddings.unigram import count_unigram
 
-    with user_errors(), _notes():
+    with user_errors(), warnings_as_notes():
         if out is not None:
             require_writable(out)
         tokenizer: Path | str | None = None
@@ -255,46 +251,17 @@ def _tokens(option: str, text: str) -> int:
 
 
 @contextmanager
-def _notes() -> Iterator[None]:
-    """Warnings become notes on the error output."""
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            yield
-        finally:
-            for note in {str(note.message): None for note in notes if issubclass(note.category, UserWarning)}:
-                typer.echo(f"Note: {printable(note)}", err=True)
-
-
-@contextmanager
 def preparation_bar() -> "Iterator[Callable[[preparation.Progress], None]]":
-    """A bar on the error output, with the time left where that can be known; a line a minute if it is no terminal."""
-    console = Console(stderr=True, highlight=False)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[tokens]:,} tokens"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    stages: dict[str, Any] = {}
-    last_line = time.monotonic()
+    """A bar for the stages of a preparation, with the time left where that can be known."""
+    is_tokenizing = False
+    with progress_bar() as bar:
 
-    def on_progress(progress: "preparation.Progress") -> None:
-        nonlocal last_line
-        if progress.stage not in stages:
-            if progress.stage == "tokenizing" and progress.tokens:
-                typer.echo(f"Going on after {progress.tokens:,} tokens.", err=True)
-            for task in stages.values():
-                bar.update(task, visible=False)
-            stages[progress.stage] = bar.add_task(progress.stage, total=None, tokens=0)
-        total = None if progress.done is None else 1.0
-        bar.update(stages[progress.stage], total=total, completed=progress.done or 0.0, tokens=progress.tokens)
-        if not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-            last_line = time.monotonic()
-            part = "" if progress.done is None else f" {progress.done:.0%},"
-            typer.echo(f"{progress.stage}:{part} {progress.tokens:,} tokens", err=True)
+        def on_progress(progress: "preparation.Progress") -> None:
+            nonlocal is_tokenizing
+            if progress.stage == "tokenizing" and not is_tokenizing:
+                is_tokenizing = True
+                if progress.tokens:
+                    bar.say(f"Going on after {progress.tokens:,} tokens.")
+            bar.show(progress.stage, progress.done, note=f"{progress.tokens:,} tokens")
 
-    with bar:
         yield on_progress

@@ -10,7 +10,6 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from coupled_adam.base.extras import install_command
 from coupled_adam.commands.refusal import refuse, user_errors
 
 
@@ -60,23 +59,25 @@ def inspect(
     started = time.perf_counter()
 
     from coupled_adam.base.files import require_writable, write_whole
+    from coupled_adam.base.page import page_facts, require_page_packages
+    from coupled_adam.base.progress import progress_bar, warnings_as_notes
     from coupled_adam.base.text import printable
-    from coupled_adam.inspection.measuring import Request, inspect_models, json_object
-    from coupled_adam.inspection.overview import compare
-    from coupled_adam.inspection.terminal import measuring_bar, print_overview
+    from coupled_adam.inspection.inspection_table import compare
+    from coupled_adam.inspection.model_inspection import Request, inspect_models, json_object
+    from coupled_adam.inspection.terminal import print_overview
 
     if html is not None:
-        try:
-            from coupled_adam.inspection.page import page_facts, render_page
-        except ModuleNotFoundError as error:
-            refuse(f"--html needs the package {error.name}: {install_command('study')}")
+        with user_errors():
+            require_page_packages("for --html")
+        from coupled_adam.inspection.inspection_page import render_page
+
         try:
             require_writable(html)  # now, not after the measuring
         except OSError as error:
             _refuse_page(html, error)
     request = Request(tensor, unigram, wordsim, tokenizer, device, pictures=html is not None)
-    with user_errors(), measuring_bar() as on_progress:
-        models = inspect_models(paths, request, on_progress)
+    with user_errors(), warnings_as_notes(), progress_bar() as bar:
+        models = inspect_models(paths, request, lambda what, done: bar.show("measuring", done, note=what))
 
     if as_json:
         typer.echo(json.dumps(json_object(models), allow_nan=False))

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.progress import wide_enough
 from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
-from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
     from coupled_adam.config.study_config import Study
@@ -246,15 +246,15 @@ def _require_study(folder: Path) -> None:
     """Refuse what is no folder of a study; whoever gives the name of a study, as to `study run`, is told its folder."""
     from coupled_adam.config.study_config import FILE_NAME
     from coupled_adam.study.folder import RUNS_HERE
-    from coupled_adam.study.results import FILE_NAME as RESULTS
+    from coupled_adam.study.results import RESULTS_FILE
 
-    if any((folder / name).is_file() for name in (FILE_NAME, RESULTS)):
+    if any((folder / name).is_file() for name in (FILE_NAME, RESULTS_FILE)):
         return
     meant = RUNS_HERE / folder
     if (meant / FILE_NAME).is_file():
         raise UserError(f"{folder} is not the folder of a study; give its folder: {meant}")
     raise UserError(
-        f"{folder} is not the folder of a study, it has neither {FILE_NAME} nor {RESULTS}; give one that "
+        f"{folder} is not the folder of a study, it has neither {FILE_NAME} nor {RESULTS_FILE}; give one that "
         f"`coupled-adam study run` wrote, such as {RUNS_HERE / 'demo'}"
     )
 

@@ -4,23 +4,22 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from coupled_adam.base.progress import ProgressBar, progress_bar, wide_enough
 from coupled_adam.commands.refusal import refuse, user_errors
-from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
-    from coupled_adam.theory.overview import Numbers
     from coupled_adam.theory.record import RunTheory
+    from coupled_adam.theory.theory_numbers import Numbers
 
 
 def theory(
@@ -60,26 +59,29 @@ def theory(
     """
     started = time.perf_counter()
 
+    from coupled_adam.base.page import require_page_packages
     from coupled_adam.base.text import printable
-    from coupled_adam.inspection.overview import short_names
+    from coupled_adam.inspection.inspection_table import short_names
     from coupled_adam.theory.measure import theory_of_run
 
     if page:
-        _require_page()
+        with user_errors():
+            require_page_packages("for theory.html (or give --no-page)")
     names = short_names([printable(str(run)) for run in runs])
     if len({run.resolve() for run in runs}) < len(runs):
         refuse("the same run is given twice; give each once")
     measured: dict[str, RunTheory] = {}
     with user_errors():
         for name, run in zip(names, runs, strict=True):
-            with _bar(name) as on_progress:
+            with progress_bar() as bar:
+                bar.show(name, None, note="loading")
                 measured[name] = theory_of_run(
                     run,
                     checkpoints=checkpoint,
                     batches=batches,
                     device=device,
                     precision=precision,
-                    on_progress=on_progress,
+                    on_progress=partial(_show_progress, bar, name),
                     fresh=fresh,
                 )
     if as_json:
@@ -92,33 +94,14 @@ def theory(
         _tell_studies(runs, measured, is_quiet=as_json)
 
 
-def _require_page() -> None:
-    """Say now, and not after the measuring, that what the page needs is missing."""
-    from coupled_adam.base.extras import require
-
-    with user_errors():
-        for package in ("matplotlib", "jinja2"):
-            require(package, "study", "for theory.html (or give --no-page)")
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Callable[[int, int, int], None]]:
-    """A bar with the time left on the error output, gone when done; none where that is not a terminal."""
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"{name}: loading", total=None)
-
-        def on_progress(done: int, total: int, step: int) -> None:
-            progress.update(bar, description=f"{name}: step {step:,}", completed=done, total=total)
-
-        yield on_progress
+def _show_progress(bar: ProgressBar, name: str, done: int, total: int, step: int) -> None:
+    bar.show(name, done, total, note=f"step {step:,}")
 
 
 def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
     from coupled_adam.base.text import printable
-    from coupled_adam.theory.overview import LEGEND, fits_table, sums_table
     from coupled_adam.theory.story import findings
+    from coupled_adam.theory.theory_numbers import LEGEND, fits_table, sums_table
 
     for name, run in measured.items():
         count = len(run.checkpoints)
@@ -150,9 +133,9 @@ def _rich_table(numbers: "Numbers") -> Table:
 
 
 def _write_pages(runs: Sequence[Path], measured: "dict[str, RunTheory]", seconds: float, *, is_quiet: bool) -> None:
+    from coupled_adam.base.page import page_facts
     from coupled_adam.base.text import printable
-    from coupled_adam.inspection.page import page_facts
-    from coupled_adam.theory.page import write_page
+    from coupled_adam.theory.theory_page import write_page
 
     facts = page_facts(printable(shlex.join(["coupled-adam", *sys.argv[1:]])), seconds)
     for name, run in zip(measured, runs, strict=True):

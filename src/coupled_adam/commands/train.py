@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from coupled_adam.base.errors import as_user_error
+from coupled_adam.base.progress import wide_enough
 from coupled_adam.commands.data import preparation_bar
 from coupled_adam.commands.refusal import refuse, user_errors
-from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
     from coupled_adam.training.run import Outcome

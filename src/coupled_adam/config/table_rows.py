@@ -12,8 +12,7 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.config.cross_checks import GPT2_TOKENS
 from coupled_adam.config.run_sections import DataSection
 from coupled_adam.config.toml_writing import toml_value
-from coupled_adam.data.manifest import FILE_NAME as MANIFEST
-from coupled_adam.data.manifest import read_manifest
+from coupled_adam.data.manifest import MANIFEST_FILE, read_manifest
 from coupled_adam.tokenizer import read_tokenizer, tokenizer_path
 
 MULTIPLE = 64
@@ -48,8 +47,8 @@ def token_count(data: DataSection) -> int:
         ValueError: where neither says.
     """
     folder = Path(data.folder).expanduser()
-    if (folder / MANIFEST).is_file():
-        return read_manifest(folder / MANIFEST).vocabulary_size
+    if (folder / MANIFEST_FILE).is_file():
+        return read_manifest(folder / MANIFEST_FILE).vocabulary_size
     if (folder / "train.bin").is_file():
         return GPT2_TOKENS  # a folder of nanoGPT, as `open_corpus` takes it
     trained = re.fullmatch(r"bpe:(\d+)", data.tokenizer)

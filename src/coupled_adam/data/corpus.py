@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.data.manifest import (
-    FILE_NAME,
+    MANIFEST_FILE,
     SPLITS,
     TOKENIZER_FILE,
     UNIGRAM_FILE,
@@ -110,7 +110,7 @@ class Corpus:
 
 def is_corpus(path: Path) -> bool:
     """Whether a path is a folder that `open_corpus` may open, rather than an empty one or one of loose shards."""
-    return path.is_dir() and ((path / FILE_NAME).is_file() or (path / "train.bin").is_file())
+    return path.is_dir() and ((path / MANIFEST_FILE).is_file() or (path / "train.bin").is_file())
 
 
 def open_corpus(folder: str | Path) -> Corpus:
@@ -137,8 +137,8 @@ def _described(folder: Path) -> Corpus:
         raise UserError(
             f"corpus: {folder} is not a folder; make it with `coupled-adam data prepare SOURCE --out {folder}`"
         )
-    if (folder / FILE_NAME).is_file():
-        manifest = read_manifest(folder / FILE_NAME)
+    if (folder / MANIFEST_FILE).is_file():
+        manifest = read_manifest(folder / MANIFEST_FILE)
     elif (folder / UNFINISHED).is_dir():
         raise UserError(
             f"corpus: {folder} is not finished; run the same `coupled-adam data prepare` again, and it goes on"
@@ -190,18 +190,18 @@ def _manifest_of_plain_folder(folder: Path) -> Manifest:
     files = {name: folder / f"{name}.bin" for name in SPLITS if (folder / f"{name}.bin").is_file()}
     if "train" not in files:
         raise UserError(
-            f"corpus: {folder} has neither {FILE_NAME} nor train.bin; make it with "
+            f"corpus: {folder} has neither {MANIFEST_FILE} nor train.bin; make it with "
             f"`coupled-adam data prepare SOURCE --out {folder}`"
         )
     sizes = {name: path.stat().st_size for name, path in files.items()}
     for name, size in sizes.items():
         if size % 2 or size == 0:
             raise UserError(
-                f"{files[name]}: has {size} bytes, expected uint16 tokens, two bytes each; write a {FILE_NAME} with "
-                "its dtype, or copy the file again"
+                f"{files[name]}: has {size} bytes, expected uint16 tokens, two bytes each; write a {MANIFEST_FILE} "
+                "with its dtype, or copy the file again"
             )
     warnings.warn(
-        f"{folder} has no {FILE_NAME}: its tokens are taken as uint16, of GPT-2's {GPT2_VOCABULARY} tokens",
+        f"{folder} has no {MANIFEST_FILE}: its tokens are taken as uint16, of GPT-2's {GPT2_VOCABULARY} tokens",
         stacklevel=4,  # the caller of open_corpus
     )
     return Manifest.model_validate(
@@ -224,7 +224,7 @@ def _check_shards(corpus: Corpus) -> None:
     for name, split in corpus.manifest.splits.items():
         if split.tokens != sum(shard.tokens for shard in split.shards):
             raise UserError(
-                f"{corpus.folder / FILE_NAME}: the shards of {name} do not add up to its {split.tokens} tokens; "
+                f"{corpus.folder / MANIFEST_FILE}: the shards of {name} do not add up to its {split.tokens} tokens; "
                 "correct the numbers, or prepare the folder again with --overwrite"
             )
         for shard in split.shards:

@@ -10,7 +10,7 @@ from typing import Any
 from coupled_adam.base.errors import UserError, UserOSError
 from coupled_adam.base.locks import LockHeld, locked
 from coupled_adam.data.corpus import UNFINISHED
-from coupled_adam.data.manifest import FILE_NAME, SPLITS, TOKENIZER_FILE, UNIGRAM_FILE
+from coupled_adam.data.manifest import MANIFEST_FILE, SPLITS, TOKENIZER_FILE, UNIGRAM_FILE
 from coupled_adam.data.settings import differences
 
 LOCK = "lock"
@@ -18,7 +18,7 @@ LOCK = "lock"
 
 def remove_corpus(folder: Path, kept: Path | None) -> None:
     """Remove what `prepare` writes to a folder; the manifest first, so that no part of the rest looks whole."""
-    (folder / FILE_NAME).unlink(missing_ok=True)
+    (folder / MANIFEST_FILE).unlink(missing_ok=True)
     for path in files_of_corpus(folder, kept):
         path.unlink()
     shutil.rmtree(folder / UNFINISHED, ignore_errors=True)

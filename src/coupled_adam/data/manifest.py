@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, write_whole
 
-FILE_NAME = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 UNIGRAM_FILE = "unigram.npy"
 SPLITS = ("train", "val", "test")

@@ -35,7 +35,7 @@ from coupled_adam.data.guards import (
     saying_when_disk_is_full,
 )
 from coupled_adam.data.manifest import (
-    FILE_NAME,
+    MANIFEST_FILE,
     SPLITS,
     TOKENIZER_FILE,
     UNIGRAM_FILE,
@@ -117,18 +117,18 @@ def prepare(
     processes = available_processes() if processes is None else processes
     report = on_progress or (lambda progress: None)
     folder = Path(folder)
-    if not overwrite and (folder / FILE_NAME).is_file():  # it may be one that we have no right to write to
+    if not overwrite and (folder / MANIFEST_FILE).is_file():  # it may be one that we have no right to write to
         _refuse_other_settings(folder, settings)
         _remove_unfinished(folder)
         return open_corpus(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with only_one(folder), saying_when_disk_is_full(folder):
-            if overwrite or not (folder / FILE_NAME).is_file():
+            if overwrite or not (folder / MANIFEST_FILE).is_file():
                 refuse_tokens_of_others(folder)  # before anything is removed: a manifest may be all that explains them
             if overwrite:
                 remove_corpus(folder, tokenizer_path(tokenizer))
-            if (folder / FILE_NAME).is_file():  # another process has just finished it
+            if (folder / MANIFEST_FILE).is_file():  # another process has just finished it
                 _refuse_other_settings(folder, settings)
             else:
                 _Preparation(folder, settings, processes, report, save_every).run()
@@ -185,8 +185,8 @@ class _Preparation:
         there = [path.name for path in files_of_corpus(self.folder, tokenizer_path(self.settings.tokenizer))]
         if there:
             raise UserError(
-                f"{self.folder} has {', '.join(there[:3])} already, and no {FILE_NAME} that says what it is; give an "
-                "empty folder with --out, or remove them with --overwrite"
+                f"{self.folder} has {', '.join(there[:3])} already, and no {MANIFEST_FILE} that says what it is; give "
+                "an empty folder with --out, or remove them with --overwrite"
             )
         shutil.rmtree(self.unfinished, ignore_errors=True)
         self.unfinished.mkdir()
@@ -359,8 +359,8 @@ class _Preparation:
                 "found": journal.found,
             }
         )
-        write_manifest(self.unfinished / FILE_NAME, manifest)
-        os.replace(self.unfinished / FILE_NAME, self.folder / FILE_NAME)
+        write_manifest(self.unfinished / MANIFEST_FILE, manifest)
+        os.replace(self.unfinished / MANIFEST_FILE, self.folder / MANIFEST_FILE)
         shutil.rmtree(self.unfinished)
 
     def _refuse_empty_splits(self, journal: Journal, writers: dict[str, ShardWriter]) -> None:
@@ -398,7 +398,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 def _refuse_other_settings(folder: Path, settings: Settings) -> None:
     """Refuse if a complete folder was made from something else than what is asked for now."""
-    manifest = read_manifest(folder / FILE_NAME)
+    manifest = read_manifest(folder / MANIFEST_FILE)
     refuse_differences(folder, "there is another corpus in", manifest.settings, settings.as_json())
     found = (manifest.model_extra or {}).get("found", {})
     if is_hub_dataset(settings.source) or "source" not in found:

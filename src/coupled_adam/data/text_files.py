@@ -14,7 +14,7 @@ from typing import BinaryIO
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
 from coupled_adam.base.files import parse_json
-from coupled_adam.data.files import COMPRESSED, Files, matching_files
+from coupled_adam.data.source_files import COMPRESSED, Files, matching_files
 from coupled_adam.data.sources import Piece
 
 KINDS = (".txt", ".jsonl", ".parquet")

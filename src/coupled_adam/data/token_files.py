@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.data.files import Files, matching_files
+from coupled_adam.data.source_files import Files, matching_files
 from coupled_adam.data.sources import Piece
 from coupled_adam.embeddings.unigram import shard_dtype
 

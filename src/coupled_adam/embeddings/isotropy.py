@@ -11,11 +11,11 @@ import math
 import torch
 from torch import Tensor
 
+from coupled_adam.embeddings.embedding_matrix import Report, Table, part
 from coupled_adam.embeddings.moments import Moments
 from coupled_adam.embeddings.partition import log_partition
 from coupled_adam.embeddings.screening import candidates
 from coupled_adam.embeddings.spectrum import Spectrum
-from coupled_adam.embeddings.table import Report, Table, part
 
 # Along c the mean embedding counts as zero when it is shorter than float32 could show in an embedding.
 NO_DIRECTION = 1e-7

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coupled_adam.embeddings.table import Report, Table
+from coupled_adam.embeddings.embedding_matrix import Report, Table
 
 SAMPLED_ROWS = 1024
 # The Gram matrix is symmetric: with p panels of columns only (p + 1) / 2p of the products are computed.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coupled_adam.embeddings.table import Report, Table
+from coupled_adam.embeddings.embedding_matrix import Report, Table
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import math
 import torch
 from torch import Tensor
 
+from coupled_adam.embeddings.embedding_matrix import Report, Table
 from coupled_adam.embeddings.moments import Moments
 from coupled_adam.embeddings.partition import LogPartition
 from coupled_adam.embeddings.spectrum import Spectrum
-from coupled_adam.embeddings.table import Report, Table
 
 # exp(|e_i|) of longer rows comes near the range of float32, and with it both bounds become useless.
 LONGEST_SCREENED = 60.0

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coupled_adam.embeddings.embedding_matrix import Report, Table
 from coupled_adam.embeddings.moments import add_gram
-from coupled_adam.embeddings.table import Report, Table
 
 # Rounding moves an eigenvalue by some 1e-15 of the largest one, so here a singular value is still right to 1e-7.
 ILL_CONDITIONED = 2e-4

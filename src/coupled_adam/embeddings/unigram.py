@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, require_regular_file
-from coupled_adam.embeddings.table import Array
+from coupled_adam.embeddings.embedding_matrix import Array
 from coupled_adam.tokenizer import SingleTokens
 
 Counts = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ import torch
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings.correlation import pearson, spearman
-from coupled_adam.embeddings.table import Table
+from coupled_adam.embeddings.embedding_matrix import Table
 from coupled_adam.embeddings.word_pairs import (
     MEN,
     RW,

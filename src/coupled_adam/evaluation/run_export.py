@@ -14,7 +14,7 @@ from coupled_adam.evaluation.weights import find_checkpoint, load_weights, run_c
 from coupled_adam.evaluation.whole_folder import require_free
 from coupled_adam.inspection.safetensors_files import open_safetensors
 from coupled_adam.models.config import ModelConfig
-from coupled_adam.tables_file import FILE_NAME as TABLES
+from coupled_adam.tables_file import TABLES_FILE
 from coupled_adam.tokenizer import Tokenizer
 from coupled_adam.training.checkpoint_record import Record, read_record
 
@@ -87,7 +87,7 @@ def export_run(
 
 def _vocabulary_size(checkpoint: Path) -> int | None:
     """Tokens of the tokenizer that a run was trained with, as its checkpoint says; the corpus may be gone."""
-    tables = checkpoint / TABLES
+    tables = checkpoint / TABLES_FILE
     return open_safetensors(tables).vocabulary_size if tables.is_file() else None
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json
-from coupled_adam.inspection.files import SUFFIXES, open_file
+from coupled_adam.inspection.file_formats import SUFFIXES, open_file
 from coupled_adam.inspection.hub import fetch_from_hub
 from coupled_adam.inspection.stored import Shape, Stored
-from coupled_adam.tables_file import FILE_NAME
+from coupled_adam.tables_file import TABLES_FILE
 
 Fetch = Callable[[str], Path | None]
 
@@ -43,7 +43,7 @@ def open_folder(folder: Path) -> Stored:
     if files:
         raise UserError(f"{folder}: several model files, give one of them: {', '.join(file.name for file in files)}")
     raise UserError(
-        f"{folder}: no model in this folder; expected {FILE_NAME}, checkpoints/step-<number>/{FILE_NAME}, "
+        f"{folder}: no model in this folder; expected {TABLES_FILE}, checkpoints/step-<number>/{TABLES_FILE}, "
         f"{' or '.join(WEIGHTS)}, or one file that ends in {', '.join(SUFFIXES)}"
     )
 
@@ -68,10 +68,10 @@ def open_hub_model(name: str) -> Stored:
 
 def newest_tables(folder: Path) -> Path | None:
     """The `tables.safetensors` of a checkpoint folder of ours, or of the newest checkpoint of a run."""
-    if (folder / FILE_NAME).is_file():
-        return folder / FILE_NAME
+    if (folder / TABLES_FILE).is_file():
+        return folder / TABLES_FILE
     steps = {}
-    for tables in folder.glob(f"checkpoints/step-*/{FILE_NAME}"):
+    for tables in folder.glob(f"checkpoints/step-*/{TABLES_FILE}"):
         number = tables.parent.name.removeprefix("step-")
         if number.isdecimal():
             steps[int(number)] = tables

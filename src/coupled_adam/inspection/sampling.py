@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coupled_adam.embeddings.table import torch_rows
+from coupled_adam.embeddings.embedding_matrix import torch_rows
 from coupled_adam.inspection.stored import Matrix
 
 SAMPLED_ROWS = 10_000

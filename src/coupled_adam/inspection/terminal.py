@@ -1,17 +1,10 @@
-"""The measures in the terminal: one table, its notes, and a sentence for each column; and a bar while they are made."""
-
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+"""The measures in the terminal: one table, its notes, and a sentence for each column."""
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from coupled_adam.base.text import printable
-from coupled_adam.inspection.overview import Overview
+from coupled_adam.inspection.inspection_table import Overview
 
 
 def print_overview(console: Console, overview: Overview) -> None:
@@ -27,24 +20,3 @@ def print_overview(console: Console, overview: Overview) -> None:
     console.print()
     for column in overview.columns:
         console.print(Text(f"{column.heading}: {column.sentence}."), soft_wrap=True)
-
-
-@contextmanager
-def measuring_bar() -> Iterator[Callable[[str, float], None]]:
-    """A bar on the error output, gone when done; none where that is not a terminal. Warnings become notes there."""
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("measuring {task.description}"), BarColumn(), TaskProgressColumn())
-    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-    with warnings.catch_warnings(record=True) as notes:
-        try:
-            with progress:
-                bar = progress.add_task("", total=1.0, visible=False)
-
-                def on_progress(what: str, done: float) -> None:
-                    progress.update(bar, description=escape(printable(what)), completed=done, visible=True)
-
-                yield on_progress
-        finally:
-            for note in notes:
-                console.print(Text(f"Note: {printable(str(note.message))}"), soft_wrap=True)

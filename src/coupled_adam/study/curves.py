@@ -4,7 +4,7 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-from coupled_adam.training.logbook import FILE_NAME, read_metrics
+from coupled_adam.training.logbook import METRICS_FILE, read_metrics
 
 Curve = dict[int, float]
 """The values of one number by step."""
@@ -27,7 +27,7 @@ def curves_of(run_folder: Path, kind: str) -> list[Curve]:
 
 
 def _read_curves(run_folder: Path) -> dict[tuple[str, str], Curve]:
-    path = run_folder / FILE_NAME
+    path = run_folder / METRICS_FILE
     try:
         return _curves(path, path.stat().st_mtime_ns)
     except (OSError, ValueError):

@@ -25,7 +25,7 @@ from coupled_adam.inspection.sampling import axes_around, column_mean
 from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 
-FILE_NAME = "embeddings.npz"
+EMBEDDINGS_FILE = "embeddings.npz"
 CLOUD_ROWS = 1500
 FREQUENCY_ROWS = 4000
 SEED = 0
@@ -80,5 +80,5 @@ def initial_tables(config: ModelConfig, seed: int) -> dict[str, Tensor]:
 def write_arrays(run_folder: Path, arrays: Arrays) -> None:
     """Write the file of a run."""
     small = {name: np.asarray(values, np.float32) for name, values in arrays.items()}
-    with replacing(run_folder / FILE_NAME) as temporary, temporary.open("wb") as file:
+    with replacing(run_folder / EMBEDDINGS_FILE) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **small)  # type: ignore[arg-type]

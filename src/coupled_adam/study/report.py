@@ -14,7 +14,7 @@ from coupled_adam.study.results import Result, merge_results
 from coupled_adam.study.tables import FOLDER as TABLES
 from coupled_adam.study.tables import write_tables_to
 
-FILE_NAME = "report.html"
+REPORT_FILE = "report.html"
 FIGURES = "figures"
 
 
@@ -56,12 +56,12 @@ def write_report_of(results: Sequence[Result], plans: Sequence[StudyPlan], out: 
     from coupled_adam.study.figures import draw_figures, write_figures
     from coupled_adam.study.report_page import render_report
 
-    path = out / FILE_NAME
+    path = out / REPORT_FILE
     require_writable(path)
     for folder in (out, out / FIGURES, out / TABLES):
         remove_leftovers(folder)  # of a report that was killed
-    plates = draw_figures(results)
-    write_figures(plates, out / FIGURES)
+    figures = draw_figures(results)
+    write_figures(figures, out / FIGURES)
     write_tables_to(out, results, all_planned(plans), shared_report(plans))
-    write_whole(path, render_report(results, plans, plates, out))
+    write_whole(path, render_report(results, plans, figures, out))
     return path

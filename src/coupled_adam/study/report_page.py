@@ -1,7 +1,7 @@
-"""The page: one HTML file that loads nothing, for a desk, a phone or paper, light or dark.
+"""The page of a study's report.
 
-Everything that comes from files is text: the template escapes it. Pictures and table cells go in as they are, made by
-code that escapes. The only script is our own, and the page forbids any other. Needs jinja2 and matplotlib.
+Figures and table cells go in as they are, made by code that escapes. The only script is our own, and the page forbids
+any other. Needs jinja2 and matplotlib.
 """
 
 import base64
@@ -12,17 +12,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.resources import files
 from pathlib import Path
-
-import jinja2
-from markupsafe import Markup
 
 from coupled_adam import __version__
 from coupled_adam.base.extras import install_command
+from coupled_adam.base.page import render_template
 from coupled_adam.base.text import duration, short
 from coupled_adam.config.study_config import FILE_NAME
-from coupled_adam.study.figures import Plate
+from coupled_adam.study.figures import CaptionedFigure
 from coupled_adam.study.figures.album import MAIN_PICTURE, OVER_TRAINING
 from coupled_adam.study.figures.style import looks
 from coupled_adam.study.folder import TO_BE_MEASURED
@@ -37,6 +34,7 @@ from coupled_adam.study.results import Result
 from coupled_adam.study.tables import build_tables
 from coupled_adam.study.verdict import verdict
 
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
 # What can be said of a run that is not in the results, the best first.
 FURTHEST = ("just finished", "running", TO_BE_MEASURED, "failed", "stopped", "waiting")
 # Long tables that few readers need: folded away, and opened for printing.
@@ -56,13 +54,15 @@ class Progress:
         return self.finished < self.planned
 
 
-def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates: Sequence[Plate], out: Path) -> str:
+def render_report(
+    results: Sequence[Result], plans: Sequence[StudyPlan], figures: Sequence[CaptionedFigure], out: Path
+) -> str:
     """The page as HTML text.
 
     Args:
         results: the finished runs; at least one.
         plans: of every study folder.
-        plates: the figures that were drawn.
+        figures: the figures that were drawn.
         out: the folder of the page, from which it links to run folders and files.
     """
     links = run_links(results, out)
@@ -75,10 +75,9 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
     below = [table for table in tables if main_table is None or table.name != main_table.name]
     colours = {name: look.colour for name, look in looks(variants(results)).items()}
     unfinished = merge_unfinished(plans)
-    script = _asset("report.js")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters["unescaped"] = Markup
-    page = environment.from_string(_asset("report.html.jinja")).render(
+    script = TEMPLATE.with_name("report.js").read_text(encoding="utf-8")
+    return render_template(
+        TEMPLATE,
         title=" + ".join(dict.fromkeys(plan.title for plan in plans)),
         descriptions=[plan.description for plan in plans if plan.description],
         compared=what_was_compared(results),
@@ -93,9 +92,9 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         main_table=main_table,
         tables=[table for table in below if table.name not in folded],
         folded=[table for table in below if table.name in folded],
-        main_picture=next((plate for plate in plates if plate.name == MAIN_PICTURE), None),
-        curve_plates=[plate for plate in plates if plate.name in OVER_TRAINING],
-        plates=[plate for plate in plates if plate.name not in (MAIN_PICTURE, *OVER_TRAINING)],
+        main_picture=next((figure for figure in figures if figure.name == MAIN_PICTURE), None),
+        curve_figures=[figure for figure in figures if figure.name in OVER_TRAINING],
+        figures=[figure for figure in figures if figure.name not in (MAIN_PICTURE, *OVER_TRAINING)],
         progress=Progress(len(results), len(results) + len(unfinished)),
         unfinished=unfinished,
         problems=[plan.problem for plan in plans if plan.problem],
@@ -107,9 +106,7 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         plans=plans,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        style=_asset("report.css"),
     )
-    return page.lstrip()
 
 
 def what_was_compared(results: Sequence[Result]) -> list[str]:
@@ -208,7 +205,3 @@ def _main_table(tables: Sequence[PageTable], results: Sequence[Result]) -> PageT
     """What the first screen shows where optimizers do not fit side by side."""
     wanted = "scale" if has_scale_exponents(results) and len(sizes(results)) == 1 else "main"
     return next((table for table in tables if table.name == wanted), tables[0] if tables else None)
-
-
-def _asset(name: str) -> str:
-    return (files("coupled_adam.study") / name).read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import parse_json, read_text, write_whole
 from coupled_adam.study.metrics import METRICS, TASK_LIMIT, TASKS, other_tasks
 
-FILE_NAME = "results.jsonl"
+RESULTS_FILE = "results.jsonl"
 EVALUATION = "evaluation.json"
 RUNS = "runs"
 RUN_PARTS = (RUNS, "*", "seed-*")
@@ -144,12 +144,12 @@ def read_results(study_folder: Path) -> list[Result]:
     Args:
         study_folder: as `coupled-adam study run` writes it.
     """
-    path = study_folder / FILE_NAME
+    path = study_folder / RESULTS_FILE
     try:
         lines = read_text(path).splitlines()
     except FileNotFoundError:
         raise UserError(
-            f"{study_folder}: no {FILE_NAME}; expected the folder of a study in which at least one run is finished"
+            f"{study_folder}: no {RESULTS_FILE}; expected the folder of a study in which at least one run is finished"
         ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
@@ -231,7 +231,7 @@ def gather_results(study_folder: Path, run_folders: Iterable[Path]) -> list[Resu
     """
     found = [read_evaluation(run_folder, study_folder) for run_folder in run_folders]
     results = [result for result in found if result is not None]
-    write_whole(study_folder / FILE_NAME, "".join(to_json(result) + "\n" for result in results))
+    write_whole(study_folder / RESULTS_FILE, "".join(to_json(result) + "\n" for result in results))
     return results
 
 
@@ -256,7 +256,7 @@ def add_metrics(run_folder: Path, metrics: dict[str, float | None]) -> Path | No
         metrics = {**metrics, TASK_LIMIT: None}
     write_evaluation(replace(result, metrics={**result.metrics, **metrics}))
     # The rows keep their order; runs whose row was lost come behind.
-    rows = read_results(study_folder) if (study_folder / FILE_NAME).is_file() else []
+    rows = read_results(study_folder) if (study_folder / RESULTS_FILE).is_file() else []
     others = sorted(path.parent for path in study_folder.glob(f"{'/'.join(RUN_PARTS)}/{EVALUATION}"))
     gather_results(study_folder, dict.fromkeys([*(row.run_folder for row in rows), *others]))
     return study_folder

@@ -7,8 +7,8 @@ from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.evaluation.weights import find_checkpoint, run_config
 from coupled_adam.study.theory_metrics import theory_metrics
 from coupled_adam.theory.fits import has_scikit_learn
-from coupled_adam.theory.folder import TheoryFolder
 from coupled_adam.theory.measure import milestones, theory_of_run
+from coupled_adam.theory.theory_folder import TheoryFolder
 from coupled_adam.training.checkpoint_record import read_record
 
 

@@ -12,8 +12,8 @@ from coupled_adam.study.metrics import THEORY_PREFIX
 from coupled_adam.study.notation import MISSING
 from coupled_adam.study.statistics import Summary, is_number, summarise
 from coupled_adam.study.table_model import Cell, Table, mean_cell, mean_column, text_column
-from coupled_adam.theory.overview import spread
 from coupled_adam.theory.record import PUBLISHED, Spread
+from coupled_adam.theory.theory_numbers import spread
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.config.run_sections import OptimizerSection
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.theory.fits import fit_through_origin, theorem_fit
-from coupled_adam.theory.folder import Counts, TokenArrays
 from coupled_adam.theory.identity import identity_error
 from coupled_adam.theory.pseudo_training import BatchGradients, PseudoTraining
 from coupled_adam.theory.record import OPTIMIZERS, CheckpointTheory, Fit, Optimizer, Series, UpdateSum
+from coupled_adam.theory.theory_folder import Counts, TokenArrays
 from coupled_adam.theory.token_statistics import TokenStatistics
-from coupled_adam.theory.updates import Parts, TableState, gradient_sum, update_sum
-from coupled_adam.training.monitor import row_sums
+from coupled_adam.theory.updates import LayerParts, TableState, gradient_sum, update_sum
+from coupled_adam.training.embedding_monitor import row_sums
 
 # Of the check of the gradient identity, whose logits are in float64.
 IDENTITY_TOKENS = 128
@@ -119,7 +119,7 @@ class MeasuredTable:
         self.mean_embedding = mean_embedding  # (H,)
         self.sums: dict[Optimizer, list[UpdateSum]] = {name: [] for name in OPTIMIZERS}
 
-    def add(self, gradient: Parts) -> None:
+    def add(self, gradient: LayerParts) -> None:
         """Take the gradient of a batch in."""
         self.state.add(gradient)
         for name, sums in self.sums.items():

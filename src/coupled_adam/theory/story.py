@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coupled_adam.theory.overview import number, spread
 from coupled_adam.theory.record import OPTIMIZERS, PUBLISHED, RunTheory
+from coupled_adam.theory.theory_numbers import number, spread
 
 if TYPE_CHECKING:  # it needs matplotlib, and the sentences are for the terminal as well
-    from coupled_adam.inspection.plates import Plate
+    from coupled_adam.base.captioned_figure import CaptionedFigure
 
 VANISHES = 2e-3
 """Relative sums below count as zero: float32 leaves about 1e-8, bf16 about 1e-3."""
@@ -34,7 +34,7 @@ class Chapter:
 
     finding: str
     facts: Sequence[Fact]
-    plates: "Sequence[Plate]"
+    figures: "Sequence[CaptionedFigure]"
 
 
 def findings(run: RunTheory) -> list[str]:
@@ -42,12 +42,12 @@ def findings(run: RunTheory) -> list[str]:
     return [sentence for sentence, _ in (_updates(run), _tying(run), _second_moment(run))]
 
 
-def chapters(run: RunTheory, plates: "Mapping[str, Plate]") -> dict[str, Chapter]:
+def chapters(run: RunTheory, figures: "Mapping[str, CaptionedFigure]") -> dict[str, Chapter]:
     """The chapters of the page by name.
 
     Args:
         run: what was measured; at least one checkpoint.
-        plates: from `album.draw_plates`.
+        figures: from `run_figures.draw_run_figures`.
     """
     told = {
         "gradients": (_gradients(run), ("gradients_example", "gradient_sums")),
@@ -57,7 +57,7 @@ def chapters(run: RunTheory, plates: "Mapping[str, Plate]") -> dict[str, Chapter
         "derivation": (_derivation(run), ("theorem", "conditional_expectations")),
     }
     return {
-        name: Chapter(finding, facts, [plates[each] for each in shown])
+        name: Chapter(finding, facts, [figures[each] for each in shown])
         for name, ((finding, facts), shown) in told.items()
     }
 

@@ -8,10 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from coupled_adam.inspection.figures import INK
-from coupled_adam.inspection.plates import WIDTH
-from coupled_adam.theory.figures import COLOURS, NAMES
+from coupled_adam.base.captioned_figure import INK, WIDTH
 from coupled_adam.theory.record import OPTIMIZERS, Optimizer
+from coupled_adam.theory.theory_plots import COLOURS, NAMES
 from coupled_adam.theory.toy import TRUE, Floats, Toy, toy_example
 
 HIDDEN, EMBEDDING = "#3d87c9", "#c8453b"

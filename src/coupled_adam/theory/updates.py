@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from coupled_adam.theory.record import Optimizer, UpdateSum
-from coupled_adam.training.monitor import row_sums
+from coupled_adam.training.embedding_monitor import row_sums
 
 Part = Literal["output", "input"]
-Parts = Mapping[Part, Tensor]
+LayerParts = Mapping[Part, Tensor]
 """What a gradient or an update is made of, (V, H) each; a table that is not tied has one part."""
 
 
@@ -37,7 +37,7 @@ class TableState:
         self.second = torch.empty(0)  # v  (V, H)
         self.buffers: dict[Part, Tensor] = {}  # b  (V, H) each
 
-    def add(self, gradient: Parts) -> None:
+    def add(self, gradient: LayerParts) -> None:
         """Take the clipped gradient of one batch in."""
         if self.k == 0:
             self.first = {part: torch.zeros_like(g) for part, g in gradient.items()}
@@ -64,13 +64,13 @@ class TableState:
         return {part: (m / denominator).div_(-(1 - self.beta1**self.k)) for part, m in self.first.items()}
 
 
-def whole(parts: Parts) -> Tensor:
+def whole(parts: LayerParts) -> Tensor:
     """The sum of the parts, (V, H)."""
     first, *others = parts.values()
     return sum(others, start=first)
 
 
-def update_sum(optimizer: Optimizer, update: Parts, mean_embedding: Tensor) -> UpdateSum:
+def update_sum(optimizer: Optimizer, update: LayerParts, mean_embedding: Tensor) -> UpdateSum:
     """The sum of an update over the rows of its table.
 
     Args:

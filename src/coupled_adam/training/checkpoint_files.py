@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from coupled_adam.tables_file import FILE_NAME, write_tables
+from coupled_adam.tables_file import TABLES_FILE, write_tables
 from coupled_adam.training.checkpoint_metadata import METADATA_FILE, read_metadata
 from coupled_adam.training.checkpoint_record import StoredFile, stored_file
 
@@ -94,7 +94,7 @@ def write_tables_of(
         assert isinstance(stored, TensorStorageMetadata)
         tables[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     read_tensors(folder, metadata, {f"model.{name}": table for name, table in tables.items()}, None, alone=True)
-    path = folder / FILE_NAME
+    path = folder / TABLES_FILE
     try:
         write_tables(path, tables, input=input, output=output, vocabulary_size=vocabulary_size)
     except Exception as error:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.tables_file import FILE_NAME
+from coupled_adam.tables_file import TABLES_FILE
 from coupled_adam.training.checkpoint_files import first_cause, in_words, save_folder, write_tables_of
 from coupled_adam.training.checkpoint_loading import damage, load, newest_good
 from coupled_adam.training.checkpoint_ranks import Agreement, background_group
@@ -152,7 +152,7 @@ class CheckpointWriter:
 
         def complete(files: dict[str, StoredFile]) -> None:
             if tables is not None:
-                files[FILE_NAME] = write_tables_of(temporary, files, **asdict(tables))
+                files[TABLES_FILE] = write_tables_of(temporary, files, **asdict(tables))
             write_record(temporary, Record(step, milestone, state, files))
             put_in_place(temporary, final)
             remove_old(self.folder, self.keep, newest=final)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 from coupled_adam.base.errors import UserError, UserOSError
 from coupled_adam.base.files import parse_json, replacing, require_regular_file
 
-FILE_NAME = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 Value = float | int | str | None
 Values = Mapping[str, Value]
@@ -133,7 +133,7 @@ def open_logbook(
             trackers.append(TensorBoard(folder / "tensorboard", resume_step))
         if wandb_project is not None:
             trackers.append(WeightsAndBiases(folder, wandb_project, run_name, config or {}, resume_step, say))
-        return Logbook([MetricsFile(folder / FILE_NAME, resume_step, say), *trackers], say)
+        return Logbook([MetricsFile(folder / METRICS_FILE, resume_step, say), *trackers], say)
     except BaseException:
         Logbook(trackers, say).close(failed=True)
         raise
@@ -142,7 +142,7 @@ def open_logbook(
 class MetricsFile:
     """`metrics.jsonl`, open for one row after the other."""
 
-    name = FILE_NAME
+    name = METRICS_FILE
 
     def __init__(self, path: Path, resume_step: int | None, say: Callable[[str], None]) -> None:
         if path.exists():
@@ -212,7 +212,7 @@ def keep_until(path: Path, last_step: int, say: Callable[[str], None]) -> None:
 def parse_row(line: bytes) -> dict[str, Any] | None:
     """A line as a row, or None where it is none: a JSON object that is cut anywhere no longer parses."""
     try:
-        row = parse_json(line, FILE_NAME)
+        row = parse_json(line, METRICS_FILE)
     except ValueError:
         return None
     is_row = isinstance(row, dict) and isinstance(row.get("kind"), str) and type(row.get("step")) is int

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from coupled_adam.optimizer import CoupledAdamW, param_groups
 from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distributed, local_part, process_groups
-from coupled_adam.training.monitor import rows_before_padding
+from coupled_adam.training.embedding_monitor import rows_before_padding
 
 if TYPE_CHECKING:
     from coupled_adam.config.run_sections import OptimizerSection

@@ -21,17 +21,17 @@ from coupled_adam.models.config import flops_per_token
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.training import checkpoints, devices
 from coupled_adam.training.display import TrainingDisplay
-from coupled_adam.training.feed import Feed
 from coupled_adam.training.interruption import watching_signals
 from coupled_adam.training.logbook import Logbook, open_logbook
-from coupled_adam.training.measuring import Measures, build_measures
 from coupled_adam.training.optimizers import EmbeddingOptimizers, build_optimizers
 from coupled_adam.training.parallel import Ranks, build, ranks_of_run
+from coupled_adam.training.rank_batches import RankBatches
 from coupled_adam.training.run_folder import RunFolder, environment
 from coupled_adam.training.run_tokens import Say, is_prepared, note_on_unused_rows, open_tokens, prepare_tokens
 from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import Saving, Trainer
+from coupled_adam.training.validation import Measures, build_measures
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunParts:
     """What is trained, on what, with what, and how it is measured."""
 
-    feed: Feed
+    batches: RankBatches
     module: nn.Module
     """What is called, with or without DDP around it."""
     model: LanguageModel
@@ -174,7 +174,7 @@ def _with_rows(config: Config, run: RunFolder, *, resume: bool) -> Config:
     return with_rows(config)
 
 
-def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
+def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
     """The model with its initial weights, its optimizers and its measures, on the device, and the batches for it."""
     settings = config.training
     batches = Batches(corpus.tokens("train"), config.model.context, settings.batch_size, config.seed, config.data.order)
@@ -194,8 +194,8 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
     # From the start, so that the first step of a new and of a resumed run are alike.
     checkpoints.make_optimizer_state(optimizers.optimizers)
     precision = functools.partial(torch.autocast, ranks.device.type, torch.bfloat16) if bf16 else nullcontext
-    return Parts(
-        feed=Feed(batches, ranks, config.micro_batch_size(ranks.size)),
+    return RunParts(
+        batches=RankBatches(batches, ranks, config.micro_batch_size(ranks.size)),
         module=module,
         model=model,
         optimizers=optimizers,
@@ -206,7 +206,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> Parts:
     )
 
 
-def _restore(parts: Parts, run: RunFolder, last_step: int, expected: dict[str, str], say: Say) -> int | None:
+def _restore(parts: RunParts, run: RunFolder, last_step: int, expected: dict[str, str], say: Say) -> int | None:
     """Load the newest whole checkpoint of a run of `last_step` steps; None when there is none."""
     damaged: list[str] = []
     path = checkpoints.newest_good(run.checkpoints, on_skip=damaged.append, last_step=last_step)
@@ -248,7 +248,7 @@ def _tables(model: LanguageModel, corpus: Corpus) -> checkpoints.Tables:
 def _trainer(
     config: Config,
     ranks: Ranks,
-    parts: Parts,
+    parts: RunParts,
     saving: Saving,
     logbook: Logbook,
     display: TrainingDisplay,
@@ -259,7 +259,7 @@ def _trainer(
         config,
         ranks,
         start_step=start_step,
-        feed=parts.feed,
+        batches=parts.batches,
         train_step=TrainStep(
             parts.module,
             parts.optimizers,
@@ -280,7 +280,7 @@ def _trainer(
     )
 
 
-def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: Parts) -> str:
+def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> str:
     model, optimizer = config.model, config.optimizer
     parameters = sum(parameter.numel() for parameter in parts.model.parameters())
     extra = {

@@ -25,7 +25,7 @@ from coupled_adam.base.files import read_json, remove_leftover, require_writable
 from coupled_adam.base.locks import LockHeld, lock_names, locked
 from coupled_adam.config.run_config import Config, load_config, require_resumable, to_toml
 from coupled_adam.training.checkpoint_record import checkpoints_in
-from coupled_adam.training.logbook import FILE_NAME as METRICS
+from coupled_adam.training.logbook import METRICS_FILE
 
 LOCK = "lock"
 TRACKERS = ("tensorboard", "wandb", "wandb_id")
@@ -62,7 +62,7 @@ class RunFolder:
 
     def has_begun(self) -> bool:
         """Whether a step was ever taken here; a run that was refused before its first step may be corrected."""
-        metrics = self.path / METRICS
+        metrics = self.path / METRICS_FILE
         return bool(checkpoints_in(self.checkpoints)) or (metrics.exists() and metrics.stat().st_size > 0)
 
     @contextmanager
@@ -113,7 +113,7 @@ class RunFolder:
 
 def _is_ours(entry: Path) -> bool:
     """Whether a file may be there before the config is, left by a run that was refused or killed as it began."""
-    if entry.name == METRICS:
+    if entry.name == METRICS_FILE:
         return entry.stat().st_size == 0  # a run that begins makes it anew, and rows of another program would be lost
     return entry.name in (*lock_names(LOCK), *TRACKERS) or entry.match(".*.tmp")
 

@@ -13,8 +13,7 @@ from coupled_adam.config.cross_checks import too_few_rows
 from coupled_adam.config.run_config import Config
 from coupled_adam.config.table_rows import MULTIPLE, rows_for, token_count
 from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus_with_notes, open_known_corpus
-from coupled_adam.data.manifest import FILE_NAME as MANIFEST
-from coupled_adam.data.manifest import TOKENIZER_FILE
+from coupled_adam.data.manifest import MANIFEST_FILE, TOKENIZER_FILE
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.tokenizer import Tokenizer, open_tokenizer
 
@@ -113,7 +112,7 @@ def _notes(config: Config) -> Iterator[str]:
     yield from notes
     source, tokenizer = config.data.source, config.data.tokenizer
     # Without a source what is there is meant, and the tokenizer left at its default. nanoGPT's folder says nothing.
-    if source is None or not (folder / MANIFEST).is_file():
+    if source is None or not (folder / MANIFEST_FILE).is_file():
         return
     if manifest.source not in (None, source):
         yield (

@@ -1,7 +1,7 @@
 """The training loop: batches in, steps taken, what happens beside them, and an end that can be picked up again.
 
 Everything that has a rule of its own lives elsewhere: the step (train_step), the learning rate (schedule), ranks
-(parallel), batches (feed), files (checkpoints, logbook, run_folder), the bar (display), the measures (monitor).
+(parallel), batches (rank_batches), files (checkpoints, logbook, run_folder), the bar (display), measures (validation).
 The loop never waits for the device, except where it saves, validates or measures the embeddings, and every 100 steps
 where nothing is logged. What is logged on a GPU is read one step later, when the device has the next step to work on.
 """
@@ -19,14 +19,14 @@ from torch import Tensor
 from coupled_adam.config.run_config import Config
 from coupled_adam.training import checkpoints, devices
 from coupled_adam.training.display import TrainingDisplay
-from coupled_adam.training.feed import Feed
 from coupled_adam.training.interruption import Interruption
 from coupled_adam.training.logbook import Logbook
-from coupled_adam.training.measuring import Measures
 from coupled_adam.training.optimizers import EmbeddingOptimizers
 from coupled_adam.training.parallel import Ranks
+from coupled_adam.training.rank_batches import RankBatches
 from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
+from coupled_adam.training.validation import Measures
 
 # Losses wait on the device until they are logged; more than this many are not kept waiting.
 MOST_UNREAD_STEPS = 100
@@ -51,7 +51,7 @@ class Unread:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PendingNumbers:
     """Numbers of steps on their way from the device."""
 
     steps: list[Unread]
@@ -86,7 +86,7 @@ class Trainer:
         ranks: Ranks,
         *,
         start_step: int,
-        feed: Feed,
+        batches: RankBatches,
         train_step: TrainStep,
         measures: Measures,
         saving: Saving,
@@ -97,7 +97,7 @@ class Trainer:
         self.config = config
         self.ranks = ranks
         self.step = start_step
-        self.feed = feed
+        self.batches = batches
         self.train_step = train_step
         self.measures = measures
         self.saving = saving
@@ -107,7 +107,7 @@ class Trainer:
         self.latest: dict[str, float | None] = {}
         """The last value of everything that was logged."""
         self._unread: list[Unread] = []
-        self._logging: Reading | None = None
+        self._logging: PendingNumbers | None = None
         """What is to be logged next, read but not yet there."""
         self._saved_step: int | None = start_step or None
         self._last_save = time.monotonic()
@@ -117,14 +117,14 @@ class Trainer:
     def run(self, interruption: Interruption) -> None:
         """Train until all steps are taken or somebody asks to stop, then save and wait until it is on the disk."""
         while self.step < self.config.total_steps:
-            stop, save = self._wishes(interruption)
+            stop, save = self._stop_or_save(interruption)
             if stop:
                 self.display.message("Saving, then ending; Ctrl-C again ends at once.")
                 break
             if save:
                 self._save()
             self._take_step()
-            self._look()
+            self._do_what_is_due()
         self._read_losses()
         self._save_at_the_end(interruption)
 
@@ -144,7 +144,7 @@ class Trainer:
                 )
                 time.sleep(SECONDS_BETWEEN_ATTEMPTS)
 
-    def _wishes(self, interruption: Interruption) -> list[bool]:
+    def _stop_or_save(self, interruption: Interruption) -> list[bool]:
         """Whether to stop, and whether the clock says to save: the same answer on every rank."""
         minutes = self.config.checkpoints.minutes
         is_due = minutes is not None and time.monotonic() - self._last_save > 60 * minutes
@@ -152,13 +152,13 @@ class Trainer:
 
     def _take_step(self) -> None:
         lr = self.config.learning_rate(self.step)
-        loss, grad_norm = self.train_step(self.feed.micro_batches(self.step), lr)
+        loss, grad_norm = self.train_step(self.batches.micro_batches(self.step), lr)
         self.step += 1
         self._unread.append(Unread(self.step, lr, loss, grad_norm))
         self.display.update(self.step)
 
-    def _look(self) -> None:
-        """What happens beside the step that was just taken."""
+    def _do_what_is_due(self) -> None:
+        """Log, measure, validate and save, each when it is due after the step just taken."""
         log = self.config.log
         is_last = self.step == self.config.total_steps
 
@@ -229,7 +229,7 @@ class Trainer:
         if self._unread:
             self._checked(self._start_reading())
 
-    def _start_reading(self) -> Reading:
+    def _start_reading(self) -> PendingNumbers:
         """Ask the device for the numbers of all unread steps, without waiting for them."""
         steps, self._unread = self._unread, []
         losses = self.ranks.mean(torch.stack([unread.loss.detach().float() for unread in steps]))
@@ -239,9 +239,9 @@ class Trainer:
         if self.ranks.device.type == "cuda":
             arrived = torch.cuda.Event()
             arrived.record()
-        return Reading(steps, values, arrived)
+        return PendingNumbers(steps, values, arrived)
 
-    def _checked(self, reading: Reading) -> tuple[Unread, float, float]:
+    def _checked(self, reading: PendingNumbers) -> tuple[Unread, float, float]:
         """The last step that was read, with loss and gradient norm; ends the run where one of them is not finite."""
         read = reading.wait()
         for unread, loss, norm in read:

@@ -3,7 +3,7 @@
 Needs matplotlib, so it is imported only when a report is written.
 """
 
-from coupled_adam.inspection.plates import Plate
+from coupled_adam.base.captioned_figure import CaptionedFigure
 from coupled_adam.study.figures.album import draw_figures, write_figures
 
-__all__ = ["Plate", "draw_figures", "write_figures"]
+__all__ = ["CaptionedFigure", "draw_figures", "write_figures"]

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import matplotlib
 from matplotlib.figure import Figure
 
-from coupled_adam.inspection.plates import STYLE, Plate, plate, write_plates
+from coupled_adam.base.captioned_figure import CaptionedFigure, captioned_figure, figure_style, write_captioned_figures
 from coupled_adam.study.figures import ablations, clouds, differences, embeddings, experiments, theory, training
 from coupled_adam.study.figures.run_files import is_thinned
 from coupled_adam.study.report_data import largest_size, main_pair, size_labels, sizes
 from coupled_adam.study.results import Result
-from coupled_adam.theory.album import CAPTIONS as THEORY_CAPTIONS
+from coupled_adam.theory.run_figures import CAPTIONS as THEORY_CAPTIONS
 
 Draw = Callable[..., Figure | None]
 MAIN_PICTURE = "embedding_cloud"
@@ -145,29 +144,29 @@ OVER_TRAINING = tuple(entry.name for entry in ENTRIES if entry.curves)
 """The figures of curves over training, which the page also draws by itself."""
 
 
-def draw_figures(results: Sequence[Result]) -> list[Plate]:
+def draw_figures(results: Sequence[Result]) -> list[CaptionedFigure]:
     """Every figure that the results have data for, in the order of the report."""
     words = _caption_words(results)
-    plates = []
-    with matplotlib.rc_context(STYLE):
+    figures = []
+    with figure_style():
         for entry in ENTRIES:
             figure = entry.draw(results)
             if figure is not None:
                 caption = entry.caption.format_map(words)
                 if entry.curves and is_thinned(results, entry.curves):
                     caption += f" {AVERAGED}"
-                plates.append(plate(entry.name, entry.title, caption, figure))
-    return plates
+                figures.append(captioned_figure(entry.name, entry.title, caption, figure))
+    return figures
 
 
-def write_figures(plates: Sequence[Plate], folder: Path) -> None:
+def write_figures(figures: Sequence[CaptionedFigure], folder: Path) -> None:
     """Write NAME.svg and NAME.pdf of every figure; those of an earlier report that are no longer drawn go away.
 
     Args:
-        plates: from `draw_figures`.
+        figures: from `draw_figures`.
         folder: made if it is missing.
     """
-    write_plates(plates, folder, [entry.name for entry in ENTRIES])
+    write_captioned_figures(figures, folder, [entry.name for entry in ENTRIES])
 
 
 def _caption_words(results: Sequence[Result]) -> dict[str, str]:

@@ -7,8 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from coupled_adam.inspection.figures import INK
-from coupled_adam.inspection.plates import FAINT, WIDTH, legend_above, panels
+from coupled_adam.base.captioned_figure import FAINT, INK, WIDTH, legend_above, panels
 from coupled_adam.study.figures.run_files import embedding_arrays
 from coupled_adam.study.figures.style import looks
 from coupled_adam.study.report_data import Variant, largest_size, main_pair, runs_of, size_of, variants

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from coupled_adam.inspection.plates import legend_above, panels
+from coupled_adam.base.captioned_figure import legend_above, panels
 from coupled_adam.study.figures.clouds import shown_variants
 from coupled_adam.study.figures.run_files import embedding_arrays
 from coupled_adam.study.figures.style import looks, size_panels

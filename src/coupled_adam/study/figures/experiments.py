@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from coupled_adam.base.captioned_figure import FAINT, MARKERS, SERIES_COLOURS, legend_above, panels
 from coupled_adam.base.text import short
-from coupled_adam.inspection.plates import FAINT, MARKERS, SERIES_COLOURS, legend_above, panels
 from coupled_adam.study.report_data import model_names, sizes
 from coupled_adam.study.results import Result
 

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from coupled_adam.inspection.plates import MARKERS, SERIES_COLOURS, panels
+from coupled_adam.base.captioned_figure import MARKERS, SERIES_COLOURS, panels
 from coupled_adam.study.report_data import Role, Size, Variant, size_labels
 from coupled_adam.study.statistics import Comparison
 

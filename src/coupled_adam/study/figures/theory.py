@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from coupled_adam.inspection.plates import SERIES_COLOURS
+from coupled_adam.base.captioned_figure import SERIES_COLOURS
 from coupled_adam.study.figures.clouds import shown_variants
 from coupled_adam.study.report_data import Size, Variant, largest_size, model_names, runs_of, sizes, variants
 from coupled_adam.study.results import Result
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
-from coupled_adam.theory.figures import draw_A, draw_second_moment, draw_update_sums
-from coupled_adam.theory.folder import TheoryFolder
 from coupled_adam.theory.record import RunTheory
+from coupled_adam.theory.theory_folder import TheoryFolder
+from coupled_adam.theory.theory_plots import draw_A, draw_second_moment, draw_update_sums
 
 
 def draw_constants(results: Sequence[Result]) -> Figure | None:

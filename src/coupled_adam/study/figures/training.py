@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from coupled_adam.inspection.plates import legend_above
+from coupled_adam.base.captioned_figure import legend_above
 from coupled_adam.study.figures.run_files import mean_curve
 from coupled_adam.study.figures.style import looks, size_panels
 from coupled_adam.study.report_data import runs_of, sizes, variants

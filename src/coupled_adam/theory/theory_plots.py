@@ -1,4 +1,4 @@
-"""The figures of the theory, one function each; all are drawn in the style of `inspection.plates`.
+"""The figures of the theory, one function each; drawn inside `figure_style()`.
 
 Clouds of tokens become images inside the SVG. Labels are text, not mathematics, so that names with dollar signs in them
 stay names.
@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from coupled_adam.base.captioned_figure import INK, MARKERS, POINTS, SERIES_COLOURS, legend_above, panels, powers_of_ten
 from coupled_adam.base.text import short
-from coupled_adam.inspection.figures import INK, POINTS
-from coupled_adam.inspection.plates import MARKERS, SERIES_COLOURS, legend_above, panels
-from coupled_adam.theory.overview import through_input
 from coupled_adam.theory.record import OPTIMIZERS, CheckpointTheory, Fit, Optimizer, RunTheory
+from coupled_adam.theory.theory_numbers import through_input
 
 Floats = NDArray[np.floating]
 
@@ -32,7 +31,6 @@ PARTS = {"total": "whole update", "output": "output layer", "input": "input laye
 PART_COLOURS = {"output": "#3d87c9", "input": "#c98a00", "total": "#7b6bd6"}
 FIT = "#e0632b"
 BINS = 16
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SMALLEST = 1e-9
 """Sums below are drawn here: a sum of float32 numbers that is exactly zero has no place on a logarithmic axis."""
 
@@ -64,7 +62,7 @@ def draw_prior(counts: NDArray[np.int64]) -> Figure:
     ordered = np.sort(np.log(p[seen]))[::-1]
     by_rank.plot(np.arange(1, len(ordered) + 1), ordered, color=POINTS, linewidth=2)
     by_rank.set(xscale="log", xlabel="rank")
-    _powers(by_rank)
+    powers_of_ten(by_rank)
     by_token.margins(y=0.1)
     return figure
 
@@ -116,7 +114,7 @@ def draw_x(p: Floats, x_true: Floats, x_false: Floats, fits: Mapping[str, Fit]) 
         axes.set_xlabel("unigram probability p̃")
         r2 = fits[name].r2
         axes.set_title("" if r2 is None else f"R² of A p̃: {r2:.3f}")
-    _powers(left)
+    powers_of_ten(left)
     legend_above(figure, [right])
     return figure
 
@@ -161,9 +159,9 @@ def draw_update_sums(runs: Mapping[str, RunTheory]) -> Figure:
         for axes, (part, title) in zip(row, PARTS.items(), strict=True):
             for name in OPTIMIZERS:
                 values = [max(_update_sum(each, name, part), SMALLEST) for each in run.checkpoints]
-                axes.plot(tokens, values, marker=OPTIMIZER_MARKERS[name], **_look(name), label=NAMES[name])
+                axes.plot(tokens, values, marker=OPTIMIZER_MARKERS[name], **_line_style(name), label=NAMES[name])
             axes.set(xlim=(0, None), yscale="log", ylim=(SMALLEST / 2, 2))
-            _powers(axes)
+            powers_of_ten(axes)
             _tokens(axes, 2)
             if row is rows[0]:
                 axes.set_title(title, fontsize=9.5)
@@ -197,7 +195,7 @@ def draw_gradient_sums(run: RunTheory) -> Figure:
         }
         axes.plot(tokens, np.maximum(values, SMALLEST), label=labels[part], alpha=0.6, rasterized=True, **style)
     axes.set(xlim=(0, None), yscale="log", ylim=(SMALLEST / 2, 2))
-    _powers(axes)
+    powers_of_ten(axes)
     axes.set(xlabel="tokens seen", ylabel="sum of gradients / sum of lengths")
     _tokens(axes)
     legend_above(figure, [axes])
@@ -216,7 +214,7 @@ def _per_batch(
     return tokens, values
 
 
-def _look(name: Optimizer) -> dict[str, Any]:
+def _line_style(name: Optimizer) -> dict[str, Any]:
     return {"color": COLOURS[name], "linestyle": LINES[name], "markersize": 4, "linewidth": 1.6}
 
 
@@ -239,20 +237,7 @@ def _logarithmic(axes: Axes, x: Floats, y: Floats) -> None:
         axes.set(xscale="log", yscale="log")
         axes.set_xlim(x[shown].min() / 2, x[shown].max() * 2)
         axes.set_ylim(y[shown].min() / 3, y[shown].max() * 3)
-        _powers(axes)
-
-
-def _powers(axes: Axes) -> None:
-    """Powers of ten in letters on logarithmic axes; matplotlib's own would be mathematics."""
-    for axis in (axes.xaxis, axes.yaxis):
-        if axis.get_scale() == "log":
-            axis.set_major_locator(LogLocator(numticks=5))
-            axis.set_major_formatter(FuncFormatter(_power))
-            axis.set_minor_formatter(NullFormatter())
-
-
-def _power(value: float, _place: int | None) -> str:
-    return "10" + str(round(np.log10(value))).translate(RAISED)
+        powers_of_ten(axes)
 
 
 def _medians(p: Floats, y: Floats) -> tuple[Floats, Floats]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coupled_adam.base.text import printable
 from coupled_adam.inspection.measures import MEASURES, Measure, sentence, shown
-from coupled_adam.inspection.measuring import UNDEFINED, MeasuredModel, MeasuredTable
+from coupled_adam.inspection.model_inspection import UNDEFINED, MeasuredModel, MeasuredTable
 
 DASH = "—"
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"

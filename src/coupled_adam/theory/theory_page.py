@@ -1,25 +1,22 @@
-"""The page of one run's theory: one HTML file without scripts and without anything to load, light or dark.
+"""The page of one run's theory: the paper's argument step by step, with what was measured.
 
-Everything that comes from files is text: the template escapes it. Only the pictures go in as they are. Needs jinja2 and
-matplotlib, so it is imported only when a page is wanted.
+Needs jinja2 and matplotlib, so it is imported only when a page is wanted.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
-import jinja2
-from markupsafe import Markup
-
+from coupled_adam.base.captioned_figure import CaptionedFigure, write_captioned_figures
 from coupled_adam.base.files import remove_leftovers, write_whole
+from coupled_adam.base.page import render_template
 from coupled_adam.base.text import short
-from coupled_adam.inspection.plates import Plate, write_plates
-from coupled_adam.theory.album import CAPTIONS, draw_plates
-from coupled_adam.theory.folder import TheoryFolder
-from coupled_adam.theory.overview import fits_table, sums_table
 from coupled_adam.theory.record import RunTheory
+from coupled_adam.theory.run_figures import CAPTIONS, draw_run_figures
 from coupled_adam.theory.story import chapters
+from coupled_adam.theory.theory_folder import TheoryFolder
+from coupled_adam.theory.theory_numbers import fits_table, sums_table
 
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
+TEMPLATE = Path(__file__).with_name("theory_page.html.jinja")
 PAGE = "theory.html"
 
 
@@ -34,23 +31,21 @@ def write_page(run: Path, together: Mapping[str, RunTheory], name: str, facts: M
     """
     folder, theory = TheoryFolder(run), together[name]
     arrays = folder.read_arrays(theory.checkpoints[-1].step)
-    plates = draw_plates(theory, arrays, folder.read_unigram(), together)
+    figures = draw_run_figures(theory, arrays, folder.read_unigram(), together)
     for each in (folder.path, folder.figures):
         remove_leftovers(each)  # of a process that was killed
-    write_plates(list(plates.values()), folder.figures, CAPTIONS)
-    write_whole(folder.path / PAGE, render_page(name, theory, plates, facts))
+    write_captioned_figures(list(figures.values()), folder.figures, CAPTIONS)
+    write_whole(folder.path / PAGE, render_page(name, theory, figures, facts))
     return folder.path / PAGE
 
 
-def render_page(name: str, theory: RunTheory, plates: Mapping[str, Plate], facts: Mapping[str, str]) -> str:
+def render_page(name: str, theory: RunTheory, figures: Mapping[str, CaptionedFigure], facts: Mapping[str, str]) -> str:
     """The page as HTML text."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters["unescaped"] = Markup
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
+    return render_template(
+        TEMPLATE,
         name=name,
         described=_described(theory),
-        chapters=chapters(theory, plates),
+        chapters=chapters(theory, figures),
         tables=[sums_table(theory), fits_table(theory)],
         batches=theory.batches,
         notes=theory.notes,

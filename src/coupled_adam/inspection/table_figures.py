@@ -1,100 +1,71 @@
-"""The pictures of one table, as SVG elements to be put into a page.
-
-Lines and letters take the colours of the page around them, so that they can be read on light and on dark. Clouds of
-points become images inside the SVG: ten thousand circles would be slow to show.
+"""The figures of one table.
 
 Legend: V vocabulary rows, H hidden size, S sampled rows.
 """
 
-import io
-import re
-from dataclasses import dataclass
-from typing import Any
-
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from coupled_adam.base.captioned_figure import (
+    MARK,
+    POINTS,
+    CaptionedFigure,
+    captioned_figure,
+    figure_style,
+    powers_of_ten,
+)
 from coupled_adam.embeddings import EmbeddingMetrics
 from coupled_adam.inspection.sampling import Sample
 
-# Stand-ins for colours that only the page knows; no other part of a figure has these.
-INK, LINE = "#010203", "#040506"
-PAGE_COLOURS = {INK: "currentColor", LINE: "var(--line)"}
-POINTS, MARK = "#3d87c9", "#e0632b"  # visible on white and on black
 
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One figure of the page."""
-
-    title: str
-    svg: str
-    caption: str
-
-
-def draw_pictures(
+def draw_table_figures(
     prefix: str, metrics: EmbeddingMetrics, sample: Sample, counts: NDArray[np.int64] | None
-) -> list[Picture]:
-    """All pictures of one table.
+) -> list[CaptionedFigure]:
+    """All figures of one table.
 
     Args:
-        prefix: begins the id of every SVG element; another one for every table of a page.
+        prefix: begins the name of every figure; another one for every table of a page.
         metrics: the measures of the table.
         sample: some of its rows.
         counts: (V,) how often each token occurs; None: not known.
     """
     along_mean, first, second = sample.places.T
     shown = f"{len(sample.rows):,} of {metrics.shape[0]:,} tokens are shown."
-    with matplotlib.rc_context(STYLE):
-        pictures = [
-            Picture(
+    with figure_style():
+        figures = [
+            captioned_figure(
+                f"{prefix}-side",
                 "Seen from the side",
-                to_svg(_cloud(along_mean, first, "along the mean", "component 1"), f"{prefix}-side"),
                 "Embeddings along their mean and along the first principal component across it. "
                 f"A healthy cloud lies around the origin, an anisotropic one beside it. {shown}",
+                _cloud(along_mean, first, "along the mean", "component 1"),
             ),
-            Picture(
+            captioned_figure(
+                f"{prefix}-front",
                 "Seen along the mean",
-                to_svg(_cloud(first, second, "component 1", "component 2"), f"{prefix}-front"),
                 "The same embeddings along the two first principal components across the mean.",
+                _cloud(first, second, "component 1", "component 2"),
             ),
-            Picture(
+            captioned_figure(
+                f"{prefix}-cosine",
                 "Cosine of two tokens",
-                to_svg(_cosine_histogram(sample, metrics.mean_cosine), f"{prefix}-cosine"),
                 f"Of {len(sample.cosines):,} random pairs of different tokens. The line is the mean over all pairs.",
+                _cosine_histogram(sample, metrics.mean_cosine),
             ),
-            Picture(
+            captioned_figure(
+                f"{prefix}-spectrum",
                 "Singular values",
-                to_svg(_spectrum(metrics.singular_values), f"{prefix}-spectrum"),
                 "Relative to the largest. A first value far above the others is one direction that dominates.",
+                _spectrum(metrics.singular_values),
             ),
         ]
         if counts is not None:
             figure = _length_and_frequency(metrics.norms, counts, sample.rows)
             caption = f"Tokens that never occur are left out. {shown}"
-            pictures.append(Picture("Length and frequency", to_svg(figure, f"{prefix}-frequency"), caption))
-    return pictures
+            figures.append(captioned_figure(f"{prefix}-frequency", "Length and frequency", caption, figure))
+    return figures
 
 
 def _axes() -> tuple[Figure, Axes]:
@@ -130,6 +101,7 @@ def _spectrum(singular_values: NDArray[np.float64]) -> Figure:
         axes.plot([1], [1], marker="o", color=MARK)
         axes.set(xscale="log", yscale="log")
     axes.set(xlabel="number", ylabel="singular value")
+    powers_of_ten(axes)
     return figure
 
 
@@ -139,18 +111,5 @@ def _length_and_frequency(norms: NDArray[np.float64], counts: NDArray[np.int64],
     seen = rows[counts[rows] > 0]
     axes.scatter(counts[seen] / counts.sum(), norms[seen], s=3, color=POINTS, alpha=0.35, linewidths=0, rasterized=True)
     axes.set(xscale="log", ylim=(0, None), xlabel="frequency", ylabel="length")
+    powers_of_ten(axes)
     return figure
-
-
-def to_svg(figure: Figure, prefix: str) -> str:
-    """The figure as an SVG element whose ids begin with `prefix`."""
-    buffer = io.StringIO()
-    unnamed = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": prefix}):
-        figure.savefig(buffer, format="svg", transparent=True, dpi=180, metadata=unnamed)
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
-    for stand_in, colour in PAGE_COLOURS.items():
-        svg = svg.replace(stand_in, colour)
-    return svg

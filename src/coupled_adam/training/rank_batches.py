@@ -13,7 +13,7 @@ from coupled_adam.training.parallel import Ranks
 MicroBatch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T), both int64
 
 
-class Feed:
+class RankBatches:
     """Cuts global batches into this rank's micro-batches."""
 
     def __init__(self, batches: Batches, ranks: Ranks, micro_batch_size: int) -> None:
@@ -24,7 +24,7 @@ class Feed:
         self.batches = batches
         self.first_sample = ranks.rank * self.share
         self.device = ranks.device
-        self._reader = ThreadPoolExecutor(1, "feed")
+        self._reader = ThreadPoolExecutor(1, "batches")
         self._ahead: tuple[int, Future[list[Tensor]]] | None = None
 
     def micro_batches(self, step: int) -> list[MicroBatch]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.inspection.files import SUFFIXES, open_file
+from coupled_adam.inspection.file_formats import SUFFIXES, open_file
 from coupled_adam.inspection.folders import open_folder, open_hub_model
 from coupled_adam.inspection.hub import HUB_NAME
 from coupled_adam.inspection.stored import Matrix, Stored

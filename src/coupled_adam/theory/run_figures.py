@@ -7,15 +7,14 @@ Letters: V rows of the table, padding included.
 
 from collections.abc import Mapping
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from coupled_adam.base.captioned_figure import CaptionedFigure, captioned_figure, figure_style
 from coupled_adam.base.text import short
-from coupled_adam.inspection.plates import STYLE, Plate, plate
-from coupled_adam.theory import figures
-from coupled_adam.theory.folder import Counts, TokenArrays
+from coupled_adam.theory import theory_plots
 from coupled_adam.theory.record import RunTheory
+from coupled_adam.theory.theory_folder import Counts, TokenArrays
 from coupled_adam.theory.toy_figure import draw_gradients_example
 
 CAPTIONS = {
@@ -64,9 +63,9 @@ CAPTIONS = {
 """Title and caption of every figure."""
 
 
-def draw_plates(
+def draw_run_figures(
     run: RunTheory, arrays: TokenArrays, counts: Counts, together: Mapping[str, RunTheory]
-) -> dict[str, Plate]:
+) -> dict[str, CaptionedFigure]:
     """Every figure by its name.
 
     Args:
@@ -76,23 +75,24 @@ def draw_plates(
         together: the runs to show over training, by name; this one among them.
     """
     last = run.checkpoints[-1]
+    fits = last.fits
     p = counts / counts.sum()
     tokens = slice(len(p))  # rows after these are padding
     words = {"tokens": short(last.tokens_seen), "unseen": _unseen(counts)}
-    with matplotlib.rc_context(STYLE):
+    with figure_style():
         drawn: dict[str, Figure] = {
             "gradients_example": draw_gradients_example(),
-            "gradient_sums": figures.draw_gradient_sums(run),
-            "update_sums": figures.draw_update_sums(together),
-            "prior": figures.draw_prior(counts),
-            "second_moment": figures.draw_second_moment(p, arrays.second_moment[tokens], last.fits["second_moment"]),
-            "second_moment_constant": figures.draw_A(together),
-            "conditional_expectations": figures.draw_x(p, arrays.x_true[tokens], arrays.x_false[tokens], last.fits),
-            "theorem": figures.draw_theorem(arrays.squared_gradient, arrays.squared_gradient_predicted),
+            "gradient_sums": theory_plots.draw_gradient_sums(run),
+            "update_sums": theory_plots.draw_update_sums(together),
+            "prior": theory_plots.draw_prior(counts),
+            "second_moment": theory_plots.draw_second_moment(p, arrays.second_moment[tokens], fits["second_moment"]),
+            "second_moment_constant": theory_plots.draw_A(together),
+            "conditional_expectations": theory_plots.draw_x(p, arrays.x_true[tokens], arrays.x_false[tokens], fits),
+            "theorem": theory_plots.draw_theorem(arrays.squared_gradient, arrays.squared_gradient_predicted),
         }
         assert drawn.keys() == CAPTIONS.keys()
         return {
-            name: plate(name, CAPTIONS[name][0], CAPTIONS[name][1].format_map(words), figure)
+            name: captioned_figure(name, CAPTIONS[name][0], CAPTIONS[name][1].format_map(words), figure)
             for name, figure in drawn.items()
         }
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings import EmbeddingMetrics, SingleTokens, WordPairs, measure
-from coupled_adam.embeddings.table import Array, open_table
+from coupled_adam.embeddings.embedding_matrix import Array, open_table
 from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distributed, local_part, process_groups
 
 # Of a block in float64: small beside a table, and it stays in the cache between its two sums.

@@ -15,9 +15,9 @@ from coupled_adam.config.run_config import Config
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.embeddings.download import word_pairs_of
-from coupled_adam.training.feed import Feed
-from coupled_adam.training.monitor import full_measures, light_measures
+from coupled_adam.training.embedding_monitor import full_measures, light_measures
 from coupled_adam.training.parallel import Ranks
+from coupled_adam.training.rank_batches import RankBatches
 from coupled_adam.training.run_tokens import word_tokenizer
 
 VALIDATION_SEED = 0  # the same windows for every run, so that runs can be compared
@@ -35,7 +35,7 @@ class Measures:
     """Rows from this one on are padding."""
     word_similarity: Mapping[str, Any]
     """`unigram`, `tokenizer` and `word_pairs`, as far as they are known."""
-    validation: Feed | None
+    validation: RankBatches | None
     validation_batches: int
     ranks: Ranks
     precision: Callable[[], AbstractContextManager[Any]]
@@ -80,7 +80,7 @@ def build_measures(
     names = {"output": model.output_table_name, "input": model.input_table_name}
     if names["output"] == names["input"]:
         del names["input"]
-    validation, batches = _validation_feed(config, corpus, ranks)
+    validation, batches = _validation_batches(config, corpus, ranks)
     return Measures(
         module=module,
         # Taken once: after a validation, FSDP2 shows gathered weights under these names until the next step.
@@ -94,7 +94,7 @@ def build_measures(
     )
 
 
-def _validation_feed(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[Feed | None, int]:
+def _validation_batches(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[RankBatches | None, int]:
     """Batches of the validation text, and how many: each of its windows once at most."""
     if "val" not in corpus.splits:
         return None, 0
@@ -108,7 +108,7 @@ def _validation_feed(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[Feed
     if batch_size == 0:
         return None, 0
     batches = Batches(tokens, context, batch_size, VALIDATION_SEED, "epochs")
-    return Feed(batches, ranks, micro_batch_size), min(config.log.val_batches, windows // batch_size)
+    return RankBatches(batches, ranks, micro_batch_size), min(config.log.val_batches, windows // batch_size)
 
 
 def _word_similarity(config: Config, corpus: Corpus) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from coupled_adam.embeddings import (
 )
 from coupled_adam.embeddings.download import word_pairs_of
 from coupled_adam.inspection.folders import TOKENIZER
+from coupled_adam.inspection.model_tables import Model, Role, read_model
 from coupled_adam.inspection.sampling import Sample, draw_sample
-from coupled_adam.inspection.tables import Model, Role, read_model
 
 COUNTS = "unigram.npy"  # in a corpus that `coupled-adam data prepare` made
 COUNTS_NEEDED = "needs token counts: --unigram FILE"

@@ -1,0 +1,162 @@
+"""Figures with a title and a caption, all of one look, that are part of a page and files of their own.
+
+Every figure is drawn inside `figure_style()` and rendered once as SVG. In the page it takes the colours of the page
+around it, light or dark; as a file it has a white ground. Its ids are the same on every machine. A figure is about as
+wide as a phone, so that its letters can be read there. Clouds of points become images inside the SVG: ten thousand
+circles would be slow to show.
+"""
+
+import io
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coupled_adam.base.files import replacing, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#010203"  # stands for the colour of the page's letters; no other part of a figure has it
+GRID = "#d9dde3"  # becomes the colour of the page's lines; in a file it is seen as it is
+POINTS, MARK = "#3d87c9", "#e0632b"  # visible on white and on black
+FAINT = "#868e99"  # readable on white and on black: what was before training, and reference lines
+# Of series that are no optimizers, such as model sizes: told apart with any kind of colour vision.
+SERIES_COLOURS = ("#7b6bd6", "#1a9e78", "#c98a00", "#d1557f", "#5f7f96")
+MARKERS = ("o", "s", "^", "D", "v")
+WIDTH = 5.4  # inches
+LETTER = 0.075  # inches: a letter of a legend, on average
+DOTS_PER_INCH = 180
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": INK,
+    "text.parse_math": False,  # names of studies, runs and models are text, whatever dollar signs they have
+    "axes.titlesize": 10,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True)
+class CaptionedFigure:
+    """One figure of a page."""
+
+    name: str
+    """Of its files, without .svg or .pdf; begins every id in the SVG, so no other figure of a page has it."""
+    title: str
+    caption: str
+    figure: "Figure"
+    svg: str
+    """An SVG element for a page that defines --line."""
+
+
+def figure_style() -> AbstractContextManager[None]:
+    """A context in which figures are drawn and rendered."""
+    import matplotlib
+
+    return matplotlib.rc_context(STYLE)
+
+
+def captioned_figure(name: str, title: str, caption: str, figure: "Figure") -> CaptionedFigure:
+    """Render a figure that was drawn inside `figure_style()`, inside it."""
+    svg = _to_svg(figure, name)
+    figure.set_layout_engine("none")  # it is laid out now; again for the PDF would be slow
+    return CaptionedFigure(name, title, caption, figure, svg)
+
+
+def _to_svg(figure: "Figure", name: str) -> str:
+    """The figure as an SVG element whose ids begin with `name`."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    unnamed = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True, dpi=DOTS_PER_INCH, metadata=unnamed)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    return svg.replace(INK, "currentColor").replace(GRID, "var(--line)")
+
+
+def write_captioned_figures(figures: Sequence[CaptionedFigure], folder: Path, all_names: Collection[str]) -> None:
+    """Write NAME.svg and NAME.pdf of every figure; those of an earlier time that are no longer drawn go away.
+
+    Args:
+        figures: from `captioned_figure`.
+        folder: made if it is missing.
+        all_names: of the figures that may be in the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in set(all_names) - {each.name for each in figures}:
+        for kind in ("svg", "pdf"):
+            (folder / f"{name}.{kind}").unlink(missing_ok=True)
+    for each in figures:
+        write_whole(folder / f"{each.name}.svg", standalone_svg(each.svg))
+        with replacing(folder / f"{each.name}.pdf") as temporary, figure_style():
+            each.figure.savefig(temporary, format="pdf", dpi=DOTS_PER_INCH, metadata={"CreationDate": None})
+
+
+def standalone_svg(svg: str) -> str:
+    """An SVG element of the page as a file of its own, with colours of its own and a white ground."""
+    plain = svg.replace("currentColor", INK).replace("var(--line)", GRID)
+    end = plain.index(">") + 1
+    return f'{plain[:end]}\n<rect width="100%" height="100%" fill="#ffffff"/>{plain[end:]}\n'
+
+
+def panels(rows: int, columns: int, height: float, *, share_y: bool = False) -> "tuple[Figure, list[list[Axes]]]":
+    """A figure of axes in rows and columns, each row `height` inches high."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, rows * height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
+    return figure, [list(row) for row in axes]
+
+
+def legend_above(figure: "Figure", shown: "Iterable[Axes]") -> None:
+    """One legend for all panels, above the data; the figure grows by what it needs."""
+    entries: dict[str, Any] = {}
+    for axes in shown:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if not entries:
+        return
+    handles, labels = list(entries.values()), list(entries)
+    width, height = figure.get_size_inches()
+    longest = max(len(label) for label in labels)
+    columns = max(1, min(len(labels), int(width / (LETTER * longest + 0.55))))
+    figure.set_figheight(height + 0.2 * -(-len(labels) // columns))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=1.8, columnspacing=1.2)
+
+
+def powers_of_ten(axes: "Axes") -> None:
+    """Powers of ten as text on the axes that are logarithmic, once their ends are set.
+
+    matplotlib's own are mathematics, which `figure_style()` turns off.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() != "log":
+            continue
+        low, high = sorted(axis.get_view_interval())
+        is_short = high < 10 * low  # at most one power of ten is on it
+        axis.set_major_locator(LogLocator(numticks=5))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: "10" + str(round(math.log10(value))).translate(RAISED)))
+        axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}") if is_short else NullFormatter())
