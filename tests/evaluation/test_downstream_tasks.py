@@ -95,7 +95,7 @@ def test_exported_model_has_the_same_scores_through_lm_evals_own_class(evaluated
     assert again.tasks == found.tasks
 
 
-def test_two_halves_have_the_same_scores_and_results(evaluated: Evaluated, tmp_path: Path) -> None:
+def test_two_machines_have_the_same_scores_and_results(evaluated: Evaluated, tmp_path: Path) -> None:
     requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
     tokens = open_json_tokenizer(evaluated.run.parent / "corpus" / "tokenizer.json")
     write_task_requests(requests, tokens, tasks=PAPER_NAMES, task_data=evaluated.tasks, limit=None)
