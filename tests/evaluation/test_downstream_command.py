@@ -92,7 +92,7 @@ def test_answers_are_printed_when_the_bar_is_gone(
         printed.append(sys.stdout.buffer.tell())
 
     for module in (eval_command, eval_offline):
-        monkeypatch.setattr(module, "progress_bar", bar)
+        monkeypatch.setattr(module, "task_bar", bar)
     requests = tmp_path / "requests.safetensors"
     here = ("--task-data", folder / "tasks", "--tasks", TASKS)
     for arguments in (

@@ -43,16 +43,14 @@ def render_template(template: Path, **values: object) -> str:
     return str(environment.get_template(template.name).render(**values))
 
 
-def page_facts(command: str, seconds: float) -> dict[str, str]:
+def page_facts(command: str, seconds: float, package_version: str) -> dict[str, str]:
     """How a page was made: what it takes to make it again."""
     import torch
-
-    from coupled_adam import __version__
 
     return {
         "command": command,
         "date": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
         "took": f"{seconds:.1f} s",
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "versions": f"coupled-adam {__version__}, torch {torch.__version__}",
+        "versions": f"coupled-adam {package_version}, torch {torch.__version__}",
     }

@@ -10,7 +10,7 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.commands import eval_options as options
 from coupled_adam.commands.eval_group import EvalGroup
 from coupled_adam.commands.eval_offline import answer, requests, score
-from coupled_adam.commands.eval_output import note, progress_bar, show, tell_study
+from coupled_adam.commands.eval_output import note, show, task_bar, tell_study
 from coupled_adam.commands.refusal import refuse, user_errors
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def evaluate(
     from coupled_adam.paper_tasks import parse_tasks
 
     with user_errors():
-        with progress_bar() as on_progress:
+        with task_bar() as on_progress:
             found, path = _evaluate_model(
                 Path(model),
                 checkpoint=checkpoint,

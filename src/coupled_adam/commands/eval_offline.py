@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.text import printable_lines
 from coupled_adam.commands import eval_options as options
-from coupled_adam.commands.eval_output import note, progress_bar, show, table_cell, tell_study
+from coupled_adam.commands.eval_output import note, show, table_cell, task_bar, tell_study
 from coupled_adam.commands.refusal import refuse, user_errors
 
 
@@ -42,7 +42,7 @@ def requests(
     from coupled_adam.evaluation.run_tokenizer import tokenizer_of
     from coupled_adam.paper_tasks import parse_tasks
 
-    with user_errors(), progress_bar() as on_progress:
+    with user_errors(), task_bar() as on_progress:
         found = write_task_requests(
             out,
             tokenizer_of(model),
@@ -86,7 +86,7 @@ def answer(
 
     if out.resolve() == requests.resolve():
         refuse(f"OUT: {out} holds the requests; give the scores a file of their own")
-    with user_errors(), progress_bar() as on_progress:
+    with user_errors(), task_bar() as on_progress:
         found = answer_requests(
             run,
             requests,
@@ -145,7 +145,7 @@ def score(
     with user_errors():
         if scores.is_dir():
             raise UserError(f"{scores} is a folder; give RUN and then SCORES, the file that `eval answer` wrote")
-        with progress_bar() as on_progress:
+        with task_bar() as on_progress:
             found, path = evaluate_scores(
                 scores,
                 tasks=None if tasks is None else parse_tasks(tasks),

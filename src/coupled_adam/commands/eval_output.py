@@ -2,18 +2,17 @@
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from coupled_adam.base.progress import progress_bar
 from coupled_adam.base.text import printable_lines
 
 if TYPE_CHECKING:
@@ -21,31 +20,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each task on the error output, with the time left; a line for each if it is no terminal."""
-    # Its own stream: lm-eval is kept from printing by taking sys.stderr away for a while.
-    console = Console(file=sys.stderr, highlight=False)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("requests,"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    begun: dict[str, Any] = {}
+def task_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each task, with the time left; where there is no terminal, a line when each begins."""
+    with progress_bar() as bar:
+        begun: set[str] = set()
 
-    def on_progress(name: str, done: int, total: int) -> None:
-        if name not in begun:
-            for earlier in begun.values():
-                bar.update(earlier, visible=False)
-            begun[name] = bar.add_task(name, total=None)
-            if not console.is_terminal:
-                console.print(f"{name} ...", markup=False)
-        # Until the requests of a task are made, their number is not known.
-        bar.update(begun[name], completed=done, total=total if done or total > 1 else None)
+        def on_progress(name: str, done: int, total: int) -> None:
+            if name not in begun and not bar.is_on_terminal:
+                bar.say(f"{name} ...")
+            begun.add(name)
+            # Until the requests of a task are made, their number is not known.
+            is_known = done or total > 1
+            note = f"{done:,}/{total:,} requests" if is_known else ""
+            bar.show(name, done if is_known else None, total, note=note)
 
-    with bar:
         yield on_progress
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from coupled_adam import __version__
 from coupled_adam.commands.refusal import refuse, user_errors
 
 
@@ -84,7 +85,9 @@ def inspect(
     else:
         print_overview(Console(highlight=False), compare(models))
     if html is not None:
-        facts = page_facts(printable(shlex.join(["coupled-adam", *sys.argv[1:]])), time.perf_counter() - started)
+        facts = page_facts(
+            printable(shlex.join(["coupled-adam", *sys.argv[1:]])), time.perf_counter() - started, __version__
+        )
         try:
             write_whole(html, render_page(models, facts))
         except OSError as error:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from coupled_adam import __version__
 from coupled_adam.base.progress import ProgressBar, progress_bar, wide_enough
 from coupled_adam.commands.refusal import refuse, user_errors
 
@@ -137,7 +138,7 @@ def _write_pages(runs: Sequence[Path], measured: "dict[str, RunTheory]", seconds
     from coupled_adam.base.text import printable
     from coupled_adam.theory.theory_page import write_page
 
-    facts = page_facts(printable(shlex.join(["coupled-adam", *sys.argv[1:]])), seconds)
+    facts = page_facts(printable(shlex.join(["coupled-adam", *sys.argv[1:]])), seconds, __version__)
     for name, run in zip(measured, runs, strict=True):
         with user_errors():
             path = write_page(run, measured, name, facts)
