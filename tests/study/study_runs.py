@@ -19,9 +19,9 @@ from coupled_adam.data.manifest import MANIFEST_FILE, Shard, Split, read_manifes
 from coupled_adam.study.expansion import Cell, cells_of, chosen
 from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.plan import Study, load_study
-from coupled_adam.study.progress import StudyDisplay
 from coupled_adam.study.results import Result
 from coupled_adam.study.runner import Outcome, run_study
+from coupled_adam.study.study_display import StudyDisplay
 from coupled_adam.training.config import to_toml
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
