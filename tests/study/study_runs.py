@@ -13,6 +13,8 @@ import numpy as np
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+from coupled_adam.study.plan import Study, load_study
+from coupled_adam.study.progress import StudyDisplay
 from small_runs import small_config, write_corpus
 
 from coupled_adam.config.run_config import to_toml
@@ -20,9 +22,10 @@ from coupled_adam.config.study_config import Study, load_study
 from coupled_adam.data.manifest import MANIFEST_FILE, Shard, Split, read_manifest, write_manifest
 from coupled_adam.study.expansion import Cell, cells_of, chosen
 from coupled_adam.study.folder import StudyFolder
-from coupled_adam.study.progress import StudyDisplay
 from coupled_adam.study.results import Result
 from coupled_adam.study.runner import Outcome, run_study
+from coupled_adam.study.study_display import StudyDisplay
+from coupled_adam.training.config import to_toml
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
 COMMAND = [sys.executable, "-c", "from coupled_adam.commands.study import app; app()"]

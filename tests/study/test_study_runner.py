@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from coupled_adam.study.plan import EvaluationSection, load_study
+from coupled_adam.study.progress import Running
 from study_fake_worker import result_of
 from study_runs import (
     ADAMW,
@@ -49,8 +51,9 @@ from coupled_adam.study.cell import Task, read_error, run_cell
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import CLAIM, StudyFolder, is_claimed, last_row
-from coupled_adam.study.progress import Running
 from coupled_adam.study.results import from_json, merge_results, read_results, to_json, write_evaluation
+from coupled_adam.study.study_display import Running
+from coupled_adam.training.config import load_config
 
 
 def named(*names: str) -> str:
