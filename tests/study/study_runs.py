@@ -13,8 +13,6 @@ import numpy as np
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-from coupled_adam.study.plan import Study, load_study
-from coupled_adam.study.progress import StudyDisplay
 from small_runs import small_config, write_corpus
 
 from coupled_adam.config.run_config import to_toml
@@ -25,7 +23,6 @@ from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.results import Result
 from coupled_adam.study.runner import Outcome, run_study
 from coupled_adam.study.study_display import StudyDisplay
-from coupled_adam.training.config import to_toml
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
 COMMAND = [sys.executable, "-c", "from coupled_adam.commands.study import app; app()"]

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from coupled_adam.study.plan import EvaluationSection, load_study
-from coupled_adam.study.progress import Running
 from study_fake_worker import result_of
 from study_runs import (
     ADAMW,
@@ -53,7 +51,6 @@ from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import CLAIM, StudyFolder, is_claimed, last_row
 from coupled_adam.study.results import from_json, merge_results, read_results, to_json, write_evaluation
 from coupled_adam.study.study_display import Running
-from coupled_adam.training.config import load_config
 
 
 def named(*names: str) -> str:

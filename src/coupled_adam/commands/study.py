@@ -106,8 +106,6 @@ def run_and_report(
     from coupled_adam.study.expansion import cells_of, chosen
     from coupled_adam.study.folder import RUNS_HERE, StudyFolder
     from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
-    from coupled_adam.study.plan import load_study, with_settings
-    from coupled_adam.study.progress import StudyDisplay
     from coupled_adam.study.report import require_packages
     from coupled_adam.study.runner import LAUNCHERS, prepare_data, run_study
     from coupled_adam.study.study_display import StudyDisplay

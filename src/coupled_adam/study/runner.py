@@ -18,10 +18,7 @@ from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.expansion import Cell, with_rows_in_numbers
 from coupled_adam.study.folder import CONFIG, StudyFolder
 from coupled_adam.study.launchers import ClusterLauncher, Ended, Launcher, LocalLauncher, worker_environments
-from coupled_adam.study.plan import Study
-from coupled_adam.study.progress import StudyDisplay
 from coupled_adam.study.study_display import StudyDisplay
-from coupled_adam.training.config import load_config, with_rows
 from coupled_adam.training.interruption import Interruption, watching_signals
 
 LauncherName = Literal["local", "torchrun", "slurm"]
