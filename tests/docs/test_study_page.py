@@ -13,11 +13,11 @@ from typer.main import get_command
 
 from coupled_adam.base.text import short
 from coupled_adam.cli import app
+from coupled_adam.metrics import METRICS, TASK_LIMIT, TASKS, THEORY_PREFIX
 from coupled_adam.study import plan, tables
 from coupled_adam.study import plan_sections as sections
 from coupled_adam.study.expansion import cells_of, chosen
 from coupled_adam.study.measurement import MEASURES
-from coupled_adam.study.metrics import METRICS, TASK_LIMIT, TASKS, THEORY_PREFIX
 from coupled_adam.study.overview import gpu_hours, hours
 from coupled_adam.study.plan import STUDIES, Study, load_study, parse_study
 from coupled_adam.study.results import STORED, Result, to_json

@@ -34,7 +34,7 @@ from coupled_adam.evaluation.downstream.results import read_downstream
 from coupled_adam.evaluation.held_out_loss import loss_over
 from coupled_adam.evaluation.run_export import export_run
 from coupled_adam.evaluation.weights import load_run
-from coupled_adam.study.metrics import TASK_LIMIT
+from coupled_adam.metrics import TASK_LIMIT
 from coupled_adam.study.results import EVALUATION, FILE_NAME, read_results, to_json
 from coupled_adam.study.results import Result as StudyResult
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from coupled_adam.cli import app
 from coupled_adam.inspection.files import SUFFIXES
-from coupled_adam.inspection.measures import ANISOTROPIC_FROM, CENTRED_BELOW, EVEN_FROM, MEASURES, STRONGLY_FROM
+from coupled_adam.inspection.plain_sentence import ANISOTROPIC_FROM, CENTRED_BELOW, EVEN_FROM, MEASURES, STRONGLY_FROM
 
 PAGE = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text(encoding="utf-8")
 

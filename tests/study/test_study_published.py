@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 from coupled_adam.base.text import parse_shorthand
+from coupled_adam.metrics import MAIN, METRICS
 from coupled_adam.models.config import ModelConfig, parameter_count
-from coupled_adam.study.metrics import MAIN, METRICS
 from coupled_adam.study.published import (
     ALL_TABLES,
     MODELS,

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from coupled_adam.base.extras import install_command
 from coupled_adam.cli import app
+from coupled_adam.metrics import TASKS
 from coupled_adam.study import cell, measurement, theory_evaluation
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import is_measured
-from coupled_adam.study.metrics import TASKS
 from coupled_adam.study.plan import load_study, with_settings
 from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.report import write_report

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coupled_adam.base.text import printable
-from coupled_adam.inspection.measures import MEASURES, Measure, sentence, shown
 from coupled_adam.inspection.measuring import UNDEFINED, MeasuredModel, MeasuredTable
+from coupled_adam.inspection.plain_sentence import MEASURES, Measure, sentence, shown
 
 DASH = "—"
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"

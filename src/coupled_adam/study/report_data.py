@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coupled_adam.base.text import short
-from coupled_adam.study.metrics import INPUT_PREFIX, METRICS, TASK_LIMIT
+from coupled_adam.metrics import INPUT_PREFIX, METRICS, TASK_LIMIT
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison, compare
 

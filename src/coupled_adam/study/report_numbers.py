@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from coupled_adam.metrics import METRICS, Lead, is_of_a_table
 from coupled_adam.study.comparison_table import summary_cell
 from coupled_adam.study.comparison_table import verdict as claim_of
 from coupled_adam.study.figures.style import looks
-from coupled_adam.study.metrics import METRICS, Lead, is_of_a_table
 from coupled_adam.study.plan_sections import ReportSection
 from coupled_adam.study.report_data import (
     Size,

@@ -12,10 +12,10 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from coupled_adam.base.text import short
-from coupled_adam.inspection.measures import MEASURES
+from coupled_adam.inspection.plain_sentence import MEASURES
+from coupled_adam.metrics import MAIN, METRICS, Metric, in_order
 from coupled_adam.study.comparison_table import p_text, summary_cell
 from coupled_adam.study.comparison_table import verdict as claim_of
-from coupled_adam.study.metrics import MAIN, METRICS, Metric, in_order
 from coupled_adam.study.notation import MISSING, to_html
 from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.published import find_published

@@ -14,7 +14,7 @@ from typing import Any
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import parse_json, read_text, write_whole
-from coupled_adam.study.metrics import METRICS, TASK_LIMIT, TASKS, other_tasks
+from coupled_adam.metrics import METRICS, TASK_LIMIT, TASKS, other_tasks
 
 FILE_NAME = "results.jsonl"
 EVALUATION = "evaluation.json"

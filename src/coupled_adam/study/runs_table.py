@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from coupled_adam.base.text import short, shorthand
+from coupled_adam.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.grid import CellRuns, model_labels, optimizer_labels
-from coupled_adam.study.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.notation import MISSING
 from coupled_adam.study.report_data import loss_splits
 from coupled_adam.study.results import Result

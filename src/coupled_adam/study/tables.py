@@ -11,19 +11,7 @@ from pathlib import Path
 
 from coupled_adam.base.files import require_writable, write_whole
 from coupled_adam.base.text import short
-from coupled_adam.study.ablation_groups import scale_groups, sgd_groups
-from coupled_adam.study.comparison_table import comparison_table, summary_cell
-from coupled_adam.study.crossing_table import crossing_table
-from coupled_adam.study.grid import (
-    CellRuns,
-    Planned,
-    by_model_name,
-    gather_cells,
-    model_labels,
-    optimizer_labels,
-    sizes_of,
-)
-from coupled_adam.study.metrics import (
+from coupled_adam.metrics import (
     INPUT_PREFIX,
     MAIN,
     METRICS,
@@ -35,6 +23,18 @@ from coupled_adam.study.metrics import (
     measured,
     named,
     other_tasks,
+)
+from coupled_adam.study.ablation_groups import scale_groups, sgd_groups
+from coupled_adam.study.comparison_table import comparison_table, summary_cell
+from coupled_adam.study.crossing_table import crossing_table
+from coupled_adam.study.grid import (
+    CellRuns,
+    Planned,
+    by_model_name,
+    gather_cells,
+    model_labels,
+    optimizer_labels,
+    sizes_of,
 )
 from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.published import (

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from coupled_adam.base.text import shorthand
-from coupled_adam.inspection.measures import CENTRED_BELOW
-from coupled_adam.study.metrics import METRICS, Lead
+from coupled_adam.inspection.plain_sentence import CENTRED_BELOW
+from coupled_adam.metrics import METRICS, Lead
 from coupled_adam.study.statistics import Comparison, Summary, Values, as_list, compare, summarise
 
 Outcome = Literal["better", "worse", "open", "mixed", "no claim"]

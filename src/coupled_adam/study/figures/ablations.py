@@ -8,8 +8,8 @@ from matplotlib.ticker import MaxNLocator
 
 from coupled_adam.inspection.figures import INK
 from coupled_adam.inspection.plates import FAINT, MARKERS, SERIES_COLOURS, legend_above, panels
+from coupled_adam.metrics import MAIN, OTHERS, named
 from coupled_adam.study.figures.style import draw_difference, looks, size_panels
-from coupled_adam.study.metrics import MAIN, OTHERS, named
 from coupled_adam.study.report_data import (
     Size,
     Variant,

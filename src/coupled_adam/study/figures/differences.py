@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from coupled_adam.base.text import short
 from coupled_adam.inspection.plates import FAINT, legend_above, panels
+from coupled_adam.metrics import METRICS, TASKS
 from coupled_adam.study.figures.style import draw_difference
-from coupled_adam.study.metrics import METRICS, TASKS
 from coupled_adam.study.report_data import Size, compare_variants, main_pair, model_names, sizes
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison
