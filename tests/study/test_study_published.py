@@ -190,7 +190,7 @@ def test_the_table_decides_what_is_bold() -> None:
     [
         ("loss", 6 * 10**9, SMALL, STANDARD),
         ("loss", 5 * 10**9, 30_000_000, STANDARD),
-        ("isoscore", 5 * 10**9, SMALL, STANDARD),
+        ("iso_score", 5 * 10**9, SMALL, STANDARD),
         ("unheard of", 5 * 10**9, SMALL, STANDARD),
         ("loss", 5 * 10**9, SMALL, {**STANDARD, "tied": False}),
         ("loss", 5 * 10**9, SMALL, {**COUPLED, "centre": True}),

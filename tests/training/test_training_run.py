@@ -100,8 +100,8 @@ def test_the_monitor_shows_what_inspect_measures(whole_run: Path) -> None:
     table = load_file(whole_run / "checkpoints" / "step-000000012" / TABLES)["wte.weight"]
     measured = measure(table[:VOCABULARY])
     last = [row for row in rows(whole_run) if row["kind"] == "embeddings"][-1]
-    assert last["output_mu_norm_ratio"] == pytest.approx(measured.mu_norm_ratio, rel=1e-6)
-    assert last["output_iso"] == pytest.approx(measured.iso, rel=1e-6)
+    assert last["mu_norm_ratio"] == pytest.approx(measured.mu_norm_ratio, rel=1e-6)
+    assert last["iso"] == pytest.approx(measured.iso, rel=1e-6)
 
 
 def test_the_same_config_gives_the_same_run_bit_for_bit(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_untied_models_train_with_either_table_coupled(
     }
     assert coupled == {"output": couple in ("output", "all"), "input": couple in ("input", "all")}
     last = rows(tmp_path / "run")[-2]
-    assert {"output_mu_norm_ratio", "input_mu_norm_ratio"} <= last.keys()
+    assert {"mu_norm_ratio", "input_mu_norm_ratio"} <= last.keys()
 
 
 def test_accumulated_gradients_give_the_same_run_up_to_rounding(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
@@ -305,4 +305,4 @@ def test_inspect_finds_the_token_counts_of_a_run(whole_run: Path, corpus: Path) 
     models = inspect_models([str(whole_run)], Request(), lambda *_: None)
     measured = json.dumps(json_object(models))
     last = [row for row in rows(whole_run) if row["kind"] == "embeddings"][-1]
-    assert f"{last['output_rho_log']:.6f}"[:8] in measured
+    assert f"{last['rho_log']:.6f}"[:8] in measured

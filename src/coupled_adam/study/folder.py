@@ -15,7 +15,8 @@ from pathlib import Path
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import remove_leftovers, require_regular_file, write_whole
 from coupled_adam.base.locks import is_held
-from coupled_adam.metrics import TASK_LIMIT, task_key
+from coupled_adam.evaluation.downstream.tasks import task_key
+from coupled_adam.metrics import TASK_LIMIT
 from coupled_adam.study.expansion import Cell, settings_that_differ
 from coupled_adam.study.plan import FILE_NAME, Study, load_study, study_toml
 from coupled_adam.study.plan_sections import EvaluationSection

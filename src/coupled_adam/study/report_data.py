@@ -105,8 +105,8 @@ def loss_name(results: Iterable[Result]) -> str:
     """What to call the loss in a sentence."""
     splits = loss_splits(results)
     if "val" not in splits:
-        return "test loss"
-    return "validation loss" if splits == {"val"} else "loss"
+        return METRICS["loss"].label
+    return METRICS["val_loss"].label if splits == {"val"} else METRICS["loss"].symbol
 
 
 def loss_note(results: Iterable[Result]) -> str:

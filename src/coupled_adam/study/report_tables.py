@@ -12,7 +12,6 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from coupled_adam.base.text import short
-from coupled_adam.inspection.plain_sentence import MEASURES
 from coupled_adam.metrics import MAIN, METRICS, Metric, in_order
 from coupled_adam.study.comparison_table import p_text, summary_cell
 from coupled_adam.study.comparison_table import verdict as claim_of
@@ -35,15 +34,6 @@ from coupled_adam.study.table_model import Cell, Table
 
 # Where the loss leads; where the embeddings do, they come first.
 HEADLINE = ("loss", "acc", "mu_norm_ratio", "iso", "mu_norm", "r_cos", "rho_log", "kappa")
-WORDS = {measure.field: (measure.label, measure.meaning) for measure in MEASURES} | {
-    "loss": ("test loss", "nats per token"),
-    "acc": ("accuracy", "mean over the downstream tasks"),
-    "mu_norm_ratio": ("mean-embedding ratio", "0: centred at the origin"),
-    "mu_norm": ("length of the mean", "‖μ‖, of the mean embedding"),
-    "iso": ("ISO", "isotropy; 1: no direction stands out"),
-    "rho_log": ("rho (%)", "correlation of length and log frequency"),
-    "r_cos": ("r_cos (%)", "correlation of cosine and human word similarity"),
-}
 MOST_SIDE_BY_SIDE = 3
 
 
@@ -146,9 +136,8 @@ def headline(results: Sequence[Result], report: ReportSection = DEFAULT_REPORT) 
 
 def label_and_meaning(metric: Metric, results: Sequence[Result]) -> tuple[str, str]:
     """The name of a metric with its arrow, and what it is in a few words."""
-    label, meaning = WORDS[metric.key]
-    label = loss_name(results) if metric.key == "loss" else label
-    return f"{label}\N{NO-BREAK SPACE}{metric.arrow}", meaning
+    label = loss_name(results) if metric.key == "loss" else metric.label
+    return f"{label}\N{NO-BREAK SPACE}{metric.arrow}", metric.meaning
 
 
 def page_table(table: Table, links: Mapping[str, str]) -> PageTable:

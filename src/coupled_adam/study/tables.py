@@ -15,7 +15,6 @@ from coupled_adam.metrics import (
     INPUT_PREFIX,
     MAIN,
     METRICS,
-    NOT_OF_A_TABLE,
     OTHERS,
     TASKS,
     Metric,
@@ -333,9 +332,9 @@ def notes_on(
     if note and {metric.key for metric in shown} & {metric.key for metric in DOWNSTREAM}:
         notes.append(note)
     note = table_note(run for cell in cells for run in cell.runs.values())
-    if note and any(metric in MAIN and metric.key not in NOT_OF_A_TABLE for metric in shown):
+    if note and any(metric in MAIN and metric.of_table for metric in shown):
         notes.append(note)
-    unmeasured = [metric.label for metric in wanted if metric not in shown]
+    unmeasured = [metric.symbol for metric in wanted if metric not in shown]
     if unmeasured:
         notes.append(f"Not measured in any run: {', '.join(unmeasured)}.")
     missing = sum(len(cell.seeds) - len(cell.runs) for cell in cells)

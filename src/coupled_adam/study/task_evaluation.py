@@ -11,9 +11,9 @@ from coupled_adam.data.corpus import open_known_corpus
 from coupled_adam.evaluation.downstream.evaluate import evaluate_run
 from coupled_adam.evaluation.downstream.harness import check_tasks
 from coupled_adam.evaluation.downstream.results import Downstream
-from coupled_adam.evaluation.downstream.tasks import METRIC
+from coupled_adam.evaluation.downstream.tasks import METRIC, task_key
 from coupled_adam.evaluation.run_tokenizer import require_fit, run_tokenizer
-from coupled_adam.metrics import TASK_LIMIT, task_key
+from coupled_adam.metrics import TASK_LIMIT
 from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.training.config import Config
 

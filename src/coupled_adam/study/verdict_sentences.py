@@ -66,7 +66,7 @@ def verdict_of_pair(
     second: str,
     losses: Sequence[Comparison],
     ratios: Sequence[Comparison],
-    loss: str = "test loss",
+    loss: str = METRICS["loss"].label,
     table: Table = "",
 ) -> Verdict:
     """The verdict on one optimizer against another.
@@ -93,7 +93,7 @@ def _overall(outcomes: Sequence[Outcome]) -> Outcome:
 def verdict_of_many(
     losses: Sequence[Mapping[str, Values]],
     ratios: Sequence[Mapping[str, Values]],
-    loss: str = "test loss",
+    loss: str = METRICS["loss"].label,
     table: Table = "",
 ) -> Verdict:
     """The verdict on more than two optimizers, such as all scale exponents of an ablation.
