@@ -173,6 +173,11 @@ def test_pages_and_tables_of_a_study_show_labels_and_directions_of_the_registry(
         if column.key in METRICS and column.key != "tokens_per_second":
             metric = METRICS[column.key]
             assert (column.label, column.latex) == (metric.heading, metric.latex_heading)
+    head = {str(cell.html) for cell in report_tables.page_table(runs, {}).head}
+    measured = {column.key for column in runs.columns} & {metric.key for metric in registry.MAIN}
+    # Those of the paper, and what a run has cost; the others are in the CSV file.
+    assert head >= {METRICS[key].heading for key in measured} | {"seconds", METRICS["tokens_per_second"].symbol}
+    assert not head & {metric.heading for metric in registry.OTHERS}
     for metric in registry.MAIN:
         label, meaning = report_tables.label_and_meaning(metric, results)
         assert label.split("\N{NO-BREAK SPACE}") == [metric.label, metric.arrow]

@@ -13,10 +13,12 @@ from small_runs import VOCABULARY, assert_same_tensors, rows, saved_tensors, sma
 from torch import Tensor
 
 from coupled_adam.embeddings import measure
+from coupled_adam.metrics import METRICS, TABLE_METRICS
 from coupled_adam.tables_file import FILE_NAME as TABLES
 from coupled_adam.training import checkpoints, trainer
 from coupled_adam.training.config import load_config
 from coupled_adam.training.feed import Feed, MicroBatch
+from coupled_adam.training.trackers import numbers
 from coupled_adam.training.trainer import TrainingStopped
 
 
@@ -102,6 +104,21 @@ def test_the_monitor_shows_what_inspect_measures(whole_run: Path) -> None:
     last = [row for row in rows(whole_run) if row["kind"] == "embeddings"][-1]
     assert last["mu_norm_ratio"] == pytest.approx(measured.mu_norm_ratio, rel=1e-6)
     assert last["iso"] == pytest.approx(measured.iso, rel=1e-6)
+
+
+def test_a_metric_has_one_key_in_rows_trackers_and_the_outcome(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model={"tied": False})
+    outcome, _ = train(config, tmp_path / "run")
+    of_tables = {prefix + metric.key for metric in TABLE_METRICS for prefix in ("", "input_")}
+    last = [row for row in rows(tmp_path / "run") if row["kind"] == "embeddings"][-1]
+    counts = {f"{prefix}{name}" for name in ("zero_rows", "unseen_rows") for prefix in ("", "input_")}
+    assert last.keys() - {"kind", "step"} == of_tables | counts
+    assert {tag.removeprefix("embeddings/") for tag in numbers("embeddings", last)} <= of_tables | counts | {"step"}
+    assert outcome.values.keys() - counts <= METRICS.keys()
+    logged = {row["kind"]: row for row in rows(tmp_path / "run")}
+    for kind in ("train", "val"):
+        assert outcome.values[f"{kind}_loss"] == logged[kind]["loss"]
+    assert outcome.values["input_mu_norm_ratio"] == last["input_mu_norm_ratio"]
 
 
 def test_the_same_config_gives_the_same_run_bit_for_bit(whole_run: Path, corpus: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from coupled_adam.base.text import short
-from coupled_adam.metrics import MAIN, METRICS, Metric, in_order
+from coupled_adam.metrics import MAIN, METRICS, PROGRESS, Metric, in_order
 from coupled_adam.study.comparison_table import p_text, summary_cell
 from coupled_adam.study.comparison_table import verdict as claim_of
 from coupled_adam.study.notation import MISSING, to_html
@@ -175,8 +175,9 @@ def _is_worth_a_column(table: Table, place: int) -> bool:
     """In the table of all runs: not the folder, which is a link, nor measures beyond the paper's, nor what is the same
     for all, which the page says elsewhere."""
     column = table.columns[place]
-    if column.key in METRICS:
-        return METRICS[column.key] in MAIN
+    metric = METRICS.get(column.key)
+    if metric is not None and metric not in PROGRESS:
+        return metric in MAIN
     if column.key in ("seed", "seconds", "config_hash"):
         return True
     return column.key != "run" and len({row[place].text for row in table.rows} - {MISSING}) > 1
