@@ -125,7 +125,7 @@ _OF_TABLES = (
         "mean-embedding ratio",
         "lower",
         2,
-        "length of the mean over the mean length: 0 when centred at the origin, 1 when all are one vector",
+        "length of the mean over the mean length; 0: centred at the origin",
         "‖μ‖ ratio",
         r"$\|\mu\|^{\mathrm{r}}$",
         "mu ratio",
