@@ -10,6 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app
+from coupled_adam.study.curves import curve_of
+from coupled_adam.study.results import read_results
+from coupled_adam.study.tables import build_tables
 
 WRITTEN = Path(__file__).parent / "fixtures" / "written-by-0.1.0"
 
@@ -32,9 +35,18 @@ def _results(study: Path) -> dict[tuple[str, int], dict[str, Any]]:
     return {(result["cell"], result["seed"]): result for result in results}
 
 
-def _last(metrics: Path, kind: str) -> dict[str, Any]:
+def _rows(metrics: Path, kind: str) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [row for row in rows if row["kind"] == kind][-1]
+    return [row for row in rows if row["kind"] == kind]
+
+
+def _last(metrics: Path, kind: str) -> dict[str, Any]:
+    return _rows(metrics, kind)[-1]
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """What 0.1.0 wrote, under the keys of today."""
+    return {key.removeprefix("output_").replace("isoscore", "iso_score"): value for key, value in values.items()}
 
 
 def test_corpus_is_known_and_trains(old_files: Path) -> None:
@@ -48,10 +60,24 @@ def test_stopped_run_resumes_to_the_end_of_the_run_that_was_not_stopped(old_file
     _run("train", "runs/stopped", "--resume")
     for kind in ("train", "val", "embeddings"):
         resumed = _last(old_files / "runs/stopped/metrics.jsonl", kind)
-        whole = _last(old_files / "runs/whole-metrics.jsonl", kind)
+        whole = _renamed(_last(old_files / "runs/whole-metrics.jsonl", kind))
         assert resumed["step"] == whole["step"] == 64
-        for key in {"loss", "output_iso", "output_mu_norm_ratio"} & whole.keys():
+        assert resumed.keys() == whole.keys()
+        for key in {"loss", "iso", "mu_norm_ratio"} & whole.keys():
             assert resumed[key] == pytest.approx(whole[key], rel=1e-4), key
+
+
+def test_rows_before_and_after_a_resumption_are_one_curve(old_files: Path) -> None:
+    whole = {
+        row["step"]: row["output_mu_norm_ratio"] for row in _rows(WRITTEN / "runs/whole-metrics.jsonl", "embeddings")
+    }
+    assert curve_of(old_files / "runs/stopped", "embeddings", "mu_norm_ratio") == {8: whole[8], 16: whole[16]}
+    _run("train", "runs/stopped", "--resume")
+    resumed = _rows(old_files / "runs/stopped/metrics.jsonl", "embeddings")
+    assert {row["step"]: row["mu_norm_ratio"] for row in resumed} == pytest.approx(whole, rel=1e-4)
+    assert list(whole)[:2] == [8, 16]
+    assert [row["mu_norm_ratio"] for row in resumed[:2]] == [whole[8], whole[16]]
+    assert not any(key.startswith("output_") for row in resumed for key in row)
 
 
 def test_killed_study_finishes_and_reports_the_numbers_it_had(old_files: Path) -> None:
@@ -59,7 +85,7 @@ def test_killed_study_finishes_and_reports_the_numbers_it_had(old_files: Path) -
     before = _results(WRITTEN / "studies/small")
     now = _results(old_files / "studies/small")
     assert (len(before), len(now)) == (3, 4)
-    assert all(now[run]["metrics"] == before[run]["metrics"] for run in before)
+    assert all(now[run]["metrics"] == _renamed(before[run]["metrics"]) for run in before)
     assert all(now[run]["config_hash"] == before[run]["config_hash"] for run in before)
     # main.csv of 0.1.0 was written before the fourth run was taken away: all four were there.
     with (
@@ -69,6 +95,19 @@ def test_killed_study_finishes_and_reports_the_numbers_it_had(old_files: Path) -
         for before, now in zip(csv.DictReader(old), csv.DictReader(new), strict=True):
             for key in (key for key in before if key.endswith(("_mean", "_std"))):
                 assert float(now[key]) == pytest.approx(float(before[key]), rel=1e-3), key
+
+
+def test_report_of_old_results_has_every_metric_and_curve(old_files: Path) -> None:
+    curves = pytest.importorskip("coupled_adam.study.report_curves")
+    study = old_files / "studies/small"
+    results = read_results(study)
+    before = list(_results(WRITTEN / "studies/small").values())
+    assert [result.metrics["iso_score"] for result in results] == [each["metrics"]["isoscore"] for each in before]
+    (table,) = (table for table in build_tables(results) if table.name == "runs")
+    assert "iso_score" in {column.key for column in table.columns}
+    assert {entry["quantity"] for entry in curves.curves_data(results)} == {
+        *("mean-embedding ratio", "training loss", "validation loss", "gradient norm"),  # one ISO is no curve
+    }
 
 
 def test_old_run_is_inspected(old_files: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.metrics import METRICS
 
 # What every one of the seven is judged by. TruthfulQA's is the share of probability on true answers.
 METRIC = "acc"
@@ -23,21 +24,19 @@ class PaperTask:
     """In lm-eval."""
     key: str
     """In the results of a study."""
-    label: str
-    """In tables."""
     folder: str
     """Of its definition, among those of lm-eval."""
 
 
 # In the order of the paper's tables.
 PAPER_TASKS = (
-    PaperTask("arc_easy", "arc_easy", "ARC easy", "arc"),
-    PaperTask("arc_challenge", "arc_challenge", "ARC challenge", "arc"),
-    PaperTask("hellaswag", "hellaswag", "HellaSwag", "hellaswag"),
-    PaperTask("lambada_openai", "lambada", "LAMBADA", "lambada"),
-    PaperTask("race", "race", "RACE", "race"),
-    PaperTask("truthfulqa_mc2", "truthfulqa", "TruthfulQA", "truthfulqa"),
-    PaperTask("winogrande", "winogrande", "WinoGrande", "winogrande"),
+    PaperTask("arc_easy", "arc_easy", "arc"),
+    PaperTask("arc_challenge", "arc_challenge", "arc"),
+    PaperTask("hellaswag", "hellaswag", "hellaswag"),
+    PaperTask("lambada_openai", "lambada", "lambada"),
+    PaperTask("race", "race", "race"),
+    PaperTask("truthfulqa_mc2", "truthfulqa", "truthfulqa"),
+    PaperTask("winogrande", "winogrande", "winogrande"),
 )
 PAPER_NAMES = tuple(task.name for task in PAPER_TASKS)
 
@@ -75,7 +74,18 @@ def with_those_of_paper(names: Iterable[str]) -> list[str]:
 
 def label_of(name: str) -> str:
     """A task as tables name it; one that is not the paper's by its own name."""
-    return next((task.label for task in PAPER_TASKS if task.name == name), name)
+    key = task_key(name)
+    return METRICS[key].label if name in PAPER_NAMES else key
+
+
+def task_key(name: str) -> str:
+    """The name of a task in the results of a run; one that is not the paper's has that of lm-eval.
+
+    Example:
+        >>> task_key("lambada_openai"), task_key("piqa")
+        ('lambada', 'piqa')
+    """
+    return next((task.key for task in PAPER_TASKS if task.name == name), name)
 
 
 def mean_accuracy(accuracies: Mapping[str, float]) -> float | None:

@@ -24,7 +24,7 @@ from coupled_adam.commands import eval_offline
 from coupled_adam.evaluation.downstream.results import read_downstream
 from coupled_adam.evaluation.held_out_loss import loss_over
 from coupled_adam.evaluation.weights import load_run
-from coupled_adam.study.metrics import TASK_LIMIT
+from coupled_adam.metrics import TASK_LIMIT
 from coupled_adam.study.results import EVALUATION, RESULTS_FILE, read_results, to_json
 from coupled_adam.study.results import Result as StudyResult
 

@@ -25,9 +25,9 @@ from coupled_adam.evaluation.downstream.results import Downstream, file_name, re
 from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, read_documents
 from coupled_adam.evaluation.run_export import export_run
 from coupled_adam.evaluation.run_tokenizer import open_json_tokenizer
+from coupled_adam.metrics import TASKS
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.paper_tasks import PAPER_NAMES, PAPER_TASKS
-from coupled_adam.study.metrics import TASKS
 
 
 class Evaluated:

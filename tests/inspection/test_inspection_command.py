@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 from coupled_adam.base.errors import MissingPackageError, UserConnectionError
 from coupled_adam.cli import app
 from coupled_adam.embeddings import download, load_word_pairs, measure
-from coupled_adam.inspection.measures import sentence
 from coupled_adam.inspection.model_inspection import FEW_PAIRS
+from coupled_adam.inspection.plain_sentence import sentence
 from coupled_adam.tables_file import write_tables
 
 COMMAND = Path(sys.executable).with_name("coupled-adam")

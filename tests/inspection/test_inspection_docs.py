@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from coupled_adam.cli import app
 from coupled_adam.inspection.file_formats import SUFFIXES
-from coupled_adam.inspection.measures import ANISOTROPIC_FROM, CENTRED_BELOW, EVEN_FROM, MEASURES, STRONGLY_FROM
+from coupled_adam.inspection.plain_sentence import ANISOTROPIC_FROM, CENTRED_BELOW, EVEN_FROM, STRONGLY_FROM
+from coupled_adam.metrics import TABLE_METRICS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text(encoding="utf-8")
 
@@ -28,8 +29,8 @@ def test_the_first_example_prints_what_the_page_shows(tmp_path: Path, monkeypatc
 def test_the_page_knows_every_format_measure_and_threshold() -> None:
     for suffix in SUFFIXES:
         assert f"`{suffix}`" in PAGE
-    for measure in MEASURES:
-        assert f"| {measure.label} | `{measure.field}` |" in PAGE
+    for metric in TABLE_METRICS:
+        assert f"| {metric.label} | `{metric.key}` | {metric.arrow} |".replace("|  |", "| |") in PAGE
     assert f"below {CENTRED_BELOW} | centred at the origin; with ISO below {EVEN_FROM}" in PAGE
     assert f"{CENTRED_BELOW} to {ANISOTROPIC_FROM} | somewhat off-centre" in PAGE
     assert f"{ANISOTROPIC_FROM} to {STRONGLY_FROM} | anisotropic" in PAGE

@@ -124,15 +124,15 @@ def write_run(result: Result, centred: bool, untied: bool, generator: np.random.
     run = result.run_folder
     run.mkdir(parents=True)
     ratio = 0.02 if centred else 0.85
-    tables = ("output", "input") if untied else ("output",)
+    prefixes = ("", "input_") if untied else ("",)
     lines = []
     for step in range(10, 301, 10):
         done = step / 300
         loss = 8.3 - (8.3 - (result.metrics.get("loss") or 6.4)) * done**0.5
         lines.append({"kind": "train", "step": step, "loss": loss + 0.01 * generator.standard_normal(), "lr": 3e-3})
         if step % 50 == 0:
-            measured = {f"{table}_mu_norm_ratio": ratio * done**0.3 for table in tables}
-            measured |= {f"{table}_iso": 1 - (0.03 if centred else 0.4) * done for table in tables}
+            measured = {f"{prefix}mu_norm_ratio": ratio * done**0.3 for prefix in prefixes}
+            measured |= {f"{prefix}iso": 1 - (0.03 if centred else 0.4) * done for prefix in prefixes}
             lines.append({"kind": "embeddings", "step": step, **measured})
             lines.append({"kind": "val", "step": step, "loss": loss + 0.02})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

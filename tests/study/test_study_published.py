@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 from coupled_adam.base.text import parse_shorthand
+from coupled_adam.metrics import MAIN, METRICS
 from coupled_adam.models.config import ModelConfig, parameter_count
-from coupled_adam.study.metrics import MAIN, METRICS
 from coupled_adam.study.published import (
     ALL_TABLES,
     MODELS,
@@ -190,7 +190,7 @@ def test_the_table_decides_what_is_bold() -> None:
     [
         ("loss", 6 * 10**9, SMALL, STANDARD),
         ("loss", 5 * 10**9, 30_000_000, STANDARD),
-        ("isoscore", 5 * 10**9, SMALL, STANDARD),
+        ("iso_score", 5 * 10**9, SMALL, STANDARD),
         ("unheard of", 5 * 10**9, SMALL, STANDARD),
         ("loss", 5 * 10**9, SMALL, {**STANDARD, "tied": False}),
         ("loss", 5 * 10**9, SMALL, {**COUPLED, "centre": True}),

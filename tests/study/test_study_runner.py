@@ -530,7 +530,7 @@ def test_real_runs_are_trained_and_measured_and_the_broken_one_is_reported(undis
         assert result.run_folder == out / result.run
         assert 0 < result.metrics["loss"] < np.log(64)
         assert result.metrics["loss"] == pytest.approx(result.metrics["val_loss"], abs=0.5)
-        assert {"iso", "mu_norm_ratio", "rho_log", "kappa", "isoscore", "loss_standard_error"} <= result.metrics.keys()
+        assert {"iso", "mu_norm_ratio", "rho_log", "kappa", "iso_score", "loss_standard_error"} <= result.metrics.keys()
         assert ("input_iso" in result.metrics) == (result.optimizer == "untied")
         assert result.settings["tied"] == (result.optimizer != "untied")
         assert "r_cos" not in result.metrics
@@ -555,7 +555,7 @@ def test_the_last_measures_of_the_training_are_those_of_the_result(undisturbed: 
         row = last_row(result.run_folder, "embeddings")
         assert row is not None
         for name in ("iso", "mu_norm_ratio", "kappa", "rho_log"):
-            assert result.metrics[name] == pytest.approx(row[f"output_{name}"], rel=1e-6)
+            assert result.metrics[name] == pytest.approx(row[name], rel=1e-6)
 
 
 def test_arrays_show_the_same_rows_before_and_after(undisturbed: tuple[Path, Path, str]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from coupled_adam.base.text import parse_shorthand, shorthand
-from coupled_adam.study.metrics import INPUT_PREFIX, METRICS
+from coupled_adam.metrics import INPUT_PREFIX, METRICS
 from coupled_adam.study.notation import escape_latex, to_html, to_latex, to_markdown
 from coupled_adam.study.statistics import Summary, better_than_all, compare, compare_summaries, summarise
 

@@ -16,10 +16,10 @@ import pytest
 import rich.console
 
 from coupled_adam.base.text import parse_shorthand
+from coupled_adam.metrics import MAIN, METRICS, TASKS
 from coupled_adam.study.ablation_groups import best_factor, sgd_groups
 from coupled_adam.study.comparison_table import pairs_of
 from coupled_adam.study.grid import Planned, gather_cells
-from coupled_adam.study.metrics import MAIN, METRICS, TASKS
 from coupled_adam.study.notation import MISSING
 from coupled_adam.study.published import MODELS, published_numbers
 from coupled_adam.study.report_data import Size

@@ -19,10 +19,10 @@ from coupled_adam.config.toml_writing import to_toml
 from coupled_adam.data.manifest import MANIFEST_FILE
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.results import read_downstream
+from coupled_adam.metrics import TASK_LIMIT
 from coupled_adam.paper_tasks import PAPER_NAMES, PAPER_TASKS
 from coupled_adam.study import cell, launchers, measurement, runner
 from coupled_adam.study.folder import is_measured
-from coupled_adam.study.metrics import TASK_LIMIT
 from coupled_adam.study.results import add_metrics, read_results, write_evaluation
 from coupled_adam.study.tables import build_tables
 

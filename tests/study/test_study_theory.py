@@ -18,10 +18,10 @@ from coupled_adam.config.loading import parse_settings
 from coupled_adam.config.run_config import Config
 from coupled_adam.config.study_config import load_study, with_settings
 from coupled_adam.config.study_sections import EvaluationSection
+from coupled_adam.metrics import TASKS
 from coupled_adam.study import cell, measurement, theory_evaluation
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import is_measured
-from coupled_adam.study.metrics import TASKS
 from coupled_adam.study.report import write_report
 from coupled_adam.study.results import RESULTS_FILE, Result, read_results, to_json
 from coupled_adam.study.tables import build_tables

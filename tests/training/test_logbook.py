@@ -21,7 +21,7 @@ ROWS: list[tuple[str, int, dict[str, Any]]] = [
     ("train", 20, {"loss": 0.1 + 0.2, "grad_norm": None}),
     ("val", 20, {"loss": 6.5}),
     ("train", 30, {"loss": 5.5}),
-    ("embeddings", 30, {"output_mu_norm_ratio": 0.25}),
+    ("embeddings", 30, {"mu_norm_ratio": 0.25}),
     ("train", 40, {"loss": 5.25}),
 ]
 

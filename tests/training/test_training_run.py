@@ -14,9 +14,11 @@ from torch import Tensor
 
 from coupled_adam.config.run_config import load_config
 from coupled_adam.embeddings import measure
+from coupled_adam.metrics import METRICS, TABLE_METRICS
 from coupled_adam.tables_file import TABLES_FILE
 from coupled_adam.training import checkpoints, trainer
 from coupled_adam.training.rank_batches import MicroBatch, RankBatches
+from coupled_adam.training.trackers import numbers
 from coupled_adam.training.trainer import TrainingStopped
 
 
@@ -100,8 +102,23 @@ def test_the_monitor_shows_what_inspect_measures(whole_run: Path) -> None:
     table = load_file(whole_run / "checkpoints" / "step-000000012" / TABLES_FILE)["wte.weight"]
     measured = measure(table[:VOCABULARY])
     last = [row for row in rows(whole_run) if row["kind"] == "embeddings"][-1]
-    assert last["output_mu_norm_ratio"] == pytest.approx(measured.mu_norm_ratio, rel=1e-6)
-    assert last["output_iso"] == pytest.approx(measured.iso, rel=1e-6)
+    assert last["mu_norm_ratio"] == pytest.approx(measured.mu_norm_ratio, rel=1e-6)
+    assert last["iso"] == pytest.approx(measured.iso, rel=1e-6)
+
+
+def test_a_metric_has_one_key_in_rows_trackers_and_the_outcome(corpus: Path, tmp_path: Path) -> None:
+    config = small_config(corpus, model={"tied": False})
+    outcome, _ = train(config, tmp_path / "run")
+    of_tables = {prefix + metric.key for metric in TABLE_METRICS for prefix in ("", "input_")}
+    last = [row for row in rows(tmp_path / "run") if row["kind"] == "embeddings"][-1]
+    counts = {f"{prefix}{name}" for name in ("zero_rows", "unseen_rows") for prefix in ("", "input_")}
+    assert last.keys() - {"kind", "step"} == of_tables | counts
+    assert {tag.removeprefix("embeddings/") for tag in numbers("embeddings", last)} <= of_tables | counts | {"step"}
+    assert outcome.values.keys() - counts <= METRICS.keys()
+    logged = {row["kind"]: row for row in rows(tmp_path / "run")}
+    for kind in ("train", "val"):
+        assert outcome.values[f"{kind}_loss"] == logged[kind]["loss"]
+    assert outcome.values["input_mu_norm_ratio"] == last["input_mu_norm_ratio"]
 
 
 def test_the_same_config_gives_the_same_run_bit_for_bit(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
@@ -167,7 +184,7 @@ def test_untied_models_train_with_either_table_coupled(
     }
     assert coupled == {"output": couple in ("output", "all"), "input": couple in ("input", "all")}
     last = rows(tmp_path / "run")[-2]
-    assert {"output_mu_norm_ratio", "input_mu_norm_ratio"} <= last.keys()
+    assert {"mu_norm_ratio", "input_mu_norm_ratio"} <= last.keys()
 
 
 def test_accumulated_gradients_give_the_same_run_up_to_rounding(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
@@ -305,4 +322,4 @@ def test_inspect_finds_the_token_counts_of_a_run(whole_run: Path, corpus: Path) 
     models = inspect_models([str(whole_run)], Request(), lambda *_: None)
     measured = json.dumps(json_object(models))
     last = [row for row in rows(whole_run) if row["kind"] == "embeddings"][-1]
-    assert f"{last['output_rho_log']:.6f}"[:8] in measured
+    assert f"{last['rho_log']:.6f}"[:8] in measured

@@ -20,6 +20,31 @@ PREFIXES = ("", "k", "M", "G", "T", "P")
 
 SHORTHAND = re.compile(r"(?P<mean>-?\d+(?:\.(?P<decimals>\d+))?) ?(?:\((?P<std>\d+(?:\.\d+)?)\))?")
 
+_LATEX_LETTERS = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "[": "{[}",  # after the end of a row it would be taken for an argument
+    "]": "{]}",
+    "\N{EN DASH}": "--",
+    "‖": r"\ensuremath{\|}",
+    "μ": r"\ensuremath{\mu}",
+    "\N{GREEK SMALL LETTER RHO}": r"\ensuremath{\rho}",
+    "κ": r"\ensuremath{\kappa}",
+    "↓": r"\ensuremath{\downarrow}",
+    "↑": r"\ensuremath{\uparrow}",
+    "±": r"\ensuremath{\pm}",
+}
+
 
 def printable(text: str) -> str:
     """Text from a file without anything that could move the cursor of a terminal or end a line.
@@ -34,6 +59,26 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The same of a text that may have several lines, such as a message about several mistakes."""
     return "\n".join(map(printable, text.splitlines()))
+
+
+def escape_latex(text: str) -> str:
+    r"""Plain text as LaTeX prints it, letter by letter.
+
+    Example:
+        >>> print(escape_latex("coupled_adam, 5%"))
+        coupled\_adam, 5\%
+    """
+    return "".join(_LATEX_LETTERS.get(letter, letter) for letter in text)
+
+
+def four_digits(value: float) -> str:
+    """A number with four digits.
+
+    Example:
+        >>> four_digits(0.123456), four_digits(-54.0), four_digits(1e-12)
+        ('0.1235', '-54', '1e-12')
+    """
+    return f"{value:.4g}"
 
 
 def parse_tokens(amount: object) -> object:

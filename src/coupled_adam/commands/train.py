@@ -19,16 +19,8 @@ from coupled_adam.commands.refusal import refuse, user_errors
 if TYPE_CHECKING:
     from coupled_adam.training.run import Outcome
 
-SHOWN = {
-    "training loss": "loss",
-    "validation loss": "val_loss",
-    "mean-embedding ratio": "embeddings_output_mu_norm_ratio",
-    "mean-embedding ratio, input table": "embeddings_input_mu_norm_ratio",
-    "isotropy ISO": "embeddings_output_iso",
-    "condition number, %": "embeddings_output_kappa",
-    "correlation of length and log frequency": "embeddings_output_rho_log",
-    "word similarity": "embeddings_output_r_cos",
-}
+# What a finished training has come to, as far as it was measured.
+SHOWN = ("train_loss", "val_loss", "mu_norm_ratio", "input_mu_norm_ratio", "iso", "kappa", "rho_log", "r_cos")
 
 
 def train(
@@ -134,7 +126,8 @@ def train(
 
 
 def _print_outcome(console: Console, outcome: "Outcome") -> None:
-    from coupled_adam.base.text import duration
+    from coupled_adam.base.text import duration, four_digits
+    from coupled_adam.metrics import METRICS
 
     if not outcome.is_finished:
         is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
@@ -150,10 +143,10 @@ def _print_outcome(console: Console, outcome: "Outcome") -> None:
         )
         return
     table = Table("after training", Column("", justify="right"))
-    for label, name in SHOWN.items():
-        value = outcome.values.get(name)
+    for key in SHOWN:
+        value = outcome.values.get(key)
         if value is not None:
-            table.add_row(label, f"{value:.4g}")
+            table.add_row(METRICS[key].label_with_arrow, four_digits(value))
     if table.row_count:
         console.print(table)
     console.print(

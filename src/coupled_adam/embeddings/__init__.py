@@ -22,7 +22,7 @@ __all__ = [
 if TYPE_CHECKING:
     from coupled_adam.embeddings.download import fetch_word_pairs
     from coupled_adam.embeddings.embedding_measures import measure
-    from coupled_adam.embeddings.metrics import EmbeddingMetrics
+    from coupled_adam.embeddings.embedding_metrics import EmbeddingMetrics
     from coupled_adam.embeddings.unigram import count_unigram, count_unigram_text, load_unigram
     from coupled_adam.embeddings.word_pairs import WordPairs, load_word_pairs
     from coupled_adam.embeddings.word_similarity import WordSimilarity
@@ -31,7 +31,7 @@ else:
     _MODULES = {
         "embeddings.download": ("fetch_word_pairs",),
         "embeddings.embedding_measures": ("measure",),
-        "embeddings.metrics": ("EmbeddingMetrics",),
+        "embeddings.embedding_metrics": ("EmbeddingMetrics",),
         "embeddings.unigram": ("count_unigram", "count_unigram_text", "load_unigram"),
         "embeddings.word_pairs": ("WordPairs", "load_word_pairs"),
         "embeddings.word_similarity": ("WordSimilarity",),

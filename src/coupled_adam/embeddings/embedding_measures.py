@@ -16,8 +16,8 @@ from torch import Tensor
 from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings.correlation import pearson
 from coupled_adam.embeddings.embedding_matrix import Array, Report, Table, open_table, part, scaled
+from coupled_adam.embeddings.embedding_metrics import EmbeddingMetrics
 from coupled_adam.embeddings.isotropy import isotropy
-from coupled_adam.embeddings.metrics import EmbeddingMetrics
 from coupled_adam.embeddings.moments import Moments, moments_of
 from coupled_adam.embeddings.spectrum import spectrum_of
 from coupled_adam.embeddings.unigram import check_counts

@@ -4,12 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coupled_adam.base.text import printable
-from coupled_adam.inspection.measures import MEASURES, Measure, sentence, shown
+from coupled_adam.base.text import four_digits, printable
 from coupled_adam.inspection.model_inspection import UNDEFINED, MeasuredModel, MeasuredTable
+from coupled_adam.inspection.plain_sentence import sentence
+from coupled_adam.metrics import METRICS, Metric
 
 DASH = "—"
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
+# What belongs together stands together.
+SHOWN = (
+    *("iso", "iso_both_signs", "mu_norm", "mean_norm", "mu_norm_ratio", "mean_cosine", "iso_score", "kappa"),
+    *("rho_log", "rho", "r_cos", "r_cos_5", "spearman"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,9 @@ def compare(models: Sequence[MeasuredModel]) -> Overview:
     columns = [Column(label, table.role, printable(table.name), sentence(table.metrics)) for label, table in pairs]
     notes: list[str] = []
     rows = [Row("rows x columns", "", "the vocabulary and the width of the model", [_shape(table) for table in tables])]
-    for measure in MEASURES:
-        cells = [_cell(measure, table, notes) for table in tables]
-        rows.append(Row(measure.label, measure.better, measure.meaning, cells))
+    for metric in (METRICS[key] for key in SHOWN):
+        cells = [_cell(metric, table, notes) for table in tables]
+        rows.append(Row(metric.label, metric.arrow, metric.meaning, cells))
     rows += _benchmark_rows(tables) + _zero_rows(tables)
     return Overview(columns, rows, [f"{MARKS[number]} {note}" for number, note in enumerate(notes)])
 
@@ -82,11 +88,11 @@ def _shape(table: MeasuredTable) -> str:
     return " x ".join(f"{size:,}" for size in table.metrics.shape)
 
 
-def _cell(measure: Measure, table: MeasuredTable, notes: list[str]) -> str:
-    value: float | None = getattr(table.metrics, measure.field)
+def _cell(metric: Metric, table: MeasuredTable, notes: list[str]) -> str:
+    value: float | None = getattr(table.metrics, metric.key)
     if value is not None:
-        return shown(value)
-    note = table.missing.get(measure.field, UNDEFINED)
+        return four_digits(value)
+    note = table.missing.get(metric.key, UNDEFINED)
     if note not in notes:
         notes.append(note)
     return DASH + MARKS[notes.index(note)]
@@ -94,15 +100,17 @@ def _cell(measure: Measure, table: MeasuredTable, notes: list[str]) -> str:
 
 def _benchmark_rows(tables: Sequence[MeasuredTable]) -> list[Row]:
     names = dict.fromkeys(name for table in tables for name in table.metrics.word_similarity)
-    meaning = "r_cos (pairs of single tokens / all pairs)"
-    return [Row(name, "↑", meaning, [_agreement(name, table) for table in tables]) for name in names]
+    r_cos = METRICS["r_cos"]
+    meaning = f"{r_cos.symbol} (pairs of single tokens / all pairs)"
+    return [Row(name, r_cos.arrow, meaning, [_agreement(name, table) for table in tables]) for name in names]
 
 
 def _agreement(name: str, table: MeasuredTable) -> str:
     result = table.metrics.word_similarity.get(name)
     if result is None:
         return DASH
-    return f"{DASH if result.pearson is None else shown(result.pearson)} ({result.pairs_used}/{result.pairs_total})"
+    correlation = DASH if result.pearson is None else four_digits(result.pearson)
+    return f"{correlation} ({result.pairs_used}/{result.pairs_total})"
 
 
 def _zero_rows(tables: Sequence[MeasuredTable]) -> list[Row]:

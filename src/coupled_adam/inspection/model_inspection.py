@@ -26,6 +26,7 @@ from coupled_adam.embeddings.download import word_pairs_of
 from coupled_adam.inspection.folders import TOKENIZER
 from coupled_adam.inspection.model_tables import Model, Role, read_model
 from coupled_adam.inspection.sampling import Sample, draw_sample
+from coupled_adam.metrics import NEED_WORDS
 
 COUNTS = "unigram.npy"  # in a corpus that `coupled-adam data prepare` made
 COUNTS_NEEDED = "needs token counts: --unigram FILE"
@@ -138,7 +139,7 @@ def _measure_model(
         missing = {
             **dict.fromkeys(("rho", "rho_log"), COUNTS_NEEDED if counts is None else UNDEFINED),
             **dict.fromkeys(
-                ("r_cos", "r_cos_5", "spearman"),
+                NEED_WORDS,
                 FEW_PAIRS if tokenizer else TOKENIZER_NEEDED if word_pairs else WORDS_NEEDED,
             ),
         }

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 
 from coupled_adam.base.text import short, shorthand
+from coupled_adam.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.grid import CellRuns, by_model_name, optimizer_labels
-from coupled_adam.study.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.report_data import loss_splits
 from coupled_adam.study.statistics import Comparison, Summary, compare
 from coupled_adam.study.table_model import (

@@ -19,8 +19,9 @@ from coupled_adam.config.builtin_files import PRESETS
 from coupled_adam.config.run_config import load_config, to_toml
 from coupled_adam.config.study_config import FILE_NAME, Study, load_study
 from coupled_adam.config.study_sections import EvaluationSection
+from coupled_adam.metrics import TASK_LIMIT
+from coupled_adam.paper_tasks import task_key
 from coupled_adam.study.expansion import Cell, settings_that_differ
-from coupled_adam.study.metrics import TASK_LIMIT, task_key
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
 from coupled_adam.training.checkpoint_record import checkpoints_in, step_of

@@ -13,6 +13,7 @@ from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.embeddings import EmbeddingMetrics, measure
 from coupled_adam.evaluation.held_out_loss import loss_over, pick_split
 from coupled_adam.evaluation.weights import load_run
+from coupled_adam.metrics import INPUT_PREFIX, NEED_WORDS, TABLE_METRICS
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.study.embedding_arrays import initial_tables, table_arrays, write_arrays
 from coupled_adam.study.folder import expected_measures
@@ -25,21 +26,6 @@ from coupled_adam.training.logbook import read_metrics
 
 # Of a run's steps: the training loss is the mean of what was logged in this last part.
 LAST_PART = 0.05
-MEASURES = {
-    "iso": "iso",
-    "iso_both_signs": "iso_both_signs",
-    "mu_norm": "mu_norm",
-    "mean_norm": "mean_norm",
-    "mu_norm_ratio": "mu_norm_ratio",
-    "r_cos": "r_cos",
-    "r_cos_5": "r_cos_5",
-    "rho": "rho",
-    "rho_log": "rho_log",
-    "kappa": "kappa",
-    "isoscore": "iso_score",
-    "mean_cosine": "mean_cosine",
-}
-"""Name of a metric in the results, and of its field in EmbeddingMetrics."""
 
 Metrics = dict[str, float | None]
 
@@ -128,7 +114,7 @@ def measure_tables(
     start = initial_tables(config.to_model_config(), config.seed)
     roles = {"": model.output_table_name}
     if model.input_table_name != model.output_table_name:
-        roles["input_"] = model.input_table_name
+        roles[INPUT_PREFIX] = model.input_table_name
     metrics: Metrics = {}
     arrays: dict[str, Any] = {}
     for prefix, name in roles.items():
@@ -142,11 +128,9 @@ def measure_tables(
 
 
 def numbers(record: EmbeddingMetrics) -> Metrics:
-    """The record under the names that results have; without word pairs there are no metrics of them."""
-    found: Metrics = {key: getattr(record, field) for key, field in MEASURES.items()}
-    if not record.word_similarity:
-        del found["r_cos"], found["r_cos_5"]
-    return found
+    """The metrics of a table; without word pairs those that need them are left out."""
+    left_out = () if record.word_similarity else NEED_WORDS
+    return {metric.key: getattr(record, metric.key) for metric in TABLE_METRICS if metric.key not in left_out}
 
 
 def release_memory() -> None:

@@ -3,7 +3,7 @@
 import html
 import re
 
-from coupled_adam.base.text import SHORTHAND
+from coupled_adam.base.text import SHORTHAND, escape_latex
 
 # What a table shows where there is nothing to show.
 MISSING = "\N{EN DASH}"
@@ -50,39 +50,3 @@ def to_html(text: str, *, bold: bool = False) -> str:
     else:
         shown = html.escape(text)
     return f"<b>{shown}</b>" if bold else shown
-
-
-LATEX_LETTERS = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "[": "{[}",  # after the end of a row it would be taken for an argument
-    "]": "{]}",
-    MISSING: "--",
-    "‖": r"\ensuremath{\|}",
-    "μ": r"\ensuremath{\mu}",
-    "\N{GREEK SMALL LETTER RHO}": r"\ensuremath{\rho}",
-    "κ": r"\ensuremath{\kappa}",
-    "↓": r"\ensuremath{\downarrow}",
-    "↑": r"\ensuremath{\uparrow}",
-    "±": r"\ensuremath{\pm}",
-}
-
-
-def escape_latex(text: str) -> str:
-    r"""Plain text as LaTeX prints it, letter by letter.
-
-    Example:
-        >>> print(escape_latex("coupled_adam, 5%"))
-        coupled\_adam, 5\%
-    """
-    return "".join(LATEX_LETTERS.get(letter, letter) for letter in text)

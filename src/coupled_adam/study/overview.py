@@ -12,6 +12,7 @@ from rich.text import Text
 from coupled_adam.base.text import short
 from coupled_adam.config.builtin_files import STUDIES
 from coupled_adam.config.study_config import Study, load_study
+from coupled_adam.metrics import METRICS
 from coupled_adam.models.config import parameter_count
 from coupled_adam.study.cell import read_error
 from coupled_adam.study.expansion import Cell, cells_of, exact_amount
@@ -95,7 +96,7 @@ def shipped_table() -> Table:
 def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
     """How each run stands; why it failed, where one did."""
     table = Table(Column("run", no_wrap=True), "status", title=f"{study.name} in {folder.path}")
-    for heading in ("step", "training loss", "test loss"):
+    for heading in ("step", METRICS["train_loss"].label, METRICS["loss"].label):
         table.add_column(heading, justify="right")
     reasons = {cell.label: read_error(folder.run(cell)) for cell in cells}
     failed = [cell for cell in cells if folder.status(cell, study.evaluation) == "failed"]

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from coupled_adam.base.text import shorthand
-from coupled_adam.study.metrics import METRICS
+from coupled_adam.metrics import METRICS
 
 # Tables of the paper that show the same runs in one context; they differ in what is compared, so in what is bold.
 MAIN_TABLES = ("small_scale", "large_scale", "small_scale_downstream", "large_scale_downstream")

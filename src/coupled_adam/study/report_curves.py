@@ -3,18 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
+from coupled_adam.metrics import METRICS, logged_key
 from coupled_adam.study.figures.run_files import is_thinned, mean_curve
 from coupled_adam.study.figures.style import looks
 from coupled_adam.study.report_data import runs_of, size_labels, sizes, variants
 from coupled_adam.study.results import Result
 
-QUANTITIES = (
-    ("embeddings", "output_mu_norm_ratio", "mean-embedding ratio"),
-    ("embeddings", "output_iso", "ISO"),
-    ("embeddings", "input_mu_norm_ratio", "mean-embedding ratio, input table"),
-    ("train", "loss", "training loss"),
-    ("val", "loss", "validation loss"),
-    ("train", "grad_norm", "gradient norm"),
+# Kind of a row in metrics.jsonl, and the key there.
+SHOWN = (
+    ("embeddings", "mu_norm_ratio"),
+    ("embeddings", "iso"),
+    ("embeddings", "input_mu_norm_ratio"),
+    ("train", "loss"),
+    ("val", "loss"),
+    ("train", "grad_norm"),
 )
 MOST_POINTS = 150
 DIGITS = 5
@@ -26,7 +28,7 @@ def curves_data(results: Sequence[Result]) -> list[dict[str, Any]]:
     colours = looks(variants(results))
     labels = size_labels(sizes(results))
     found = []
-    for kind, key, label in QUANTITIES:
+    for kind, key in SHOWN:
         for size in sizes(results):
             lines = []
             for variant in variants(results):
@@ -37,12 +39,12 @@ def curves_data(results: Sequence[Result]) -> list[dict[str, Any]]:
                     numbers = {name: [float(f"{v:.{DIGITS}g}") for v in array] for name, array in arrays.items()}
                     lines.append({"name": variant.label, "colour": look.colour, "line": look.line, **numbers})
             if lines:
-                found.append({"size": labels[size], "quantity": label, "lines": lines})
+                found.append({"size": labels[size], "quantity": METRICS[logged_key(kind, key)].label, "lines": lines})
     return found
 
 
 def curves_note(results: Sequence[Result]) -> str:
     """What to say below the curves; empty where every logged step has a point of its own."""
-    if not any(is_thinned(results, kind, MOST_POINTS) for kind in {kind for kind, _, _ in QUANTITIES}):
+    if not any(is_thinned(results, kind, MOST_POINTS) for kind in {kind for kind, _ in SHOWN}):
         return ""
     return f"Curves of more than {MOST_POINTS} points are averaged over neighbouring steps."

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coupled_adam.base.text import short
-from coupled_adam.study.metrics import INPUT_PREFIX, METRICS, TASK_LIMIT
+from coupled_adam.metrics import INPUT_PREFIX, METRICS, TASK_LIMIT
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison, compare
 
@@ -105,8 +105,8 @@ def loss_name(results: Iterable[Result]) -> str:
     """What to call the loss in a sentence."""
     splits = loss_splits(results)
     if "val" not in splits:
-        return "test loss"
-    return "validation loss" if splits == {"val"} else "loss"
+        return METRICS["loss"].label
+    return METRICS["val_loss"].label if splits == {"val"} else METRICS["loss"].symbol
 
 
 def loss_note(results: Iterable[Result]) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from coupled_adam.config.study_sections import ReportSection
+from coupled_adam.metrics import METRICS, Lead
 from coupled_adam.study.comparison_table import summary_cell
 from coupled_adam.study.comparison_table import verdict as claim_of
 from coupled_adam.study.figures.style import looks
-from coupled_adam.study.metrics import METRICS, Lead, is_of_a_table
 from coupled_adam.study.report_data import (
     Size,
     Variant,
@@ -148,7 +148,7 @@ def _chosen(runs: Sequence[Result], lead: Lead) -> list[str]:
     found = [key for key in LARGE if any(run.metrics.get(key) is not None for run in runs)]
     if lead == "loss":
         return found
-    embeddings = [key for key in found if is_of_a_table(METRICS[key])]
+    embeddings = [key for key in found if METRICS[key].of_table]
     others = [key for key in found if key not in embeddings]
     return [*embeddings[: MOST - 1], *others[:1]] if others else embeddings
 
@@ -174,7 +174,7 @@ def _over_sizes(comparisons: Sequence[Comparison]) -> str:
 def _bars(key: str, comparison: Comparison) -> tuple[float, float] | None:
     """From zero on, which is the origin or nothing at all for measures of a table, and far away for a loss."""
     first, second = comparison.mean0, comparison.mean1
-    if first is None or second is None or not is_of_a_table(METRICS[key]):
+    if first is None or second is None or not METRICS[key].of_table:
         return None
     if min(first, second) < 0 or max(first, second) <= 0:
         return None

@@ -19,11 +19,11 @@ from coupled_adam.base.extras import install_command
 from coupled_adam.base.page import render_template
 from coupled_adam.base.text import duration, short
 from coupled_adam.config.study_config import FILE_NAME
+from coupled_adam.metrics import TASKS, measured, other_tasks
 from coupled_adam.study.figures import CaptionedFigure
 from coupled_adam.study.figures.album import MAIN_PICTURE, OVER_TRAINING
 from coupled_adam.study.figures.style import looks
 from coupled_adam.study.folder import TO_BE_MEASURED
-from coupled_adam.study.metrics import TASKS, measured, other_tasks
 from coupled_adam.study.report_clouds import clouds_data
 from coupled_adam.study.report_curves import curves_data, curves_note
 from coupled_adam.study.report_data import has_scale_exponents, limit_note, loss_note, sizes, table_note, variants

@@ -13,10 +13,9 @@ from markupsafe import Markup, escape
 
 from coupled_adam.base.text import short
 from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
-from coupled_adam.inspection.measures import MEASURES
+from coupled_adam.metrics import MAIN, METRICS, PROGRESS, Metric, in_order
 from coupled_adam.study.comparison_table import p_text, summary_cell
 from coupled_adam.study.comparison_table import verdict as claim_of
-from coupled_adam.study.metrics import MAIN, METRICS, Metric, in_order
 from coupled_adam.study.notation import MISSING, to_html
 from coupled_adam.study.published import find_published
 from coupled_adam.study.report_data import (
@@ -35,15 +34,6 @@ from coupled_adam.study.table_model import Cell, Table
 
 # Where the loss leads; where the embeddings do, they come first.
 HEADLINE = ("loss", "acc", "mu_norm_ratio", "iso", "mu_norm", "r_cos", "rho_log", "kappa")
-WORDS = {measure.field: (measure.label, measure.meaning) for measure in MEASURES} | {
-    "loss": ("test loss", "nats per token"),
-    "acc": ("accuracy", "mean over the downstream tasks"),
-    "mu_norm_ratio": ("mean-embedding ratio", "0: centred at the origin"),
-    "mu_norm": ("length of the mean", "‖μ‖, of the mean embedding"),
-    "iso": ("ISO", "isotropy; 1: no direction stands out"),
-    "rho_log": ("rho (%)", "correlation of length and log frequency"),
-    "r_cos": ("r_cos (%)", "correlation of cosine and human word similarity"),
-}
 MOST_SIDE_BY_SIDE = 3
 
 
@@ -146,9 +136,8 @@ def headline(results: Sequence[Result], report: ReportSection = DEFAULT_REPORT) 
 
 def label_and_meaning(metric: Metric, results: Sequence[Result]) -> tuple[str, str]:
     """The name of a metric with its arrow, and what it is in a few words."""
-    label, meaning = WORDS[metric.key]
-    label = loss_name(results) if metric.key == "loss" else label
-    return f"{label}\N{NO-BREAK SPACE}{metric.arrow}", meaning
+    label = loss_name(results) if metric.key == "loss" else metric.label
+    return f"{label}\N{NO-BREAK SPACE}{metric.arrow}", metric.meaning
 
 
 def page_table(table: Table, links: Mapping[str, str]) -> PageTable:
@@ -186,8 +175,9 @@ def _is_worth_a_column(table: Table, place: int) -> bool:
     """In the table of all runs: not the folder, which is a link, nor measures beyond the paper's, nor what is the same
     for all, which the page says elsewhere."""
     column = table.columns[place]
-    if column.key in METRICS:
-        return METRICS[column.key] in MAIN
+    metric = METRICS.get(column.key)
+    if metric is not None and metric not in PROGRESS:
+        return metric in MAIN
     if column.key in ("seed", "seconds", "config_hash"):
         return True
     return column.key != "run" and len({row[place].text for row in table.rows} - {MISSING}) > 1

@@ -14,7 +14,7 @@ from typing import Any
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import parse_json, read_text, write_whole
-from coupled_adam.study.metrics import METRICS, TASK_LIMIT, TASKS, other_tasks
+from coupled_adam.metrics import METRICS, TASK_LIMIT, TASKS, other_tasks, up_to_date
 
 RESULTS_FILE = "results.jsonl"
 EVALUATION = "evaluation.json"
@@ -112,6 +112,7 @@ def from_json(text: str, folder: Path, source: str) -> Result:
     for name in STORED:
         if not (values[name] is None and name in _OPEN) and not _is_kind(values[name], _KINDS.get(name, str)):
             raise UserError(f"{source}: {name} = {_short(values[name])} is not what a result has there; {remedy}")
+    values["metrics"] = up_to_date(values["metrics"])
     for name, value in values["metrics"].items():
         if value is not None and not _is_kind(value, (int, float)):
             raise UserError(f"{source}: metric {name!r} is {_short(value)}, expected a finite number; {remedy}")

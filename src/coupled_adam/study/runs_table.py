@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from coupled_adam.base.text import short, shorthand
+from coupled_adam.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.grid import CellRuns, model_labels, optimizer_labels
-from coupled_adam.study.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.notation import MISSING
 from coupled_adam.study.report_data import loss_splits
 from coupled_adam.study.results import Result
@@ -12,7 +12,7 @@ from coupled_adam.study.table_model import Cell, Table, number_cell, number_colu
 
 COSTS: tuple[tuple[str, str, Callable[[Result], float | None]], ...] = (
     ("seconds", "seconds", lambda run: run.seconds),
-    ("tokens_per_second", "tokens/s", lambda run: run.tokens_per_second),
+    ("tokens_per_second", METRICS["tokens_per_second"].symbol, lambda run: run.tokens_per_second),
     ("energy_joules", "energy (J)", lambda run: run.energy_joules),
 )
 ORIGINS: tuple[tuple[str, str, Callable[[Result], str | None]], ...] = (

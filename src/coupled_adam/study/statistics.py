@@ -18,7 +18,7 @@ from typing import Literal, TypeGuard
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
-from coupled_adam.study.metrics import Better
+from coupled_adam.metrics import Better
 
 CONFIDENCE = 0.95
 """The one-sided confidence level, alpha in the paper."""

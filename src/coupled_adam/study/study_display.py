@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from coupled_adam.base.text import duration
+from coupled_adam.metrics import METRICS
 from coupled_adam.models.config import flops_per_token
 from coupled_adam.study.expansion import Cell
 from coupled_adam.study.folder import last_row, newest_step
@@ -139,8 +140,10 @@ class StudyDisplay:
         self._failed += ended.status == "failed"
         note = f": {ended.message}" if ended.message else ""
         took = duration(self._clock() - run.started)
-        loss = f", training loss {run.loss:.3f}" if run.loss is not None and ended.status == "finished" else ""
-        count = f"  [{self._finished}/{self._total}]" if ended.status == "finished" else ""
+        loss = count = ""
+        if ended.status == "finished":
+            loss = "" if run.loss is None else f", {METRICS['train_loss'].label} {run.loss:.3f}"
+            count = f"  [{self._finished}/{self._total}]"
         self.say(f"{ended.status:9} {cell.label} in {took}{loss}{note}{count}")
 
     def say(self, text: str) -> None:
@@ -183,7 +186,7 @@ class StudyDisplay:
     def _table(self) -> RenderableType:
         table = Table(Column("run", no_wrap=True), "progress", box=None)
         table.add_column("step", justify="right")
-        table.add_column("training loss", justify="right")
+        table.add_column(METRICS["train_loss"].label, justify="right")
         for run in list(self._running.values())[:MOST_RUNNING_SHOWN]:
             total = run.cell.config.total_steps
             state = f"{run.step}/{total}" if run.step < total else "measuring"

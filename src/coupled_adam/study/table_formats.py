@@ -8,7 +8,8 @@ import rich.console
 import rich.table
 import rich.text
 
-from coupled_adam.study.notation import escape_latex, to_latex, to_markdown
+from coupled_adam.base.text import escape_latex
+from coupled_adam.study.notation import to_latex, to_markdown
 from coupled_adam.study.table_model import Cell, Column, Number, Table
 
 # What notes say of bold, where there is none.

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from coupled_adam.study.notation import MISSING, escape_latex
+from coupled_adam.base.text import escape_latex
+from coupled_adam.study.notation import MISSING
 from coupled_adam.study.published import Published
 from coupled_adam.study.statistics import Summary, is_number
 

@@ -12,6 +12,18 @@ from pathlib import Path
 from coupled_adam.base.files import require_writable, write_whole
 from coupled_adam.base.text import short
 from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
+from coupled_adam.metrics import (
+    INPUT_PREFIX,
+    MAIN,
+    METRICS,
+    OTHERS,
+    TASKS,
+    Metric,
+    in_order,
+    measured,
+    named,
+    other_tasks,
+)
 from coupled_adam.study.ablation_groups import scale_groups, sgd_groups
 from coupled_adam.study.comparison_table import comparison_table, summary_cell
 from coupled_adam.study.crossing_table import crossing_table
@@ -23,19 +35,6 @@ from coupled_adam.study.grid import (
     model_labels,
     optimizer_labels,
     sizes_of,
-)
-from coupled_adam.study.metrics import (
-    INPUT_PREFIX,
-    MAIN,
-    METRICS,
-    NOT_OF_A_TABLE,
-    OTHERS,
-    TASKS,
-    Metric,
-    in_order,
-    measured,
-    named,
-    other_tasks,
 )
 from coupled_adam.study.published import (
     ALL_TABLES,
@@ -333,9 +332,9 @@ def notes_on(
     if note and {metric.key for metric in shown} & {metric.key for metric in DOWNSTREAM}:
         notes.append(note)
     note = table_note(run for cell in cells for run in cell.runs.values())
-    if note and any(metric in MAIN and metric.key not in NOT_OF_A_TABLE for metric in shown):
+    if note and any(metric in MAIN and metric.of_table for metric in shown):
         notes.append(note)
-    unmeasured = [metric.label for metric in wanted if metric not in shown]
+    unmeasured = [metric.symbol for metric in wanted if metric not in shown]
     if unmeasured:
         notes.append(f"Not measured in any run: {', '.join(unmeasured)}.")
     missing = sum(len(cell.seeds) - len(cell.runs) for cell in cells)

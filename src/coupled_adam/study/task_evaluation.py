@@ -14,8 +14,8 @@ from coupled_adam.evaluation.downstream.evaluate import evaluate_run
 from coupled_adam.evaluation.downstream.harness import check_tasks
 from coupled_adam.evaluation.downstream.results import Downstream
 from coupled_adam.evaluation.run_tokenizer import require_fit, run_tokenizer
-from coupled_adam.paper_tasks import METRIC
-from coupled_adam.study.metrics import TASK_LIMIT, task_key
+from coupled_adam.metrics import TASK_LIMIT
+from coupled_adam.paper_tasks import METRIC, task_key
 
 WITHOUT = "To go without tasks: --set evaluation.tasks=none"
 

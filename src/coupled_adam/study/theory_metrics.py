@@ -5,7 +5,7 @@ Everything else that was measured stays in the run folder, under `theory/`.
 
 from statistics import fmean
 
-from coupled_adam.study.metrics import THEORY_PREFIX
+from coupled_adam.metrics import THEORY_PREFIX
 from coupled_adam.theory.record import OPTIMIZERS, RunTheory
 
 THEORY_BATCHES = f"{THEORY_PREFIX}batches"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coupled_adam.base.text import short
+from coupled_adam.metrics import THEORY_PREFIX
 from coupled_adam.study.grid import CellRuns, model_labels, optimizer_labels
-from coupled_adam.study.metrics import THEORY_PREFIX
 from coupled_adam.study.notation import MISSING
 from coupled_adam.study.statistics import Summary, is_number, summarise
 from coupled_adam.study.table_model import Cell, Table, mean_cell, mean_column, text_column

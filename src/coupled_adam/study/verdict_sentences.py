@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from coupled_adam.base.text import shorthand
-from coupled_adam.inspection.measures import CENTRED_BELOW
-from coupled_adam.study.metrics import METRICS, Lead
+from coupled_adam.inspection.plain_sentence import CENTRED_BELOW
+from coupled_adam.metrics import METRICS, Lead
 from coupled_adam.study.statistics import Comparison, Summary, Values, as_list, compare, summarise
 
 Outcome = Literal["better", "worse", "open", "mixed", "no claim"]
@@ -66,7 +66,7 @@ def verdict_of_pair(
     second: str,
     losses: Sequence[Comparison],
     ratios: Sequence[Comparison],
-    loss: str = "test loss",
+    loss: str = METRICS["loss"].label,
     table: Table = "",
 ) -> Verdict:
     """The verdict on one optimizer against another.
@@ -93,7 +93,7 @@ def _overall(outcomes: Sequence[Outcome]) -> Outcome:
 def verdict_of_many(
     losses: Sequence[Mapping[str, Values]],
     ratios: Sequence[Mapping[str, Values]],
-    loss: str = "test loss",
+    loss: str = METRICS["loss"].label,
     table: Table = "",
 ) -> Verdict:
     """The verdict on more than two optimizers, such as all scale exponents of an ablation.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from coupled_adam.metrics import METRICS
 from coupled_adam.theory.record import OPTIMIZERS, PUBLISHED, RunTheory
 from coupled_adam.theory.theory_numbers import number, spread
 
@@ -93,7 +94,8 @@ def _tying(run: RunTheory) -> tuple[str, list[Fact]]:
     first, last = run.checkpoints[0].mu_norm, run.checkpoints[-1].mu_norm
     # As many digits as float32 has: where the sum vanishes, the mean does not move at all.
     shift = Fact(
-        f"{first:.7f} to {last:.7f}", f"|μ| of this run, trained with {run.optimizer}: first to last checkpoint"
+        f"{first:.7f} to {last:.7f}",
+        f"{METRICS['mu_norm'].symbol} of this run, trained with {run.optimizer}: first to last checkpoint",
     )
     coupled = [each.update("coupled") for each in run.checkpoints]
     smallest, largest = min(each.total for each in coupled), max(each.total for each in coupled)

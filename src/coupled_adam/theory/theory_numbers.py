@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coupled_adam.base.text import learning_rate, short, shorthand
+from coupled_adam.metrics import METRICS
 from coupled_adam.theory.record import PUBLISHED, CheckpointTheory, Optimizer, RunTheory, Spread
 
 DASH = "—"
@@ -54,7 +55,7 @@ def _fit(name: str, key: str) -> Callable[[CheckpointTheory], float | None]:
 
 
 SUMS = (
-    Column("mean", "|μ|", lambda each: each.mu_norm, exponent_below=0.1),
+    Column("mean", METRICS["mu_norm"].symbol, lambda each: each.mu_norm, exponent_below=0.1),
     Column("whole update", "SGD", lambda each: each.update("sgd").total),
     Column("whole update", "Adam", lambda each: each.update("adam").total),
     Column("whole update", "Coupled", lambda each: each.update("coupled").total),

@@ -16,6 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from coupled_adam.base.text import duration, learning_rate, si
+from coupled_adam.metrics import METRICS
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
 # Plain lines go to files: a run of days should not fill them. One percent of the time so far, within these bounds.
@@ -38,12 +39,12 @@ IMPORTANCE = (
 )
 # From left to right: how wide each value usually is, so that nothing moves when one loses a digit, and what is shown.
 FORMATS: dict[str, tuple[int, Callable[[float], str]]] = {
-    "loss": (10, lambda loss: f"loss {loss:.3f}"),
-    "lr": (9, lambda lr: f"lr {learning_rate(lr)}"),
-    "grad_norm": (10, lambda norm: f"grad {norm:.3g}"),
-    "mu_norm_ratio": (14, lambda ratio: f"mu ratio {ratio:.3f}"),
-    "tokens_per_second": (10, lambda rate: f"{si(rate)} tok/s"),
-    "mfu": (7, lambda mfu: f"MFU {100 * mfu:.0f}%"),
+    "loss": (10, lambda loss: f"{METRICS['train_loss'].short} {loss:.3f}"),
+    "lr": (9, lambda lr: f"{METRICS['lr'].short} {learning_rate(lr)}"),
+    "grad_norm": (10, lambda norm: f"{METRICS['grad_norm'].short} {norm:.3g}"),
+    "mu_norm_ratio": (14, lambda ratio: f"{METRICS['mu_norm_ratio'].short} {ratio:.3f}"),
+    "tokens_per_second": (10, lambda rate: f"{si(rate)} {METRICS['tokens_per_second'].short}"),
+    "mfu": (7, lambda mfu: f"{METRICS['mfu'].short} {100 * mfu:.0f}%"),
     "memory_bytes": (6, lambda size: f"{si(size)}B"),
     "seconds_left": (11, lambda seconds: f"{duration(seconds)} left"),
 }

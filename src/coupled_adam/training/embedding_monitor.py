@@ -20,6 +20,7 @@ from torch import Tensor
 from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings import EmbeddingMetrics, SingleTokens, WordPairs, measure
 from coupled_adam.embeddings.embedding_matrix import Array, open_table
+from coupled_adam.metrics import table_key
 from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distributed, local_part, process_groups
 
 # Of a block in float64: small beside a table, and it stays in the cache between its two sums.
@@ -35,21 +36,22 @@ def light_measures(tables: Mapping[str, Tensor], vocabulary_size: int) -> dict[s
         vocabulary_size: rows from this one on are padding.
 
     Returns:
-        `<role>_mu_norm` and `<role>_mu_norm_ratio`, 0-dimensional, float64, on the device of the table and the same on
-        every rank. They equal `measure`'s; the ratio is NaN where all rows are zero.
+        `mu_norm` and `mu_norm_ratio`, and `input_` before those of the input table: 0-dimensional, float64, on
+        the device of the table and the same on every rank. They equal `measure`'s; the ratio is NaN where all rows are
+        zero.
 
     Example:
         >>> light_measures({"output": torch.tensor([[3.0, 4.0], [3.0, -4.0], [9.0, 9.0]])}, vocabulary_size=2)
-        {'output_mu_norm': tensor(3., dtype=torch.float64), 'output_mu_norm_ratio': tensor(0.6000, dtype=torch.float64)}
+        {'mu_norm': tensor(3., dtype=torch.float64), 'mu_norm_ratio': tensor(0.6000, dtype=torch.float64)}
     """
     sums = {role: row_sums(table, vocabulary_size, role) for role, table in tables.items()}
     Reduction([PartialSum(sums[role], process_groups(table, 0)) for role, table in tables.items()]).wait()
-    results = {}
+    results: dict[str, Tensor] = {}
     for role, total in sums.items():
         mu = total[:-1] / vocabulary_size  # (H,)
         mean_norm = total[-1] / vocabulary_size
-        results[f"{role}_mu_norm"] = torch.linalg.vector_norm(mu)
-        results[f"{role}_mu_norm_ratio"] = results[f"{role}_mu_norm"] / mean_norm
+        length = torch.linalg.vector_norm(mu)
+        results |= {table_key(role, "mu_norm"): length, table_key(role, "mu_norm_ratio"): length / mean_norm}
     return results
 
 
@@ -103,8 +105,8 @@ def full_measures(
         word_pairs: benchmarks of word similarity by name.
 
     Returns:
-        The numbers of `EmbeddingMetrics` as `<role>_<measure>`, and for each benchmark for example
-        `<role>_simlex_999_pearson`.
+        The numbers of `EmbeddingMetrics` by name, and for each benchmark for example `simlex_999_pearson`; with
+        `input_` before them those of the input table.
 
     Raises:
         ValueError: where a table has entries that are not finite; look at the loss first.
@@ -117,7 +119,7 @@ def full_measures(
             metrics = measure(
                 whole[:vocabulary_size].detach(), unigram=unigram, tokenizer=tokenizer, word_pairs=word_pairs
             )
-            results |= {f"{role}_{name}": value for name, value in numbers_of(metrics).items()}
+            results |= {table_key(role, name): value for name, value in numbers_of(metrics).items()}
     return results
 
 

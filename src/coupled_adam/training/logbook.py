@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 
 from coupled_adam.base.errors import UserError, UserOSError
 from coupled_adam.base.files import parse_json, replacing, require_regular_file
+from coupled_adam.metrics import up_to_date
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -206,14 +207,16 @@ def keep_until(path: Path, last_step: int, say: Callable[[str], None]) -> None:
             if row is None and number < len(lines):
                 say(f"{path}, line {number}: damaged, and taken away")
             if row is not None and row["step"] <= last_step:
-                file.write(line + b"\n")
+                # Written anew: the rows of an older version get the keys that the next ones have.
+                file.write(json.dumps(row).encode() + b"\n")
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:
-    """A line as a row, or None where it is none: a JSON object that is cut anywhere no longer parses."""
+    """A line as a row, with the keys of this version, or None where it is none: a JSON object that is cut anywhere no
+    longer parses."""
     try:
         row = parse_json(line, METRICS_FILE)
     except ValueError:
         return None
     is_row = isinstance(row, dict) and isinstance(row.get("kind"), str) and type(row.get("step")) is int
-    return row if is_row and row["step"] >= 0 else None
+    return up_to_date(row, row["kind"]) if is_row and row["step"] >= 0 else None

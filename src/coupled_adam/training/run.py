@@ -45,7 +45,7 @@ class Outcome:
     """The signal that asked the run to end before its time."""
     seconds: float
     values: dict[str, float | None]
-    """The last value of everything that was logged."""
+    """The last value of everything that was logged, by the keys of `coupled_adam.metrics`."""
 
     @property
     def is_finished(self) -> bool:

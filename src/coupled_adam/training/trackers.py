@@ -1,6 +1,6 @@
 """Rows of metrics for TensorBoard and for Weights & Biases. Both come with the extra `track`.
 
-A number is called `kind/key` there: `train/loss`, `val/loss`, `embeddings/output_mu_norm_ratio`.
+A number is called `kind/key` there: `train/loss`, `val/loss`, `embeddings/mu_norm_ratio`.
 """
 
 import secrets

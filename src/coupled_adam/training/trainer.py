@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.config.run_config import Config
+from coupled_adam.metrics import logged_key
 from coupled_adam.training import checkpoints, devices
 from coupled_adam.training.display import TrainingDisplay
 from coupled_adam.training.interruption import Interruption
@@ -105,7 +106,7 @@ class Trainer:
         self.display = display
         self.throughput = throughput
         self.latest: dict[str, float | None] = {}
-        """The last value of everything that was logged."""
+        """The last value of everything that was logged, by the keys of `coupled_adam.metrics`."""
         self._unread: list[Unread] = []
         self._logging: PendingNumbers | None = None
         """What is to be logged next, read but not yet there."""
@@ -213,14 +214,14 @@ class Trainer:
             "memory_bytes": devices.peak_memory(self.ranks.device),
         }
         self.logbook.write("train", last.step, values)
-        self.latest |= values
+        self.latest |= {logged_key("train", name): value for name, value in values.items()}
         seconds_left = self.throughput.seconds_left(self.config.total_steps)
         self.display.update(last.step, values | {"seconds_left": seconds_left})
 
     def _write(self, kind: str, values: Mapping[str, float | None]) -> None:
         self.logbook.write(kind, self.step, values)
-        self.latest |= {f"{kind}_{name}": value for name, value in values.items()}
-        if ratio := values.get("output_mu_norm_ratio"):
+        self.latest |= {logged_key(kind, name): value for name, value in values.items()}
+        if ratio := values.get("mu_norm_ratio"):
             self.display.update(self.step, {"mu_norm_ratio": ratio})
 
     def _read_losses(self) -> None:

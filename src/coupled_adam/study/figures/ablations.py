@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from coupled_adam.base.captioned_figure import FAINT, INK, MARKERS, SERIES_COLOURS, legend_above, panels
+from coupled_adam.metrics import MAIN, METRICS, NATS, OTHERS, named
 from coupled_adam.study.figures.style import draw_difference, looks, size_panels
-from coupled_adam.study.metrics import MAIN, OTHERS, named
 from coupled_adam.study.report_data import (
     Size,
     Variant,
@@ -33,7 +33,7 @@ def draw_scale_loss(results: Sequence[Result]) -> Figure | None:
         return None
     figure, [[axes]] = panels(1, 1, 3.1)
     _draw_over_n(axes, found, sizes(results))
-    axes.set(xlabel="scale exponent n", ylabel="loss less that of n = 0\n(nats per token)")
+    axes.set(xlabel="scale exponent n", ylabel=f"{METRICS['loss'].symbol} less that of n = 0\n({NATS})")
     legend_above(figure, [axes])
     return figure
 
@@ -71,7 +71,7 @@ def draw_sgd_loss(results: Sequence[Result]) -> Figure | None:
     if not found:
         return None
     figure, places = size_panels(
-        list(found), "factor f of the learning rate", f"{loss_name(results)} (nats per token)", share_y=False
+        list(found), "factor f of the learning rate", f"{loss_name(results)} ({NATS})", share_y=False
     )
     colours = looks(variants(results))
     others = [variant for variant in variants(results) if variant.role in ("standard", "coupled")]

@@ -8,14 +8,13 @@ from matplotlib.figure import Figure
 
 from coupled_adam.base.captioned_figure import FAINT, legend_above, panels
 from coupled_adam.base.text import short
+from coupled_adam.metrics import METRICS, NATS, TASKS
 from coupled_adam.study.figures.style import draw_difference
-from coupled_adam.study.metrics import METRICS, TASKS
 from coupled_adam.study.report_data import Size, compare_variants, main_pair, model_names, sizes
 from coupled_adam.study.results import Result
 from coupled_adam.study.statistics import Comparison
 
 SHOWN = ("loss", "acc")
-UNITS = {"loss": "loss (nats per token)", "acc": "accuracy"}
 
 
 def draw_differences(results: Sequence[Result]) -> Figure | None:
@@ -39,7 +38,8 @@ def draw_differences(results: Sequence[Result]) -> Figure | None:
     figure, rows = panels(1, len(found), 3.1)
     for axes, (metric, comparisons) in zip(rows[0], found.items(), strict=True):
         _draw_panel(axes, comparisons)
-        axes.set(ylabel=f"difference in {UNITS[metric]}", xlabel="dataset size D (tokens)")
+        unit = f" ({NATS})" if metric == "loss" else ""
+        axes.set(ylabel=f"difference in {METRICS[metric].symbol}{unit}", xlabel="dataset size D (tokens)")
         axes.set_title(f"{METRICS[metric].better} is better", fontsize=9)
     legend_above(figure, rows[0])
     return figure
@@ -72,7 +72,7 @@ def draw_task_differences(results: Sequence[Result]) -> Figure | None:
                 draw_difference(axes, place + beside, found[model][task.key], number, label)
                 label = None  # once is enough
     axes.set_xticks(range(len(shown)), [task.label for task in shown], rotation=30, horizontalalignment="right")
-    axes.set(xlim=(-0.6, len(shown) - 0.4), ylabel="difference in accuracy")
+    axes.set(xlim=(-0.6, len(shown) - 0.4), ylabel=f"difference in {METRICS['acc'].symbol}")
     legend_above(figure, [axes])
     return figure
 

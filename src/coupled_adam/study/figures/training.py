@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from coupled_adam.base.captioned_figure import legend_above
+from coupled_adam.metrics import METRICS, NATS, logged_key
 from coupled_adam.study.figures.run_files import mean_curve
 from coupled_adam.study.figures.style import looks, size_panels
 from coupled_adam.study.report_data import runs_of, sizes, variants
@@ -16,12 +17,12 @@ from coupled_adam.study.results import Result
 
 def draw_training_loss(results: Sequence[Result]) -> Figure | None:
     """The loss of the training batches."""
-    return draw_over_training(results, "train", "loss", "training loss (nats per token)")
+    return draw_over_training(results, "train", "loss")
 
 
 def draw_validation_loss(results: Sequence[Result]) -> Figure | None:
     """The loss on the validation text."""
-    return draw_over_training(results, "val", "loss", "validation loss (nats per token)")
+    return draw_over_training(results, "val", "loss")
 
 
 def draw_mean_ratio(results: Sequence[Result], table: str = "") -> Figure | None:
@@ -31,25 +32,22 @@ def draw_mean_ratio(results: Sequence[Result], table: str = "") -> Figure | None
         results: finished runs.
         table: "" for the output table (or the one of a tied model), "input_" for the input table of an untied one.
     """
-    return draw_over_training(results, "embeddings", f"{table or 'output_'}mu_norm_ratio", "mean-embedding ratio", 0.0)
+    return draw_over_training(results, "embeddings", f"{table}mu_norm_ratio", bottom=0.0)
 
 
 def draw_isotropy(results: Sequence[Result], table: str = "") -> Figure | None:
     """The isotropy of a table, chosen as for the ratio."""
-    return draw_over_training(results, "embeddings", f"{table or 'output_'}iso", "ISO", 0.0)
+    return draw_over_training(results, "embeddings", f"{table}iso", bottom=0.0)
 
 
-def draw_over_training(
-    results: Sequence[Result], kind: str, key: str, label: str, bottom: float | None = None
-) -> Figure | None:
+def draw_over_training(results: Sequence[Result], kind: str, key: str, *, bottom: float | None = None) -> Figure | None:
     """One logged number over the steps of training, a panel for each size.
 
     Args:
         results: finished runs.
         kind: of the rows in metrics.jsonl.
         key: of the number.
-        label: of the vertical axis.
-        bottom: where that axis starts; None: below the smallest value.
+        bottom: where the vertical axis starts; None: below the smallest value.
     """
     found = {
         (size, variant): curve
@@ -59,6 +57,8 @@ def draw_over_training(
     }
     if not found:
         return None
+    metric = METRICS[logged_key(kind, key)]
+    label = f"{metric.label} ({NATS})" if key == "loss" else metric.label
     figure, places = size_panels(sorted({size for size, _ in found}), "training step", label)
     colours = looks(variants(results))
     for (size, variant), curve in found.items():

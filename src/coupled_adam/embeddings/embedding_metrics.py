@@ -2,6 +2,8 @@
 
 Legend: V vocabulary rows, H hidden size, E (V, H) the matrix, e_i its rows, mu their mean, sigma its singular values,
 p_i the share of token i in the text, corr Pearson's correlation.
+
+What each number is called where it is shown, and which direction is better, is in `coupled_adam.metrics`.
 """
 
 from dataclasses import asdict, dataclass, fields
