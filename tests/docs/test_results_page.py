@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coupled_adam.report.result_tables import build_tables
+from coupled_adam.report.table_formats import to_markdown_table
 from coupled_adam.study.results import read_results
-from coupled_adam.study.table_formats import to_markdown_table
-from coupled_adam.study.tables import build_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
 README = DOCS.parent / "README.md"

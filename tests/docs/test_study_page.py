@@ -13,7 +13,8 @@ from typer.main import get_command
 
 from coupled_adam.base.text import short
 from coupled_adam.cli import app
-from coupled_adam.study import plan, tables
+from coupled_adam.report import result_tables as tables
+from coupled_adam.study import plan
 from coupled_adam.study import plan_sections as sections
 from coupled_adam.study.expansion import cells_of, chosen
 from coupled_adam.study.measurement import MEASURES
@@ -153,7 +154,7 @@ def test_python_of_the_study_page_reads_the_results(tmp_path: Path, monkeypatch:
 
 
 def test_tables_and_figures_on_the_study_page_are_those_that_can_be_written() -> None:
-    album = pytest.importorskip("coupled_adam.study.figures.album")
+    album = pytest.importorskip("coupled_adam.report.figures.figure_list")
     text = section("What is in the folder")
     of_tables, of_figures = text.split("| figure |")
     assert {*first_column(of_tables)} == {*tables.NAMES}

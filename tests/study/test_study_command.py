@@ -18,13 +18,13 @@ from study_cli import study
 from study_runs import ADAMW, COUPLED, FAKE_WORKER, study_corpus, write_study
 from typer.testing import CliRunner
 
+from coupled_adam.base.notation import MISSING
 from coupled_adam.commands import demo as demo_command
 from coupled_adam.commands import study as study_command
+from coupled_adam.report.report_writer import read_report
 from coupled_adam.study import launchers
 from coupled_adam.study.expansion import cells_of
-from coupled_adam.study.notation import MISSING
 from coupled_adam.study.plan import STUDIES, load_study
-from coupled_adam.study.report import read_report
 from coupled_adam.study.results import read_results
 
 pytestmark = pytest.mark.usefixtures("quick", "empty_folder")

@@ -17,13 +17,13 @@ from coupled_adam.data.manifest import FILE_NAME as MANIFEST
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.results import read_downstream
 from coupled_adam.evaluation.downstream.tasks import PAPER_NAMES, PAPER_TASKS
+from coupled_adam.report.result_tables import build_tables
 from coupled_adam.study import cell, launchers, measurement, runner
 from coupled_adam.study.folder import is_measured
 from coupled_adam.study.metrics import TASK_LIMIT
 from coupled_adam.study.plan import load_study, parse_study, study_toml, with_settings
 from coupled_adam.study.plan_sections import EvaluationSection
 from coupled_adam.study.results import add_metrics, read_results, write_evaluation
-from coupled_adam.study.tables import build_tables
 
 FIRST, SECOND = "small-1.536k-standard/seed-1", "small-1.536k-coupled/seed-1"
 NO_WORKER = (sys.executable, "-S", "-c", "")

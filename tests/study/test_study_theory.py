@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 from coupled_adam.base.extras import install_command
 from coupled_adam.cli import app
+from coupled_adam.report.report_writer import write_report
+from coupled_adam.report.result_tables import build_tables
 from coupled_adam.study import cell, measurement, theory_evaluation
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import is_measured
 from coupled_adam.study.metrics import TASKS
 from coupled_adam.study.plan import load_study, with_settings
 from coupled_adam.study.plan_sections import EvaluationSection
-from coupled_adam.study.report import write_report
 from coupled_adam.study.results import FILE_NAME, Result, read_results, to_json
-from coupled_adam.study.tables import build_tables
 from coupled_adam.theory import measure
 from coupled_adam.theory.folder import TheoryFolder
 from coupled_adam.theory.record import PUBLISHED
@@ -235,7 +235,7 @@ def test_report_shows_theory_and_tasks(measured: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_theory_costs_its_figure_alone(measured: Path, tmp_path: Path) -> None:
-    from coupled_adam.study.figures import theory as figures
+    from coupled_adam.report.figures import theory_figures as figures
 
     out = copied(measured, tmp_path)
     results = read_results(out)
@@ -250,7 +250,7 @@ def test_a_damaged_theory_costs_its_figure_alone(measured: Path, tmp_path: Path)
 
 
 def test_a_single_checkpoint_is_no_curve(measured: Path, tmp_path: Path) -> None:
-    from coupled_adam.study.figures import theory as figures
+    from coupled_adam.report.figures import theory_figures as figures
 
     results = read_results(copied(measured, tmp_path))
     for result in results:
@@ -263,7 +263,7 @@ def test_a_single_checkpoint_is_no_curve(measured: Path, tmp_path: Path) -> None
 
 
 def test_theory_of_several_models_is_a_line_for_each(measured: Path) -> None:
-    from coupled_adam.study.figures.theory import draw_constants
+    from coupled_adam.report.figures.theory_figures import draw_constants
 
     results = read_results(measured / "out")
     larger = [replace(result, model="large", parameters=10**6) for result in results]

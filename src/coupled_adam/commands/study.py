@@ -16,10 +16,10 @@ from coupled_adam.commands.tidy_help import TidyGroup
 from coupled_adam.commands.wide_tables import wide_enough
 
 if TYPE_CHECKING:
+    from coupled_adam.report.study_plans import StudyPlan
     from coupled_adam.study.expansion import Cell
     from coupled_adam.study.folder import StudyFolder
     from coupled_adam.study.plan import Study
-    from coupled_adam.study.report_plan import StudyPlan
     from coupled_adam.study.results import Result
     from coupled_adam.study.runner import Outcome
 
@@ -101,12 +101,12 @@ def run_and_report(
         again: the command that goes on with the study.
         spec, out, jobs, only, launcher, dry_run, settings: as the options of `study run`.
     """
+    from coupled_adam.report.report_writer import require_packages
     from coupled_adam.study.expansion import cells_of, chosen
     from coupled_adam.study.folder import RUNS_HERE, StudyFolder
     from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
     from coupled_adam.study.plan import load_study, value_of, with_settings
     from coupled_adam.study.progress import StudyDisplay
-    from coupled_adam.study.report import require_packages
     from coupled_adam.study.runner import LAUNCHERS, prepare_data, run_study
 
     console = Console(highlight=False)
@@ -320,7 +320,7 @@ def _check_tokenizers(study: "Study", cells: "Sequence[Cell]") -> None:
 
 def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
     """Write the report, and print what is in it in short."""
-    from coupled_adam.study.report import read_report, require_packages, write_report_of
+    from coupled_adam.report.report_writer import read_report, require_packages, write_report_of
 
     with user_errors():
         require_packages()
@@ -332,17 +332,16 @@ def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
 
 def _print_comparison(console: Console, results: "Sequence[Result]", plans: "Sequence[StudyPlan]") -> None:
     from coupled_adam.base.text import printable_lines
-    from coupled_adam.study.overview import comparison_of
-    from coupled_adam.study.report_plan import all_planned, shared_report
-    from coupled_adam.study.table_formats import for_console
-    from coupled_adam.study.tables import build_tables
-    from coupled_adam.study.verdict import verdict
+    from coupled_adam.report.result_tables import build_tables
+    from coupled_adam.report.study_plans import all_planned, shared_report
+    from coupled_adam.report.table_formats import for_console, to_rich_comparison
+    from coupled_adam.report.verdict import verdict
 
     report = shared_report(plans)
     without_note = report.model_copy(update={"loss_note": None})  # the verdict has it
     for table in build_tables(results, all_planned(plans), without_note)[:1]:
         table = for_console(table, console)
-        shown = comparison_of(table)
+        shown = to_rich_comparison(table)
         wide_enough(console, shown).print(shown)
         for note in table.notes:
             console.print(Text(note, style="dim"))

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from coupled_adam.base.notation import escape_latex
 from coupled_adam.evaluation.downstream.tasks import PAPER_TASKS
-from coupled_adam.study.notation import escape_latex
 
 Better = Literal["lower", "higher"]
 Lead = Literal["loss", "embeddings"]

@@ -1,0 +1,74 @@
+"""What happened over training, one optimizer against the other: the losses, the mean-embedding ratio and ISO.
+
+A line is the mean over seeds and the band around it holds all of them.
+"""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from coupled_adam.inspection.plates import legend_above
+from coupled_adam.report.figures.run_files import mean_curve
+from coupled_adam.report.figures.style import looks, size_panels
+from coupled_adam.report.report_data import runs_of, sizes, variants
+from coupled_adam.study.results import Result
+
+
+def draw_training_loss(results: Sequence[Result]) -> Figure | None:
+    """The loss of the training batches."""
+    return draw_over_training(results, "train", "loss", "training loss (nats per token)")
+
+
+def draw_validation_loss(results: Sequence[Result]) -> Figure | None:
+    """The loss on the validation text."""
+    return draw_over_training(results, "val", "loss", "validation loss (nats per token)")
+
+
+def draw_mean_ratio(results: Sequence[Result], table: str = "") -> Figure | None:
+    """The length of the mean embedding over the mean length of the embeddings.
+
+    Args:
+        results: finished runs.
+        table: "" for the output table (or the one of a tied model), "input_" for the input table of an untied one.
+    """
+    return draw_over_training(results, "embeddings", f"{table or 'output_'}mu_norm_ratio", "mean-embedding ratio", 0.0)
+
+
+def draw_isotropy(results: Sequence[Result], table: str = "") -> Figure | None:
+    """The isotropy of a table, chosen as for the ratio."""
+    return draw_over_training(results, "embeddings", f"{table or 'output_'}iso", "ISO", 0.0)
+
+
+def draw_over_training(
+    results: Sequence[Result], kind: str, key: str, label: str, bottom: float | None = None
+) -> Figure | None:
+    """One logged number over the steps of training, a panel for each size.
+
+    Args:
+        results: finished runs.
+        kind: of the rows in metrics.jsonl.
+        key: of the number.
+        label: of the vertical axis.
+        bottom: where that axis starts; None: below the smallest value.
+    """
+    found = {
+        (size, variant): curve
+        for size in sizes(results)
+        for variant in variants(results)
+        if (curve := mean_curve(runs_of(results, size, variant), kind, key)) is not None
+    }
+    if not found:
+        return None
+    figure, places = size_panels(sorted({size for size, _ in found}), "training step", label)
+    colours = looks(variants(results))
+    for (size, variant), curve in found.items():
+        axes, look = places[size], colours[variant.name]
+        axes.plot(curve.steps, curve.mean, color=look.colour, linestyle=look.line, label=variant.label)
+        axes.fill_between(curve.steps, curve.low, curve.high, color=look.colour, alpha=0.2, linewidth=0)
+    for axes in places.values():
+        axes.set_xlim(0, None)
+        axes.locator_params(axis="x", nbins=4)
+        if bottom is not None:
+            axes.set_ylim(bottom, None)
+    legend_above(figure, places.values())
+    return figure

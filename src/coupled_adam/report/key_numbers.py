@@ -1,0 +1,181 @@
+"""The numbers of the first screen: a few of them large, from one optimizer to the other, and every seed as a dot."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from coupled_adam.report.comparison_table import summary_cell
+from coupled_adam.report.comparison_table import verdict as claim_of
+from coupled_adam.report.figures.style import looks
+from coupled_adam.report.page_tables import cell_html, label_and_meaning, p_of_claim
+from coupled_adam.report.report_data import (
+    Size,
+    Variant,
+    compare_variants,
+    places,
+    runs_of,
+    size_labels,
+    size_of,
+    values_of,
+    variants,
+)
+from coupled_adam.report.report_data import sizes as all_sizes
+from coupled_adam.report.significance import Comparison, is_number
+from coupled_adam.report.table_model import Cell
+from coupled_adam.report.verdict import compared_pair, comparisons_over_sizes
+from coupled_adam.study.metrics import METRICS, Lead, is_of_a_table
+from coupled_adam.study.plan_sections import ReportSection
+from coupled_adam.study.results import Result
+
+MOST = 5
+# Which are shown large, the first that were measured; where the embeddings lead, the loss is the last of them.
+LARGE = ("loss", "mu_norm_ratio", "iso", "acc", "r_cos", "kappa", "rho_log")
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """One metric of two optimizers."""
+
+    label: str
+    meaning: str
+    note: str
+    """What a reader has to know of it."""
+    first: Markup
+    second: Markup
+    claim: str
+    """What the test says of the second against the first."""
+    p_value: str
+    over_sizes: str
+    """What it says at all sizes; empty where there is only one."""
+    bars: tuple[float, float] | None
+    """Both as bars, in percent of the longer one; None where a bar from zero on says nothing."""
+    strip: Markup
+    """Every seed as a dot."""
+
+
+@dataclass(frozen=True)
+class KeyNumbers:
+    """What the first screen shows large."""
+
+    names: tuple[str, str]
+    colours: tuple[str, str]
+    place: str
+    """Which size they are of; empty where there is only one."""
+    numbers: Sequence[KeyNumber]
+
+
+def key_numbers(results: Sequence[Result], report: ReportSection) -> KeyNumbers | None:
+    """The numbers of the pair that the study is about, at its largest size; None where there is no such pair."""
+    pair = compared_pair(results)
+    if pair is None:
+        return None
+    found = _largest_place(results, pair)
+    if found is None:
+        return None
+    sizes, runs = found
+    colours = {name: look.colour for name, look in looks(variants(results)).items()}
+    numbers = []
+    for key in _chosen(runs, report.lead):
+        comparison = compare_variants(runs, sizes[0], *pair, key, sizes[1])
+        if comparison is not None:
+            values = {
+                variant.name: list(values_of(runs_of(runs, size, variant), key).values())
+                for variant, size in zip(pair, sizes, strict=True)
+            }
+            numbers.append(
+                KeyNumber(
+                    *label_and_meaning(METRICS[key], runs),
+                    (report.loss_note or "") if key == "loss" else "",
+                    *_shown(key, comparison),
+                    claim_of(comparison),
+                    "" if comparison.p_value is None else p_of_claim(comparison.p_value),
+                    _over_sizes(comparisons_over_sizes(results, pair, key)),
+                    _bars(key, comparison),
+                    strip(values, colours),
+                )
+            )
+    if not numbers:
+        return None
+    labels = size_labels(all_sizes(results))
+    place = f"The largest of {len(places(results))} sizes: {labels[sizes[0]]}" if len(places(results)) > 1 else ""
+    return KeyNumbers(
+        (pair[0].label, pair[1].label), (colours[pair[0].name], colours[pair[1].name]), place, numbers[:MOST]
+    )
+
+
+def strip(values: Mapping[str, Sequence[float | None]], colours: Mapping[str, str]) -> Markup:
+    """Every seed as a dot on one line from the smallest value to the largest, as SVG; empty without two values.
+
+    Args:
+        values: of the seeds, by optimizer.
+        colours: of the optimizers.
+    """
+    known = {name: [value for value in seeds if is_number(value)] for name, seeds in values.items()}
+    everything = [value for seeds in known.values() for value in seeds if value is not None]
+    if len(everything) < 2:
+        return Markup("")
+    low, high = min(everything), max(everything)
+    # In percent of the width, so that dots stay round however wide the column is.
+    dots = Markup("").join(
+        Markup('<circle cx="{:.1f}%" cy="50%" r="4.5" fill="{}"/>').format(
+            100 * (value - low) / (high - low) if high > low else 50.0, colours[name]
+        )
+        for name, seeds in known.items()
+        for value in seeds
+        if value is not None
+    )
+    line = Markup('<line x1="0" x2="100%" y1="50%" y2="50%"/>')
+    return Markup('<svg class="strip" aria-hidden="true">{}{}</svg>').format(line, dots)
+
+
+def _largest_place(
+    results: Sequence[Result], pair: tuple[Variant, Variant]
+) -> tuple[tuple[Size, Size], list[Result]] | None:
+    """The largest D and model at which both have runs: their sizes, which differ between tied and untied, and the runs
+    there."""
+    for own in reversed(places(results)):
+        of_pair = [{size_of(run) for run in own if run.optimizer == variant.name} for variant in pair]
+        if all(of_pair):
+            shared = of_pair[0] & of_pair[1]
+            return (max(shared), max(shared)) if shared else (max(of_pair[0]), max(of_pair[1])), own
+    return None
+
+
+def _chosen(runs: Sequence[Result], lead: Lead) -> list[str]:
+    """The metrics to show, in their order."""
+    found = [key for key in LARGE if any(run.metrics.get(key) is not None for run in runs)]
+    if lead == "loss":
+        return found
+    embeddings = [key for key in found if is_of_a_table(METRICS[key])]
+    others = [key for key in found if key not in embeddings]
+    return [*embeddings[: MOST - 1], *others[:1]] if others else embeddings
+
+
+def _shown(key: str, comparison: Comparison) -> tuple[Markup, Markup]:
+    """Both means; the one that is significantly better is bold."""
+    wins = (comparison.significantly_worse, comparison.significant)
+    first, second = (
+        cell_html(Cell(summary_cell(METRICS[key], summary).text, bold=bool(is_better)))
+        for is_better, summary in zip(wins, (comparison.first, comparison.second), strict=True)
+    )
+    return first, second
+
+
+def _over_sizes(comparisons: Sequence[Comparison]) -> str:
+    """Such as "better in 1, worse in 1 of 2 sizes"; the number shown is of one of them."""
+    if len(comparisons) < 2:
+        return ""
+    counts = Counter(claim_of(comparison) for comparison in comparisons)
+    return f"{', '.join(f'{claim} in {count}' for claim, count in counts.items())} of {len(comparisons)} sizes"
+
+
+def _bars(key: str, comparison: Comparison) -> tuple[float, float] | None:
+    """From zero on, which is the origin or nothing at all for measures of a table, and far away for a loss."""
+    first, second = comparison.mean0, comparison.mean1
+    if first is None or second is None or not is_of_a_table(METRICS[key]):
+        return None
+    if min(first, second) < 0 or max(first, second) <= 0:
+        return None
+    return round(100 * first / max(first, second), 1), round(100 * second / max(first, second), 1)
