@@ -13,7 +13,7 @@ COMMANDS = "commands"
 # Names that occur twice and should not. Take a name out when one of its modules is renamed; add none.
 KNOWN_TWICE = {
     *("config", "measuring", "metrics", "overview", "page"),
-    *("album", "figures", "files", "folder", "presets", "results", "settings", "table"),
+    *("figures", "files", "folder", "results", "table"),
 }
 KNOWN_OF_THE_STANDARD_LIBRARY: set[str] = set()
 

@@ -8,7 +8,7 @@ from fabricated_study import OPTIMIZERS, STANDARD, fabricate, scaled
 
 from coupled_adam.report.crossing_table import Crossing, crossing
 from coupled_adam.report.result_tables import build_tables
-from coupled_adam.report.table_model import Table
+from coupled_adam.report.table_model import ReportTable
 from coupled_adam.study.results import merge_results, read_results
 
 STEPS = (100, 200, 300, 400)
@@ -52,7 +52,7 @@ def write_validation(run_folder: Path, losses: list[float]) -> None:
     (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def table_of(study: Path) -> Table | None:
+def table_of(study: Path) -> ReportTable | None:
     return next((table for table in build_tables(read_results(study)) if table.name == "crossing"), None)
 
 

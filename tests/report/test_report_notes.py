@@ -5,18 +5,20 @@ from pathlib import Path
 from fabricated_study import COUPLED, STANDARD, fabricate, sgd
 
 from coupled_adam.report.result_tables import build_tables
-from coupled_adam.report.table_model import Table
+from coupled_adam.report.table_model import ReportTable
 from coupled_adam.study.results import merge_results
 
 SIZES = tuple(("S", 1000, 1000 * n) for n in range(2, 8))
 
 
-def note_of(table: Table, words: str) -> str:
+def note_of(table: ReportTable, words: str) -> str:
     (found,) = (note for note in table.notes if words in note)
     return found
 
 
-def merged(folder: Path, one_seed: dict[str, dict[str, object]], sizes: tuple[tuple[str, int, int], ...]) -> Table:
+def merged(
+    folder: Path, one_seed: dict[str, dict[str, object]], sizes: tuple[tuple[str, int, int], ...]
+) -> ReportTable:
     """Three seeds of the pair, with accuracies, and one seed of others, without."""
     metrics = ("loss", "iso", "acc")
     pair = {"standard": STANDARD, "coupled": COUPLED}

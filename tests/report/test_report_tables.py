@@ -25,7 +25,7 @@ from coupled_adam.report.report_data import Size
 from coupled_adam.report.result_tables import NAMES, build_tables, write_tables_to
 from coupled_adam.report.significance import compare
 from coupled_adam.report.table_formats import for_console, to_csv, to_latex_table, to_markdown_table, to_rich
-from coupled_adam.report.table_model import Table
+from coupled_adam.report.table_model import ReportTable
 from coupled_adam.study.metrics import MAIN, METRICS, TASKS
 from coupled_adam.study.results import Result
 
@@ -95,11 +95,11 @@ def published_runs(table: str, optimizers: Mapping[str, tuple[str, Mapping[str, 
     ]
 
 
-def by_name(results: Sequence[Result], planned: Sequence[Planned] = ()) -> dict[str, Table]:
+def by_name(results: Sequence[Result], planned: Sequence[Planned] = ()) -> dict[str, ReportTable]:
     return {table.name: table for table in build_tables(results, planned)}
 
 
-def read_rows(table: Table) -> list[dict[str, str]]:
+def read_rows(table: ReportTable) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(to_csv(table))))
 
 

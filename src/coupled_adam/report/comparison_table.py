@@ -8,9 +8,9 @@ from coupled_adam.report.grid import CellRuns, by_model_name, optimizer_labels
 from coupled_adam.report.report_data import loss_splits
 from coupled_adam.report.significance import Comparison, Summary, compare
 from coupled_adam.report.table_model import (
-    Cell,
     Column,
-    Table,
+    ReportTable,
+    TableCell,
     mean_cell,
     mean_column,
     number_cell,
@@ -46,7 +46,7 @@ NOTES = (
 )
 
 
-def comparison_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> Table:
+def comparison_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> ReportTable:
     """The pairs of each D and N: standard against all others, and Coupled Adam against its scaled forms and SGD."""
     splits = loss_splits(run for cell in cells for run in cell.runs.values())
     metrics = [
@@ -66,7 +66,7 @@ def comparison_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> Table:
                 # What neither has, such as an input table of its own, is nothing to compare.
                 if any(value is not None for side in values for value in side.values()):
                     rows.append(_row(head, metric, compare(*values, metric.better)))
-    return Table("comparisons", "Comparisons", COLUMNS, tuple(rows), NOTES, groups=4)
+    return ReportTable("comparisons", "Comparisons", COLUMNS, tuple(rows), NOTES, groups=4)
 
 
 def pairs_of(cells: Sequence[CellRuns]) -> list[tuple[int, int]]:
@@ -85,24 +85,26 @@ def pairs_of(cells: Sequence[CellRuns]) -> list[tuple[int, int]]:
     ]
 
 
-def _row(head: Sequence[str], metric: Metric, comparison: Comparison) -> tuple[Cell, ...]:
+def _row(head: Sequence[str], metric: Metric, comparison: Comparison) -> tuple[TableCell, ...]:
     def precise(value: float) -> str:
         return shorthand(value, None, metric.decimals + 2)
 
     difference = number_cell(comparison.difference, precise)
     return (
-        *(Cell(text) for text in (*head, metric.heading)),
+        *(TableCell(text) for text in (*head, metric.heading)),
         summary_cell(metric, comparison.first),
         summary_cell(metric, comparison.second),
-        Cell(difference.text, {"value": comparison.difference, "std": comparison.difference_std, "t": comparison.t}),
+        TableCell(
+            difference.text, {"value": comparison.difference, "std": comparison.difference_std, "t": comparison.t}
+        ),
         number_cell(comparison.threshold, precise),
         *(number_cell(p, p_text) for p in (comparison.p_value, comparison.welch_p, comparison.paired_p)),
-        Cell(verdict(comparison), bold=bool(comparison.significant or comparison.significantly_worse)),
-        Cell("; ".join(comparison.notes)),
+        TableCell(claim_text(comparison), bold=bool(comparison.significant or comparison.significantly_worse)),
+        TableCell("; ".join(comparison.notes)),
     )
 
 
-def summary_cell(metric: Metric, summary: Summary) -> Cell:
+def summary_cell(metric: Metric, summary: Summary) -> TableCell:
     """Mean and standard deviation over the seeds of a cell."""
     return mean_cell(summary, lambda mean, std: shorthand(mean, std, metric.decimals_of(summary.count)))
 
@@ -117,6 +119,6 @@ def p_text(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def verdict(comparison: Comparison) -> str:
+def claim_text(comparison: Comparison) -> str:
     """What the paper's test says of the optimizer against the baseline."""
     return "not significant" if comparison.outcome == "open" else comparison.outcome

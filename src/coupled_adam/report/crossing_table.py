@@ -12,7 +12,7 @@ from coupled_adam.report.comparison_table import PAIR_COLUMNS, pairs_of
 from coupled_adam.report.curves import Curve, curve_of
 from coupled_adam.report.grid import CellRuns, by_model_name, model_labels, optimizer_labels
 from coupled_adam.report.significance import Summary, summarise
-from coupled_adam.report.table_model import Cell, Table, mean_cell, mean_column, text_column
+from coupled_adam.report.table_model import ReportTable, TableCell, mean_cell, mean_column, text_column
 
 COLUMNS = (
     *PAIR_COLUMNS,
@@ -61,7 +61,7 @@ def crossing(first: Curve, second: Curve) -> Crossing | None:
     return Crossing(ahead, steps[-1], second[steps[-1]] - first[steps[-1]])
 
 
-def crossing_table(cells: Sequence[CellRuns]) -> Table | None:
+def crossing_table(cells: Sequence[CellRuns]) -> ReportTable | None:
     """Each standard optimizer against the others of its D and model; None where no two runs have logged a validation
     loss. What is tied and its untied twin are no such pair: they are two models."""
     models = model_labels(cells)
@@ -82,7 +82,7 @@ def crossing_table(cells: Sequence[CellRuns]) -> Table | None:
     if not rows:
         return None
     notes = (f"Left out, as their curves end at different steps: {'; '.join(uneven)}.",) if uneven else ()
-    return Table("crossing", "From when on it is ahead", COLUMNS, tuple(rows), (*NOTES, *notes), groups=2)
+    return ReportTable("crossing", "From when on it is ahead", COLUMNS, tuple(rows), (*NOTES, *notes), groups=2)
 
 
 def _crossings(first: CellRuns, second: CellRuns) -> tuple[list[Crossing], list[int]]:
@@ -98,15 +98,15 @@ def _crossings(first: CellRuns, second: CellRuns) -> tuple[list[Crossing], list[
     return found, uneven
 
 
-def _row(head: Sequence[str], found: Sequence[Crossing], tokens: int) -> tuple[Cell, ...]:
+def _row(head: Sequence[str], found: Sequence[Crossing], tokens: int) -> tuple[TableCell, ...]:
     there = [(each.step, each.last_step) for each in found if each.step is not None]
     steps = summarise([float(step) for step, _ in there])
     shares = summarise([step / last for step, last in there])
     seen = summarise([tokens * step / last for step, last in there])
     return (
-        *(Cell(text) for text in head),
-        Cell(f"{max(each.last_step for each in found):,}"),
-        Cell(f"{len(there)} of {len(found)}"),
+        *(TableCell(text) for text in head),
+        TableCell(f"{max(each.last_step for each in found):,}"),
+        TableCell(f"{len(there)} of {len(found)}"),
         _cell(steps, 0),
         mean_cell(seen, lambda mean, _: short(round(mean))),
         _cell(shares, 2),
@@ -114,5 +114,5 @@ def _row(head: Sequence[str], found: Sequence[Crossing], tokens: int) -> tuple[C
     )
 
 
-def _cell(summary: Summary, decimals: int) -> Cell:
+def _cell(summary: Summary, decimals: int) -> TableCell:
     return mean_cell(summary, lambda mean, std: shorthand(mean, std, decimals))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from coupled_adam.report.comparison_table import summary_cell
-from coupled_adam.report.comparison_table import verdict as claim_of
+from coupled_adam.report.comparison_table import claim_text, summary_cell
 from coupled_adam.report.figures.style import looks
 from coupled_adam.report.page_tables import cell_html, label_and_meaning, p_of_claim
 from coupled_adam.report.report_data import (
@@ -23,7 +22,7 @@ from coupled_adam.report.report_data import (
 )
 from coupled_adam.report.report_data import sizes as all_sizes
 from coupled_adam.report.significance import Comparison, is_number
-from coupled_adam.report.table_model import Cell
+from coupled_adam.report.table_model import TableCell
 from coupled_adam.report.verdict import compared_pair, comparisons_over_sizes
 from coupled_adam.study.metrics import METRICS, Lead, is_of_a_table
 from coupled_adam.study.plan_sections import ReportSection
@@ -89,7 +88,7 @@ def key_numbers(results: Sequence[Result], report: ReportSection) -> KeyNumbers 
                     *label_and_meaning(METRICS[key], runs),
                     (report.loss_note or "") if key == "loss" else "",
                     *_shown(key, comparison),
-                    claim_of(comparison),
+                    claim_text(comparison),
                     "" if comparison.p_value is None else p_of_claim(comparison.p_value),
                     _over_sizes(comparisons_over_sizes(results, pair, key)),
                     _bars(key, comparison),
@@ -157,7 +156,7 @@ def _shown(key: str, comparison: Comparison) -> tuple[Markup, Markup]:
     """Both means; the one that is significantly better is bold."""
     wins = (comparison.significantly_worse, comparison.significant)
     first, second = (
-        cell_html(Cell(summary_cell(METRICS[key], summary).text, bold=bool(is_better)))
+        cell_html(TableCell(summary_cell(METRICS[key], summary).text, bold=bool(is_better)))
         for is_better, summary in zip(wins, (comparison.first, comparison.second), strict=True)
     )
     return first, second
@@ -167,7 +166,7 @@ def _over_sizes(comparisons: Sequence[Comparison]) -> str:
     """Such as "better in 1, worse in 1 of 2 sizes"; the number shown is of one of them."""
     if len(comparisons) < 2:
         return ""
-    counts = Counter(claim_of(comparison) for comparison in comparisons)
+    counts = Counter(claim_text(comparison) for comparison in comparisons)
     return f"{', '.join(f'{claim} in {count}' for claim, count in counts.items())} of {len(comparisons)} sizes"
 
 

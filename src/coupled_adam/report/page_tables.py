@@ -14,8 +14,7 @@ from markupsafe import Markup, escape
 from coupled_adam.base.notation import MISSING, to_html
 from coupled_adam.base.text import short
 from coupled_adam.inspection.measures import MEASURES
-from coupled_adam.report.comparison_table import p_text, summary_cell
-from coupled_adam.report.comparison_table import verdict as claim_of
+from coupled_adam.report.comparison_table import claim_text, p_text, summary_cell
 from coupled_adam.report.published import find_published
 from coupled_adam.report.report_data import (
     compare_variants,
@@ -28,7 +27,7 @@ from coupled_adam.report.report_data import (
     variants,
 )
 from coupled_adam.report.significance import summarise
-from coupled_adam.report.table_model import Cell, Table
+from coupled_adam.report.table_model import ReportTable, TableCell
 from coupled_adam.study.metrics import MAIN, METRICS, Metric, in_order
 from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.results import Result
@@ -131,10 +130,10 @@ def headline(results: Sequence[Result], report: ReportSection = DEFAULT_REPORT) 
             own = size[variant]
             published = find_published(metric.key, own.tokens, own.parameters, variant.settings)
             has_published = has_published or published is not None
-            shown = Cell(summary_cell(metric, summary).text, bold=bool(wins.get(variant)), published=published)
+            shown = TableCell(summary_cell(metric, summary).text, bold=bool(wins.get(variant)), published=published)
             cells.append(cell_html(shown))
         p_value = "" if comparison is None or comparison.p_value is None else p_of_claim(comparison.p_value)
-        claim = "" if comparison is None else claim_of(comparison)
+        claim = "" if comparison is None else claim_text(comparison)
         label, meaning = label_and_meaning(metric, results)
         note = (report.loss_note or "") if metric.key == "loss" else ""
         seeds = {each.name: of_each for each, of_each in values.items()}
@@ -151,7 +150,7 @@ def label_and_meaning(metric: Metric, results: Sequence[Result]) -> tuple[str, s
     return f"{label}\N{NO-BREAK SPACE}{metric.arrow}", meaning
 
 
-def page_table(table: Table, links: Mapping[str, str]) -> PageTable:
+def page_table(table: ReportTable, links: Mapping[str, str]) -> PageTable:
     """A table for the page.
 
     Args:
@@ -176,13 +175,13 @@ def page_table(table: Table, links: Mapping[str, str]) -> PageTable:
     return PageTable(table.name, table.title, head, [PageGroup(*group) for group in groups.items()], notes)
 
 
-def _heading(table: Table, row: Sequence[Cell]) -> str:
+def _heading(table: ReportTable, row: Sequence[TableCell]) -> str:
     """The grouping columns of a row in one line."""
     named = zip(table.columns[: table.groups], row, strict=False)
     return ", ".join(f"{column.label} = {cell.text}" if column.key in "DN" else cell.text for column, cell in named)
 
 
-def _is_worth_a_column(table: Table, place: int) -> bool:
+def _is_worth_a_column(table: ReportTable, place: int) -> bool:
     """In the table of all runs: not the folder, which is a link, nor measures beyond the paper's, nor what is the same
     for all, which the page says elsewhere."""
     column = table.columns[place]
@@ -193,7 +192,7 @@ def _is_worth_a_column(table: Table, place: int) -> bool:
     return column.key != "run" and len({row[place].text for row in table.rows} - {MISSING}) > 1
 
 
-def cell_html(cell: Cell) -> Markup:
+def cell_html(cell: TableCell) -> Markup:
     """A value, and the published one below it."""
     html = Markup(to_html(cell.text, bold=cell.bold))  # escapes what is no number
     if cell.published is None:

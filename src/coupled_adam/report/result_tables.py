@@ -1,7 +1,8 @@
 """The tables of a study in the form of the paper's: what was measured, what is better, and what the paper has there.
 
-Every table is built from the finished runs alone (and the plan, where it is given), as a `Table` that any format can be
-made from. A cell or a seed that is missing is shown as missing; a metric that no run has gets no column, but a note.
+Every table is built from the finished runs alone (and the plan, where it is given), as a `ReportTable` that any format
+can be made from. A cell or a seed that is missing is shown as missing; a metric that no run has gets no column, but a
+note.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ from coupled_adam.report.report_data import limit_note, loss_note, loss_splits, 
 from coupled_adam.report.runs_table import runs_table
 from coupled_adam.report.significance import better_than_all, summarise
 from coupled_adam.report.table_formats import FORMATS
-from coupled_adam.report.table_model import Cell, Column, Table, text_column
+from coupled_adam.report.table_model import Column, ReportTable, TableCell, text_column
 from coupled_adam.report.theory_table import theory_table
 from coupled_adam.study.metrics import (
     INPUT_PREFIX,
@@ -70,7 +71,7 @@ EXPONENT = text_column("n", "n", "$n$")
 
 def build_tables(
     results: Sequence[Result], planned: Sequence[Planned] = (), report: ReportSection = DEFAULT_REPORT
-) -> list[Table]:
+) -> list[ReportTable]:
     """Every table that the runs give something for.
 
     Args:
@@ -108,7 +109,7 @@ def build_tables(
     return [_with_loss_note(table, report.loss_note) for table in tables if table is not None and table.rows]
 
 
-def _with_loss_note(table: Table, note: str | None) -> Table:
+def _with_loss_note(table: ReportTable, note: str | None) -> ReportTable:
     """The table with what a reader has to know of the loss, where it has one."""
     return replace(table, notes=(*table.notes, note)) if note and table.name in ABOUT_THE_LOSS else table
 
@@ -155,7 +156,7 @@ def metric_table(
     published: Sequence[str],
     label: Column = OPTIMIZER,
     notes: Sequence[str] = (),
-) -> Table | None:
+) -> ReportTable | None:
     """Means over the seeds, one row per cell, bold within each group; None without groups.
 
     Args:
@@ -175,18 +176,18 @@ def metric_table(
     splits = loss_splits(runs)
     models = model_labels(cells)
     rows = [
-        (Cell(short(cell.size.tokens)), Cell(models[cell.size]), *row)
+        (TableCell(short(cell.size.tokens)), TableCell(models[cell.size]), *row)
         for group in groups
         for cell, row in zip(group, group_rows(group, shown, published, label), strict=True)
     ]
     values = [column_of(named(metric, splits), [row[4 + place] for row in rows]) for place, metric in enumerate(shown)]
-    table = Table(name, title, (D, N, label, SEEDS, *values), tuple(rows), groups=1 if mixes_sizes(groups) else 2)
+    table = ReportTable(name, title, (D, N, label, SEEDS, *values), tuple(rows), groups=1 if mixes_sizes(groups) else 2)
     return replace(table, notes=(*notes_on(table, groups, metrics, shown), *notes))
 
 
 def downstream_table(
     name: str, title: str, groups: Sequence[Sequence[CellRuns]], published: Sequence[str], label: Column = OPTIMIZER
-) -> Table | None:
+) -> ReportTable | None:
     """The paper's tasks one by one and their mean, then other tasks; None where no run has a task."""
     found = [run.metrics for group in groups for cell in group for run in cell.runs.values()]
     others = other_tasks(found)
@@ -195,7 +196,7 @@ def downstream_table(
     return metric_table(name, title, groups, (*DOWNSTREAM, *others), published, label)
 
 
-def further_table(groups: Sequence[Sequence[CellRuns]]) -> Table | None:
+def further_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
     """What the paper's tables do not have; None where no run has any of it."""
     found = measured(FURTHER, (run.metrics for group in groups for cell in group for run in cell.runs.values()))
     return metric_table("further", "Further measures", groups, found, ()) if found else None
@@ -203,7 +204,7 @@ def further_table(groups: Sequence[Sequence[CellRuns]]) -> Table | None:
 
 def group_rows(
     group: Sequence[CellRuns], metrics: Sequence[Metric], published: Sequence[str], label: Column
-) -> list[tuple[Cell, ...]]:
+) -> list[tuple[TableCell, ...]]:
     """Label, seeds and values of the cells of one size; bold is what is significantly better than all others."""
     names = exponent_labels(group) if label is EXPONENT else optimizer_labels(group)
     winners = {
@@ -214,8 +215,8 @@ def group_rows(
     }
     return [
         (
-            Cell(name),
-            Cell(seeds_text(cell)),
+            TableCell(name),
+            TableCell(seeds_text(cell)),
             *(value_cell(cell, metric, published, bold=winners[metric.key] == str(place)) for metric in metrics),
         )
         for place, (cell, name) in enumerate(zip(group, names, strict=True))
@@ -233,7 +234,7 @@ def exponent_labels(group: Sequence[CellRuns]) -> list[str]:
     return [f"{cell.n:g}" if counts[cell.n] == 1 else f"{cell.n:g} ({cell.optimizer})" for cell in group]
 
 
-def value_cell(cell: CellRuns, metric: Metric, published: Sequence[str], *, bold: bool) -> Cell:
+def value_cell(cell: CellRuns, metric: Metric, published: Sequence[str], *, bold: bool) -> TableCell:
     """Mean and standard deviation of one metric in one cell, and what the paper has there."""
     summary = summarise(cell.values(metric.key).values())
     shown = summary_cell(metric, summary)
@@ -260,7 +261,7 @@ def seeds_text(cell: CellRuns) -> str:
     return str(there) if there == wanted else f"{there} of {wanted}"
 
 
-def column_of(metric: Metric, cells: Sequence[Cell]) -> Column:
+def column_of(metric: Metric, cells: Sequence[TableCell]) -> Column:
     """The column of one metric."""
     return Column(
         metric.key,
@@ -302,7 +303,7 @@ def single_seeds(groups: Sequence[Sequence[CellRuns]]) -> list[tuple[str, str]]:
 
 
 def notes_on(
-    table: Table, groups: Sequence[Sequence[CellRuns]], wanted: Sequence[Metric], shown: Sequence[Metric]
+    table: ReportTable, groups: Sequence[Sequence[CellRuns]], wanted: Sequence[Metric], shown: Sequence[Metric]
 ) -> list[str]:
     """What a reader of a table has to know."""
     notes = ["Mean over the seeds, with the standard deviation in parentheses: 0.123(4) is 0.123 ± 0.004."]

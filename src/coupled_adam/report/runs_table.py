@@ -6,7 +6,7 @@ from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import short, shorthand
 from coupled_adam.report.grid import CellRuns, model_labels, optimizer_labels
 from coupled_adam.report.report_data import loss_splits
-from coupled_adam.report.table_model import Cell, Table, number_cell, number_column, text_column
+from coupled_adam.report.table_model import ReportTable, TableCell, number_cell, number_column, text_column
 from coupled_adam.study.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.results import Result
 
@@ -25,7 +25,7 @@ ORIGINS: tuple[tuple[str, str, Callable[[Result], str | None]], ...] = (
 )
 
 
-def runs_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> Table:
+def runs_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> ReportTable:
     """One row per seed of every cell; a seed without a finished run has dashes."""
     runs = [run for cell in cells for run in cell.runs.values()]
     splits = loss_splits(runs)
@@ -48,18 +48,18 @@ def runs_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> Table:
     ]
     missing = sum(seed not in cell.runs for cell in cells for seed in cell.seeds)
     notes = (f"{missing} of {len(rows)} runs are missing: rows of dashes.",) if missing else ()
-    return Table("runs", "Every run", columns, tuple(rows), notes, groups=3)
+    return ReportTable("runs", "Every run", columns, tuple(rows), notes, groups=3)
 
 
-def _row(run: Result | None, names: Sequence[str], metrics: Sequence[Metric]) -> tuple[Cell, ...]:
-    head = tuple(Cell(name) for name in names)
+def _row(run: Result | None, names: Sequence[str], metrics: Sequence[Metric]) -> tuple[TableCell, ...]:
+    head = tuple(TableCell(name) for name in names)
     if run is None:
-        return head + (Cell(MISSING),) * (len(metrics) + len(COSTS) + len(ORIGINS))
+        return head + (TableCell(MISSING),) * (len(metrics) + len(COSTS) + len(ORIGINS))
     values = tuple(value_cell(run.metrics.get(metric.key), metric) for metric in metrics)
     costs = tuple(number_cell(read(run), lambda value: f"{value:,.0f}") for _, _, read in COSTS)
-    return head + values + costs + tuple(Cell(read(run) or MISSING) for _, _, read in ORIGINS)
+    return head + values + costs + tuple(TableCell(read(run) or MISSING) for _, _, read in ORIGINS)
 
 
-def value_cell(value: float | None, metric: Metric) -> Cell:
+def value_cell(value: float | None, metric: Metric) -> TableCell:
     """One number of one run, with two decimals more than a mean over seeds is worth."""
     return number_cell(value, lambda number: shorthand(number, None, metric.decimals + 2))

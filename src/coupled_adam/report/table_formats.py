@@ -9,14 +9,14 @@ import rich.table
 import rich.text
 
 from coupled_adam.base.notation import escape_latex, to_latex, to_markdown
-from coupled_adam.report.table_model import Cell, Column, Number, Table
+from coupled_adam.report.table_model import Column, Number, ReportTable, TableCell
 
 # What notes say of bold, where there is none.
 PLAIN_WORDS = (("Bold:", "*:"), ("is bold", "has an asterisk"))
 MOST_SIDE_BY_SIDE = 4
 
 
-def to_csv(table: Table) -> str:
+def to_csv(table: ReportTable) -> str:
     """One row per row: every column as the table shows it, and behind it its numbers in full precision."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -35,7 +35,7 @@ def _csv_names(column: Column) -> list[str]:
     return names
 
 
-def _csv_values(column: Column, cell: Cell) -> list[str]:
+def _csv_values(column: Column, cell: TableCell) -> list[str]:
     values = [cell.text, *(_exact(cell.numbers.get(name)) for name in column.numbers)]
     if column.published:
         found = cell.published
@@ -47,7 +47,7 @@ def _exact(number: Number) -> str:
     return "" if number is None else repr(number)
 
 
-def to_markdown_table(table: Table) -> str:
+def to_markdown_table(table: ReportTable) -> str:
     """A heading, the table, and the notes; published values in brackets."""
     lines = [
         f"### {table.title}",
@@ -65,14 +65,14 @@ def _markdown_row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _markdown_cell(cell: TableCell) -> str:
     shown = to_markdown(cell.text, bold=cell.bold)
     if cell.published is None:
         return shown
     return f"{shown} \\[{to_markdown(cell.published.text, bold=cell.published.bold)}\\]"
 
 
-def to_latex_table(table: Table) -> str:
+def to_latex_table(table: ReportTable) -> str:
     """A table in the form of the paper's: booktabs, a line between groups, grouping columns only where they change."""
     text_columns = sum(not column.numbers for column in table.columns)
     leading_text = all(not column.numbers for column in table.columns[:text_columns])
@@ -108,12 +108,12 @@ def to_latex_table(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _latex_cell(cell: Cell) -> str:
+def _latex_cell(cell: TableCell) -> str:
     shown = to_latex(cell.text, bold=cell.bold)
     return shown if cell.published is None else f"{shown} [{to_latex(cell.published.text, bold=cell.published.bold)}]"
 
 
-def to_rich(table: Table) -> rich.table.Table:
+def to_rich(table: ReportTable) -> rich.table.Table:
     """The table for a terminal; published values in brackets, a line between groups, and arrows below their headings,
     so that it is not wider than its numbers need."""
     shown = rich.table.Table(title=table.title, caption="\n".join(table.notes), caption_justify="left")
@@ -127,7 +127,7 @@ def to_rich(table: Table) -> rich.table.Table:
     return shown
 
 
-def to_rich_comparison(table: Table) -> rich.table.Table:
+def to_rich_comparison(table: ReportTable) -> rich.table.Table:
     """A table of results for the terminal: a few optimizers beside each other, many below each other."""
     names = [index for index, column in enumerate(table.columns) if not column.numbers]
     # What all rows have in common tells none apart; but where that is the optimizer, it is said, with its D.
@@ -150,7 +150,7 @@ def to_rich_comparison(table: Table) -> rich.table.Table:
     return shown
 
 
-def for_console(table: Table, console: rich.console.Console) -> Table:
+def for_console(table: ReportTable, console: rich.console.Console) -> ReportTable:
     """The table as a console can show it: without bold, as in a file or a pipe, an asterisk marks what is bold."""
     if console.color_system is not None:  # Rich writes styles, bold among them, only where there is one
         return table
@@ -164,7 +164,7 @@ def for_console(table: Table, console: rich.console.Console) -> Table:
     return replace(table, rows=rows, notes=notes)
 
 
-def _rich_cell(cell: Cell) -> rich.text.Text:
+def _rich_cell(cell: TableCell) -> rich.text.Text:
     shown = rich.text.Text(cell.text, style="bold" if cell.bold else "")
     if cell.published is not None:
         shown.append(f" [{cell.published.text}]", style="dim")

@@ -27,7 +27,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell."""
 
     text: str
@@ -48,14 +48,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """One table."""
 
     name: str
     """Name of its files, without suffix."""
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     notes: tuple[str, ...] = ()
     """What a reader has to know, a sentence each."""
     groups: int = 0
@@ -72,7 +72,7 @@ class Table:
         pairs = zip(self.rows[row - 1][: self.groups], self.rows[row][: self.groups], strict=True)
         return next((index for index, (above, here) in enumerate(pairs) if above.text != here.text), None)
 
-    def without(self, places: Collection[int]) -> "Table":
+    def without(self, places: Collection[int]) -> "ReportTable":
         """The same table without some of its columns; the others group the rows as before."""
         kept = [place for place in range(len(self.columns)) if place not in places]
         return replace(
@@ -98,12 +98,12 @@ def mean_column(key: str, label: str, latex: str | None = None) -> Column:
     return Column(key, label, escape_latex(label) if latex is None else latex, numbers=("mean", "std", "seeds"))
 
 
-def number_cell(value: float | None, text: Callable[[float], str]) -> Cell:
+def number_cell(value: float | None, text: Callable[[float], str]) -> TableCell:
     """A single number, or a dash where it is missing or not finite."""
-    return Cell(text(value) if is_number(value) else MISSING, {"value": value})
+    return TableCell(text(value) if is_number(value) else MISSING, {"value": value})
 
 
-def mean_cell(summary: Summary, text: Callable[[float, float | None], str]) -> Cell:
+def mean_cell(summary: Summary, text: Callable[[float, float | None], str]) -> TableCell:
     """A mean over seeds, or a dash where no seed has a value; `text` writes it and its standard deviation."""
     numbers = {"mean": summary.mean, "std": summary.std, "seeds": summary.count}
-    return Cell(MISSING if summary.mean is None else text(summary.mean, summary.std), numbers)
+    return TableCell(MISSING if summary.mean is None else text(summary.mean, summary.std), numbers)

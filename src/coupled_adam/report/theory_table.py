@@ -10,7 +10,7 @@ from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import short
 from coupled_adam.report.grid import CellRuns, model_labels, optimizer_labels
 from coupled_adam.report.significance import Summary, is_number, summarise
-from coupled_adam.report.table_model import Cell, Table, mean_cell, mean_column, text_column
+from coupled_adam.report.table_model import ReportTable, TableCell, mean_cell, mean_column, text_column
 from coupled_adam.study.metrics import THEORY_PREFIX
 from coupled_adam.theory.overview import spread
 from coupled_adam.theory.record import PUBLISHED, Spread
@@ -66,7 +66,7 @@ NOTES = (
 )
 
 
-def theory_table(cells: Sequence[CellRuns]) -> Table | None:
+def theory_table(cells: Sequence[CellRuns]) -> ReportTable | None:
     """One row per cell that has the theory, and the paper's; None where no run has it."""
     models = model_labels(cells)
     named = [(cell, name) for cell, name in zip(cells, optimizer_labels(cells), strict=True) if _counts(cell)]
@@ -75,14 +75,14 @@ def theory_table(cells: Sequence[CellRuns]) -> Table | None:
     shown = [column for column in COLUMNS if any(summarise(_values(cell, column)).count for cell, _ in named)]
     rows = [
         (
-            *map(Cell, (short(cell.size.tokens), models[cell.size], name, _seeds(cell), _checkpoints(cell))),
+            *map(TableCell, (short(cell.size.tokens), models[cell.size], name, _seeds(cell), _checkpoints(cell))),
             *(_cell(summarise(_values(cell, column)), column) for column in shown),
         )
         for cell, name in named
     ]
-    rows.append((*map(Cell, PAPER), *map(_published, shown)))
+    rows.append((*map(TableCell, PAPER), *map(_published, shown)))
     columns = [mean_column(each.key, each.label, each.latex) for each in shown]
-    return Table("theory", "The theory, measured", (*HEAD, *columns), tuple(rows), NOTES, groups=2)
+    return ReportTable("theory", "The theory, measured", (*HEAD, *columns), tuple(rows), NOTES, groups=2)
 
 
 def _values(cell: CellRuns, column: TheoryColumn) -> list[float | None]:
@@ -105,12 +105,12 @@ def _checkpoints(cell: CellRuns) -> str:
     return " or ".join(map(str, sorted(set(_counts(cell)))))
 
 
-def _cell(summary: Summary, column: TheoryColumn) -> Cell:
+def _cell(summary: Summary, column: TheoryColumn) -> TableCell:
     return mean_cell(summary, lambda mean, std: spread(Spread(mean, std), column.exponent_below))
 
 
-def _published(column: TheoryColumn) -> Cell:
+def _published(column: TheoryColumn) -> TableCell:
     found = PUBLISHED.get(column.name)
     if found is None:
-        return Cell(MISSING)
-    return Cell(spread(found, column.exponent_below), {"mean": found.mean, "std": found.std})
+        return TableCell(MISSING)
+    return TableCell(spread(found, column.exponent_below), {"mean": found.mean, "std": found.std})

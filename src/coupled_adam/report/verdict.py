@@ -19,7 +19,7 @@ from coupled_adam.report.report_data import (
     variants,
 )
 from coupled_adam.report.significance import Comparison, Values
-from coupled_adam.report.verdict_sentences import Table, Verdict, verdict_of_many, verdict_of_pair
+from coupled_adam.report.verdict_sentences import TablePrefix, Verdict, verdict_of_many, verdict_of_pair
 from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.study.results import Result
 
@@ -91,6 +91,6 @@ def _samples(results: Sequence[Result], metric: str) -> list[dict[str, Values]]:
     return found
 
 
-def _table_of(results: Sequence[Result]) -> Table:
+def _table_of(results: Sequence[Result]) -> TablePrefix:
     """Which embeddings the measures of these runs are of."""
     return "" if all(result.settings.get("tied", True) for result in results) else "output "

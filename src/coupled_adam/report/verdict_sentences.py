@@ -16,7 +16,7 @@ from coupled_adam.report.significance import Comparison, Summary, Values, as_lis
 from coupled_adam.study.metrics import METRICS, Lead
 
 Outcome = Literal["better", "worse", "open", "mixed", "no claim"]
-Table = Literal["", "output "]
+TablePrefix = Literal["", "output "]
 """Goes before the word "embeddings": those of an untied model are measured in its output table."""
 LEVEL = "significant at 95%"
 COMBINATIONS = "combinations of data and model size"
@@ -67,7 +67,7 @@ def verdict_of_pair(
     losses: Sequence[Comparison],
     ratios: Sequence[Comparison],
     loss: str = "test loss",
-    table: Table = "",
+    table: TablePrefix = "",
 ) -> Verdict:
     """The verdict on one optimizer against another.
 
@@ -94,7 +94,7 @@ def verdict_of_many(
     losses: Sequence[Mapping[str, Values]],
     ratios: Sequence[Mapping[str, Values]],
     loss: str = "test loss",
-    table: Table = "",
+    table: TablePrefix = "",
 ) -> Verdict:
     """The verdict on more than two optimizers, such as all scale exponents of an ablation.
 
@@ -276,7 +276,7 @@ def _loss_over_sizes(
     return _sentence(f"the {name} of {second} is {_enumerated([head, *parts[1:]])} (at 95%).")
 
 
-def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison], table: Table) -> str:
+def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison], table: TablePrefix) -> str:
     if not ratios:
         return "The embeddings were not measured."
     new = _range([ratio.mean1 for ratio in ratios])
@@ -306,7 +306,7 @@ def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison], table
     return _sentence(f"the {table}embeddings of {second} lie {_enumerated(parts)}{unclaimed}: its {has_length}.")
 
 
-def _ratio_range(ratios: Sequence[Mapping[str, Values]], table: Table) -> str:
+def _ratio_range(ratios: Sequence[Mapping[str, Values]], table: TablePrefix) -> str:
     """Where the mean-embedding ratio is lowest and where highest, of the optimizers' means over all sizes."""
     means: dict[str, list[float]] = {}
     for size in ratios:

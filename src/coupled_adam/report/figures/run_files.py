@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Curve:
+class MeanCurve:
     """The mean over seeds, and the band from the lowest to the highest of them."""
 
     steps: Floats  # (P,)
@@ -29,7 +29,7 @@ class Curve:
     high: Floats  # (P,)
 
 
-def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POINTS) -> Curve | None:
+def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POINTS) -> MeanCurve | None:
     """One logged number over training, of the runs of one cell.
 
     Args:
@@ -49,7 +49,7 @@ def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POI
         return None
     values = np.array([[curve[step] for step in steps] for curve in curves])  # (S, P)
     steps, values = _thinned(steps, most), _thinned(values, most)
-    return Curve(steps, values.mean(0), values.min(0), values.max(0))
+    return MeanCurve(steps, values.mean(0), values.min(0), values.max(0))
 
 
 def is_thinned(results: Sequence[Result], kind: str, most: int = MOST_POINTS) -> bool:
