@@ -20,6 +20,13 @@ TablePrefix = Literal["", "output "]
 """Goes before the word "embeddings": those of an untied model are measured in its output table."""
 LEVEL = "significant at 95%"
 COMBINATIONS = "combinations of data and model size"
+LOSS_WORDS: dict[Outcome, tuple[str, str]] = {
+    "better": ("significantly lower", "than"),
+    "worse": ("significantly higher", "than"),
+    "open": ("not significantly different", "from"),
+    "no claim": ("without a claim for want of seeds", ""),  # never the first of several
+}
+"""How a loss stands, and the word before what it is compared with."""
 
 
 class Claim(NamedTuple):
@@ -225,18 +232,18 @@ def _loss_sentence(
     loss = losses[0]
     new, old = _shown(loss.second, "loss"), _shown(loss.first, "loss")
     seeds = _seeds(loss)
+    subject = _at_start(second)
     match outcomes[0]:
         case "better":
-            text = f"{second} reaches a lower {name} than {first}: {new} against {old}, {LEVEL} over {seeds}."
+            return f"{subject} reaches a lower {name} than {first}: {new} against {old}, {LEVEL} over {seeds}."
         case "worse":
-            text = f"{second} is worse in {name} than {first}: {new} against {old}, {LEVEL} over {seeds}."
+            return f"{subject} is worse in {name} than {first}: {new} against {old}, {LEVEL} over {seeds}."
         case "open":
-            text = (
+            return (
                 f"The {name}es of {second} ({new}) and {first} ({old}) do not differ significantly at 95% over {seeds}."
             )
         case _:
-            text = f"With {seeds} nothing can be claimed about the {name}: {new} with {second}, {old} with {first}."
-    return _sentence(text)
+            return f"With {seeds} nothing can be claimed about the {name}: {new} with {second}, {old} with {first}."
 
 
 def _loss_over_sizes(
@@ -247,33 +254,24 @@ def _loss_over_sizes(
         lower = sum((loss.difference or 0.0) < 0 for loss in losses)
         seeds = {_seeds(loss) for loss in losses}
         few = seeds.pop() if len(seeds) == 1 else "so few seeds"
-        return _sentence(
+        return (
             f"With {few} nothing can be claimed; the {name} of {second} is below that of {first} in {lower} of {total} "
             f"{COMBINATIONS}."
         )
     counts = Counter(outcomes)
-    words: dict[Outcome, str] = {
-        "better": "significantly lower than that of {first}",
-        "worse": "significantly higher",
-        "open": "not significantly different",
-        "no claim": "without a claim for want of seeds",
-    }
+    found = [outcome for outcome in ("better", "worse", "open", "no claim") if counts[outcome]]
     parts = []
-    for outcome, text in words.items():
-        if counts[outcome]:
-            where = f"in {_all(total)} {COMBINATIONS}" if counts[outcome] == total else f"in {counts[outcome]}"
-            parts.append(f"{text.format(first=first)} {where}")
-    if len(parts) > 1:
-        parts[0] = f"{parts[0]} of {total} {COMBINATIONS}"
-    # "than that of" goes with the first part only, whichever it is.
-    head = (
-        parts[0]
-        if counts["better"]
-        else parts[0]
-        .replace("higher", f"higher than that of {first}")
-        .replace("different", f"different from that of {first}")
-    )
-    return _sentence(f"the {name} of {second} is {_enumerated([head, *parts[1:]])} (at 95%).")
+    for outcome in found:
+        is_first = outcome == found[0]
+        words, against = LOSS_WORDS[outcome]
+        if is_first:  # it says for all what the loss is compared with
+            words = f"{words} {against} that of {first}"
+        if counts[outcome] == total:
+            where = f"{_all(total)} {COMBINATIONS}"
+        else:
+            where = f"{counts[outcome]} of {total} {COMBINATIONS}" if is_first else f"{counts[outcome]}"
+        parts.append(f"{words} in {where}")
+    return f"The {name} of {second} is {_enumerated(parts)} (at 95%)."
 
 
 def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison], table: TablePrefix) -> str:
@@ -286,24 +284,26 @@ def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison], table
     total = len(ratios)
     counts: Counter[Outcome] = Counter(ratio.outcome for ratio in ratios)
     if counts["no claim"] == total:
-        return _sentence(f"with {second} the {has_length}; with so few seeds this is no claim.")
+        return f"With {second} the {has_length}; with so few seeds this is no claim."
     if counts["better"] == total:
         where = "stay centred at the origin" if centred else "lie closer to the origin"
         certain = LEVEL if total == 1 else f"{LEVEL} in {_all(total)}"
-        return _sentence(f"the {table}embeddings of {second} {where}: its {has_length}, {certain}.")
+        return f"The {table}embeddings of {second} {where}: its {has_length}, {certain}."
     if counts["worse"] == total:
-        return _sentence(f"the {table}embeddings of {second} lie farther from the origin: its {has_length}, {LEVEL}.")
+        return f"The {table}embeddings of {second} lie farther from the origin: its {has_length}, {LEVEL}."
     if counts["open"] == total:
-        return _sentence(f"the {table}embeddings of {second} lie no closer to the origin at 95%: its {has_length}.")
+        return f"The {table}embeddings of {second} lie no closer to the origin at 95%: its {has_length}."
     words: dict[Outcome, str] = {
         "better": "significantly closer to the origin",
         "worse": "significantly farther from it" if counts["better"] else "significantly farther from the origin",
         "open": "no closer at 95%" if counts["better"] or counts["worse"] else "no closer to the origin at 95%",
     }
-    parts = [f"{text} in {counts[outcome]}" for outcome, text in words.items() if counts[outcome]]
-    parts[0] += f" of {total}"
+    found = [outcome for outcome in words if counts[outcome]]
+    parts = [
+        f"{words[outcome]} in {counts[outcome]}{f' of {total}' if outcome == found[0] else ''}" for outcome in found
+    ]
     unclaimed = f" (no claim in {counts['no claim']})" if counts["no claim"] else ""
-    return _sentence(f"the {table}embeddings of {second} lie {_enumerated(parts)}{unclaimed}: its {has_length}.")
+    return f"The {table}embeddings of {second} lie {_enumerated(parts)}{unclaimed}: its {has_length}."
 
 
 def _ratio_range(ratios: Sequence[Mapping[str, Values]], table: TablePrefix) -> str:
@@ -359,6 +359,6 @@ def _enumerated(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def _sentence(text: str) -> str:
-    """With a capital letter at the beginning; the names of optimizers may have none."""
-    return text[:1].upper() + text[1:]
+def _at_start(name: str) -> str:
+    """The name of an optimizer where a sentence begins: with a capital letter, which it may not have itself."""
+    return name[:1].upper() + name[1:]
