@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 from fabricated_study import COUPLED, PAGE_PARTS, STANDARD, fabricate, fabricated_demo, scaled
 from markupsafe import escape
+from typer.testing import CliRunner
 
 from coupled_adam.base.extras import install_command
+from coupled_adam.cli import app
+from coupled_adam.report import result_tables, verdict
+from coupled_adam.report.grid import Planned, Size, expected_of, gather_grid, variant_of
 from coupled_adam.report.page_tables import address, headline
 from coupled_adam.report.report_page import commands, what_was_compared
 from coupled_adam.report.report_writer import write_report
@@ -248,7 +252,7 @@ def test_tied_and_untied_models_of_one_name_share_the_first_table(tmp_path: Path
     tied = fabricate(tmp_path / "a", optimizers={"coupled": COUPLED}, sizes=(("30M", 30_000_000, 10**9),))
     settings = {"untied standard": {**STANDARD, "tied": False}}
     untied = fabricate(tmp_path / "b", optimizers=settings, sizes=(("30M", 49_000_000, 10**9),))
-    found = headline(merge_results([tied, untied]))
+    found = headline(gather_grid(merge_results([tied, untied])))
     assert found is not None
     assert list(found.optimizers) == ["untied standard, N = 49M", "Coupled Adam, N = 30M"]
     assert found.rows[0].claim == "better"
@@ -326,7 +330,9 @@ def test_addresses_cannot_become_scripts(tmp_path: Path) -> None:
 
 def test_many_optimizers_are_named_by_their_ends(tmp_path: Path) -> None:
     exponents = {f"coupled n={n}": scaled(n) for n in range(-3, 4)}
-    words = what_was_compared(read_results(fabricate(tmp_path / "s", optimizers=exponents, with_runs=False)))
+    words = what_was_compared(
+        gather_grid(read_results(fabricate(tmp_path / "s", optimizers=exponents, with_runs=False)))
+    )
     assert words[0] == "Coupled n=-3, …, coupled n=3 (7 optimizers)"
 
 
@@ -342,3 +348,26 @@ def test_the_first_screen_says_where_accuracy_is_of_a_few_documents(
     page = write_report([study], study).read_text()
     first_screen = page.partition('id="main-table"')[2].partition("</section>")[0]
     assert ("only the first 10 documents were evaluated" in first_screen) is is_said
+
+
+def test_tables_and_verdict_of_a_report_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    for module, name in ((result_tables, "comparison_table"), (verdict, "verdict_of_pair")):
+        own = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, own=own, name=name: calls.append(name) or own(*args))
+    folder = fabricate(tmp_path / "s", with_runs=False)
+    found = CliRunner().invoke(app, ["study", "report", str(folder), "--out", str(tmp_path / "out")])
+    assert found.exit_code == 0, found.output
+    assert sorted(calls) == ["comparison_table", "verdict_of_pair"]
+
+
+def test_a_size_that_is_only_planned_changes_nothing_that_is_said_of_the_others(tmp_path: Path) -> None:
+    results = read_results(fabricate(tmp_path / "s", with_runs=False))
+    size = Size(10**9, 10**8, "large")
+    planned = [*expected_of(results), Planned("large-coupled", size, variant_of("coupled", COUPLED), (1, 2))]
+    with_plan, without = gather_grid(results, planned), gather_grid(results)
+    assert [place.cells[0].size.model for place in with_plan.places] == ["0.4M", "large"]
+    assert len(with_plan.finished.places) == len(without.places) == 1
+    assert headline(with_plan) == headline(without) is not None
+    assert verdict.verdict(with_plan) == verdict.verdict(without)
+    assert what_was_compared(with_plan) == what_was_compared(without)

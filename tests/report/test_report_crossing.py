@@ -7,6 +7,7 @@ import pytest
 from fabricated_study import OPTIMIZERS, STANDARD, fabricate, scaled
 
 from coupled_adam.report.crossing_table import Crossing, crossing
+from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.table_model import ReportTable
 from coupled_adam.study.results import merge_results, read_results
@@ -53,7 +54,7 @@ def write_validation(run_folder: Path, losses: list[float]) -> None:
 
 
 def table_of(study: Path) -> ReportTable | None:
-    return next((table for table in build_tables(read_results(study)) if table.name == "crossing"), None)
+    return next((table for table in build_tables(gather_grid(read_results(study))) if table.name == "crossing"), None)
 
 
 def test_the_table_has_the_mean_over_the_seeds_that_cross(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_standard_optimizer_of_another_kind_is_set_against_the_plain_one(tmp_p
     results = merge_results([study, twin])
     for result in results:
         write_validation(result.run_folder, [5.0, 4.5, 4.0, 3.5 if result.optimizer == "standard" else 3.0])
-    table = next(table for table in build_tables(results) if table.name == "crossing")
+    table = next(table for table in build_tables(gather_grid(results)) if table.name == "crossing")
     pairs = {(row[2].text, row[3].text) for row in table.rows}
     # An untied model beside its tied twin is another model, not another optimizer.
     assert pairs == {("standard", "standard, centred")} | {

@@ -22,6 +22,7 @@ from coupled_adam.report.figures.embedding_figures import draw_norm_and_frequenc
 from coupled_adam.report.figures.experiments import draw_experiments
 from coupled_adam.report.figures.run_files import mean_curve
 from coupled_adam.report.figures.training_curves import draw_isotropy, draw_mean_ratio, draw_training_loss
+from coupled_adam.report.grid import gather_grid
 from coupled_adam.study.results import Result, read_results
 
 T_95 = {2: 2.919986, 1: 6.313752}  # Student's t at 95%, one-sided, from tables
@@ -51,7 +52,7 @@ def run_of(results: list[Result], optimizer: str) -> Path:
 
 
 def test_clouds_stand_side_by_side_at_the_same_scale_with_origin_and_mean(demo: list[Result]) -> None:
-    left, right = drawn(draw_clouds(demo)).axes
+    left, right = drawn(draw_clouds(gather_grid(demo))).axes
     assert [left.get_title(), right.get_title()] == ["standard Adam", "Coupled Adam"]
     assert left.get_xlim() == right.get_xlim()
     assert left.get_ylim() == right.get_ylim()
@@ -71,16 +72,19 @@ def test_up_to_four_optimizers_stand_beside_each_other_and_of_more_the_pair(tmp_
     centred = {**STANDARD, "centre": True}
     three = {"standard": STANDARD, "standard, centred": centred, "coupled": COUPLED}
     results = fabricated(tmp_path / "three", optimizers=three, seeds=[1])
-    titles = [axes.get_title() for axes in drawn(draw_clouds(results)).axes]
+    titles = [axes.get_title() for axes in drawn(draw_clouds(gather_grid(results))).axes]
     assert titles == ["standard Adam", "standard, centred", "Coupled Adam"]
     many = OPTIMIZERS | {f"coupled n={n}": scaled(n) for n in (-2, 2, 4)}
     results = fabricated(tmp_path / "many", optimizers=many, seeds=[1])
-    assert [axes.get_title() for axes in drawn(draw_clouds(results)).axes] == ["standard Adam", "Coupled Adam"]
+    assert [axes.get_title() for axes in drawn(draw_clouds(gather_grid(results))).axes] == [
+        "standard Adam",
+        "Coupled Adam",
+    ]
 
 
 def test_differences_have_the_papers_confidence_bars(tmp_path: Path) -> None:
     results = fabricated(tmp_path, metrics=("loss", "acc"), sizes=GRID_OF_SIZES[:2], with_runs=False)
-    figure = drawn(draw_differences(results))
+    figure = drawn(draw_differences(gather_grid(results)))
     results = [result for result in results if result.tokens == 5 * 10**9]  # of the first marker
     assert [axes.get_ylabel() for axes in figure.axes] == [
         "difference in loss (nats per token)",
@@ -98,12 +102,14 @@ def test_differences_have_the_papers_confidence_bars(tmp_path: Path) -> None:
 def test_only_significant_differences_are_filled(tmp_path: Path) -> None:
     for gain, is_filled in ((0.1, True), (-0.1, True), (0.0001, False)):
         results = read_results(fabricate(tmp_path / str(gain), gain=gain, sizes=GRID_OF_SIZES, with_runs=False))
-        marker = drawn(draw_differences(results)).axes[0].containers[0][0]
+        marker = drawn(draw_differences(gather_grid(results))).axes[0].containers[0][0]
         assert (marker.get_markerfacecolor() != "none") == is_filled
 
 
 def test_one_seed_has_no_bar_and_accuracy_no_panel_where_it_is_absent(tmp_path: Path) -> None:
-    figure = drawn(draw_differences(fabricated(tmp_path, seeds=(1,), sizes=GRID_OF_SIZES, with_runs=False)))
+    figure = drawn(
+        draw_differences(gather_grid(fabricated(tmp_path, seeds=(1,), sizes=GRID_OF_SIZES, with_runs=False)))
+    )
     assert len(figure.axes) == 1
     marker, caps, bars = figure.axes[0].containers[0]
     assert not caps
@@ -112,28 +118,30 @@ def test_one_seed_has_no_bar_and_accuracy_no_panel_where_it_is_absent(tmp_path: 
 
 
 def test_a_single_point_is_no_figure(tmp_path: Path, demo: list[Result]) -> None:
-    assert draw_differences(demo) is None
-    assert draw_experiments(demo) is None
+    assert draw_differences(gather_grid(demo)) is None
+    assert draw_experiments(gather_grid(demo)) is None
     one_f = fabricated(tmp_path, optimizers={**OPTIMIZERS, "sgd f=100": sgd(100)}, with_runs=False)
-    assert draw_sgd_loss(one_f) is None
+    assert draw_sgd_loss(gather_grid(one_f)) is None
     one_task = [replace(result, metrics={**result.metrics, "race": 0.2 + 0.01 * result.seed}) for result in demo]
-    assert draw_task_differences(one_task) is None
+    assert draw_task_differences(gather_grid(one_task)) is None
     both = [replace(result, metrics={**result.metrics, "lambada": 0.3}) for result in one_task]
-    assert draw_task_differences(both) is not None
+    assert draw_task_differences(gather_grid(both)) is not None
     grid = fabricated(tmp_path / "grid", sizes=GRID_OF_SIZES, metrics=("loss", "acc"), with_runs=False)
     largest = [
         result if result.model == "355M" else replace(result, metrics={"loss": result.metrics["loss"]})
         for result in grid
     ]
-    assert len(drawn(draw_differences(grid)).axes) == 2
-    assert [axes.get_ylabel() for axes in drawn(draw_differences(largest)).axes] == [  # one accuracy is no panel
+    assert len(drawn(draw_differences(gather_grid(grid))).axes) == 2
+    assert [
+        axes.get_ylabel() for axes in drawn(draw_differences(gather_grid(largest))).axes
+    ] == [  # one accuracy is no panel
         "difference in loss (nats per token)"
     ]
 
 
 def test_the_grid_of_sizes_has_the_line_n_is_d_over_20(tmp_path: Path) -> None:
     results = fabricated(tmp_path, sizes=GRID_OF_SIZES, with_runs=False)
-    axes = drawn(draw_experiments(results)).axes[0]
+    axes = drawn(draw_experiments(gather_grid(results))).axes[0]
     lines = {line.get_label(): line for line in axes.lines}
     assert list(lines) == ["N = 125M", "N = 355M", "N = D/20"]
     assert list(lines["N = 125M"].get_xdata()) == [5 * 10**9, 10**10]
@@ -153,7 +161,7 @@ def test_models_of_one_name_have_entries_of_their_own_in_legends(tmp_path: Path)
 def test_the_loss_over_n_is_the_difference_to_n_0(tmp_path: Path) -> None:
     ns = (-2, -1, 0, 1, 2)
     results = fabricated(tmp_path, optimizers={f"coupled n={n}": scaled(n) for n in ns}, with_runs=False)
-    axes = drawn(draw_scale_loss(results)).axes[0]
+    axes = drawn(draw_scale_loss(gather_grid(results))).axes[0]
     curve = next(line for line in axes.lines if len(line.get_xdata()) == len(ns))
     expected = [values(results, f"coupled n={n}").mean() - values(results, "coupled n=0").mean() for n in ns]
     assert list(curve.get_xdata()) == list(ns)
@@ -165,7 +173,7 @@ def test_every_measured_metric_is_drawn_over_n_as_difference_to_n_0(tmp_path: Pa
     ns = (-1, 0, 1, 2)
     exponents = {f"coupled n={n}": scaled(n) for n in ns}
     results = fabricated(tmp_path, optimizers=exponents, metrics=("loss", "iso", "kappa"), with_runs=False)
-    shown = [axes for axes in drawn(draw_scale_complete(results)).axes if axes.get_visible()]
+    shown = [axes for axes in drawn(draw_scale_complete(gather_grid(results))).axes if axes.get_visible()]
     assert [axes.get_title() for axes in shown] == ["loss (↓)", "ISO (↑)", "κ (↑)"]
     curve = next(line for line in shown[2].lines if len(line.get_xdata()) == len(ns))
     itself = values(results, "coupled n=0", "kappa")
@@ -178,15 +186,15 @@ def test_every_measured_metric_is_drawn_over_n_as_difference_to_n_0(tmp_path: Pa
 
 
 def test_studies_without_n_or_f_have_no_figure_of_them(demo: list[Result]) -> None:
-    assert draw_scale_loss(demo) is None
-    assert draw_scale_complete(demo) is None
-    assert draw_sgd_loss(demo) is None
+    assert draw_scale_loss(gather_grid(demo)) is None
+    assert draw_scale_complete(gather_grid(demo)) is None
+    assert draw_sgd_loss(gather_grid(demo)) is None
 
 
 def test_the_best_f_is_marked_and_the_others_are_lines(tmp_path: Path) -> None:
     factors = {f"sgd f={f}": sgd(f) for f in (100, 200, 300)}
     results = fabricated(tmp_path, optimizers={**OPTIMIZERS, **factors}, noise=0.05, with_runs=False)
-    axes = drawn(draw_sgd_loss(results)).axes[0]
+    axes = drawn(draw_sgd_loss(gather_grid(results))).axes[0]
     lines = {line.get_label(): line for line in axes.lines}
     best = min(factors, key=lambda name: values(results, name).mean())
     assert lines["best f"].get_xdata()[0] == factors[best]["sgd_factor"]
@@ -195,7 +203,7 @@ def test_the_best_f_is_marked_and_the_others_are_lines(tmp_path: Path) -> None:
 
 
 def test_curves_are_means_over_seeds_in_a_band_of_all_seeds(demo: list[Result]) -> None:
-    axes = drawn(draw_training_loss(demo)).axes[0]
+    axes = drawn(draw_training_loss(gather_grid(demo))).axes[0]
     curves = []
     for result in demo:
         if result.optimizer == "coupled":
@@ -241,7 +249,9 @@ def test_a_colour_belongs_to_an_optimizer_in_every_figure(demo: list[Result]) ->
 
 
 def test_singular_values_are_relative_to_the_largest(demo: list[Result]) -> None:
-    line = next(line for line in drawn(draw_spectra(demo)).axes[0].lines if line.get_label() == "standard Adam")
+    line = next(
+        line for line in drawn(draw_spectra(gather_grid(demo))).axes[0].lines if line.get_label() == "standard Adam"
+    )
     spectra = [
         np.load(result.run_folder / "embeddings.npz")["singular_values"]
         for result in demo
@@ -252,7 +262,7 @@ def test_singular_values_are_relative_to_the_largest(demo: list[Result]) -> None
 
 
 def test_norms_are_drawn_over_log_frequency(demo: list[Result]) -> None:
-    axes = drawn(draw_norm_and_frequency(demo)).axes[1]
+    axes = drawn(draw_norm_and_frequency(gather_grid(demo))).axes[1]
     arrays = np.load(run_of(demo, "coupled") / "embeddings.npz")
     np.testing.assert_allclose(axes.collections[0].get_offsets().T, [arrays["log10_frequency"], arrays["norm"]])
 
@@ -269,26 +279,26 @@ def test_damaged_files_cost_their_figures_and_nothing_else(tmp_path: Path, damag
                 path.write_bytes(
                     path.read_bytes()[: 2**9] if damage == "cut" and name != "metrics.jsonl" else b"no\nno\n"
                 )
-    assert {plate.name for plate in draw_figures(results)} == {"results", "experiments"}
+    assert {plate.name for plate in draw_figures(gather_grid(results))} == {"results", "experiments"}
 
 
 def test_a_run_without_curves_leaves_those_of_the_others(tmp_path: Path) -> None:
     results = fabricated(tmp_path)
     (results[0].run_folder / "metrics.jsonl").unlink()
-    assert [line.get_label() for line in drawn(draw_training_loss(results)).axes[0].lines] == [
+    assert [line.get_label() for line in drawn(draw_training_loss(gather_grid(results))).axes[0].lines] == [
         "standard Adam",
         "Coupled Adam",
     ]
 
 
 def test_untied_models_have_pictures_of_the_input_table_too(tmp_path: Path) -> None:
-    names = {plate.name for plate in draw_figures(fabricated(tmp_path, untied=True, seeds=(1,)))}
+    names = {plate.name for plate in draw_figures(gather_grid(fabricated(tmp_path, untied=True, seeds=(1,))))}
     assert {"embedding_cloud_input", "norm_frequency_input", "singular_values_input"} <= names
     assert "mean_ratio_over_training_input" in names
 
 
 def test_sizes_have_panels_of_their_own(tmp_path: Path) -> None:
-    figure = drawn(draw_training_loss(fabricated(tmp_path, sizes=GRID_OF_SIZES, seeds=(1,))))
+    figure = drawn(draw_training_loss(gather_grid(fabricated(tmp_path, sizes=GRID_OF_SIZES, seeds=(1,)))))
     assert [axes.get_title() for axes in figure.axes if axes.get_visible()] == [
         "N = 125M, D = 5B",
         "N = 125M, D = 10B",
@@ -300,7 +310,7 @@ def test_files_are_the_same_every_time_and_whole(demo: list[Result], tmp_path: P
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "ablation_sgd.svg").write_text("of an earlier report")
     for folder in ("a", "b"):
-        write_figures(draw_figures(demo), tmp_path / folder)
+        write_figures(draw_figures(gather_grid(demo)), tmp_path / folder)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "b").iterdir())
     assert "ablation_sgd.svg" not in names
@@ -320,7 +330,7 @@ def test_files_are_the_same_every_time_and_whole(demo: list[Result], tmp_path: P
 def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
     name = "<script>alert(1)</script> $\\frac{$ & {x}"
     results = fabricated(tmp_path, optimizers={"standard": STANDARD, name: COUPLED}, seeds=(1,))
-    for plate in draw_figures(results):
+    for plate in draw_figures(gather_grid(results)):
         ET.fromstring(plate.svg)
         assert "<script" not in plate.svg
-    assert any(axes.get_title() == name for axes in drawn(draw_clouds(results)).axes)
+    assert any(axes.get_title() == name for axes in drawn(draw_clouds(gather_grid(results))).axes)

@@ -12,7 +12,7 @@ from fabricated_study import STANDARD, fabricate
 from study_fake_worker import result_of
 from study_runs import ADAMW, COUPLED, write_study
 
-from coupled_adam.report.report_data import main_pair, variants
+from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.report_writer import write_report
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.study_plans import StudyPlan, read_plans
@@ -182,11 +182,11 @@ def test_an_optimizer_with_one_seed_is_named_where_it_keeps_others_from_being_bo
     # At 9k it stands alone: nothing is compared with it.
     second = fabricate(tmp_path / "b", optimizers=centred, sizes=sizes[1:], seeds=(1,), with_runs=False)
     note = "Nothing is bold where an optimizer with one seed has a value, for it cannot be tested: "
-    main = build_tables(merge_results([first, second]))[0]
+    main = build_tables(gather_grid(merge_results([first, second])))[0]
     assert [row[0].text for row in main.rows if any(cell.bold for cell in row)] == ["4k"]
     assert f"{note}standard, centred at 8k, S." in main.notes
     for folders in ([first], [second]):
-        assert not any(each.startswith(note) for each in build_tables(merge_results(folders))[0].notes)
+        assert not any(each.startswith(note) for each in build_tables(gather_grid(merge_results(folders)))[0].notes)
 
 
 def stored(folder: Path, metrics: dict[str, float | None], **changes: Any) -> Path:
@@ -234,11 +234,11 @@ def test_the_order_of_the_folders_changes_nothing(names: tuple[str, ...]) -> Non
     found = []
     for order in itertools.permutations(names):
         results = merge_results([STORED / name for name in order])
-        pair = main_pair(results)
+        pair = gather_grid(results).main_pair
         assert pair is not None
         assert [each.name for each in pair] == ["standard", "coupled"]
-        tables = [[[cell.text for cell in row] for row in table.rows] for table in build_tables(results)]
-        found.append((variants(results), verdict(results), tables))
+        tables = [[[cell.text for cell in row] for row in table.rows] for table in build_tables(gather_grid(results))]
+        found.append((gather_grid(results).variants, verdict(gather_grid(results)), tables))
     assert all(each == found[0] for each in found)
 
 
@@ -254,5 +254,5 @@ def test_the_plain_optimizer_of_a_kind_comes_first(tmp_path: Path) -> None:
     }
     results = read_results(fabricate(tmp_path / "s", optimizers=optimizers, seeds=(1,), with_runs=False))
     expected = ["standard", "slow", "a centred one", "untied", "coupled", "input", "all"]
-    assert [each.name for each in variants(results)] == expected
-    assert [row[2].text for row in build_tables(results)[0].rows] == expected
+    assert [each.name for each in gather_grid(results).variants] == expected
+    assert [row[2].text for row in build_tables(gather_grid(results))[0].rows] == expected

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from fabricated_study import COUPLED, STANDARD, fabricate, sgd
 
+from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.table_model import ReportTable
 from coupled_adam.study.results import merge_results
@@ -26,7 +27,7 @@ def merged(
     second = fabricate(
         folder / "b", optimizers=one_seed, sizes=sizes, seeds=(1,), metrics=("loss", "iso"), with_runs=False
     )
-    return build_tables(merge_results([first, second]))[0]
+    return build_tables(gather_grid(merge_results([first, second])))[0]
 
 
 def test_up_to_four_cells_are_named_one_by_one(tmp_path: Path) -> None:
@@ -56,6 +57,6 @@ def test_columns_that_are_missing_in_other_cells_have_notes_of_their_own(tmp_pat
             del result.metrics["acc" if result.tokens < 7000 else "iso"]
         elif result.tokens > 2000 and result.seed == 1:
             result.metrics["iso"] = None
-    table = build_tables(results)[0]
+    table = build_tables(gather_grid(results))[0]
     assert note_of(table, "accuracy (↑) is missing").endswith(": coupled (5 sizes).")
     assert note_of(table, "ISO (↑) is missing").endswith(": standard (5 sizes); coupled (1 size).")

@@ -19,10 +19,9 @@ from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import parse_shorthand
 from coupled_adam.report.ablation_groups import best_factor, sgd_groups
 from coupled_adam.report.comparison_table import pairs_of
-from coupled_adam.report.grid import Planned, gather_cells
+from coupled_adam.report.grid import Planned, Size, gather_grid, variant_of
 from coupled_adam.report.published import MODELS, published_numbers
-from coupled_adam.report.report_data import Size
-from coupled_adam.report.result_tables import NAMES, build_tables, write_tables_to
+from coupled_adam.report.result_tables import NAMES, build_tables, write_tables
 from coupled_adam.report.significance import compare
 from coupled_adam.report.table_formats import for_console, to_csv, to_latex_table, to_markdown_table, to_rich
 from coupled_adam.report.table_model import ReportTable
@@ -96,7 +95,7 @@ def published_runs(table: str, optimizers: Mapping[str, tuple[str, Mapping[str, 
 
 
 def by_name(results: Sequence[Result], planned: Sequence[Planned] = ()) -> dict[str, ReportTable]:
-    return {table.name: table for table in build_tables(results, planned)}
+    return {table.name: table for table in build_tables(gather_grid(results, planned))}
 
 
 def read_rows(table: ReportTable) -> list[dict[str, str]]:
@@ -200,14 +199,14 @@ def test_best_f_is_that_of_the_paper() -> None:
 def test_choice_of_f_says_what_it_could_not_see() -> None:
     results = [result for result in sgd_runs() if result.tokens == FIVE and result.optimizer != "sgd f=400"]
     results = [result for result in results if result.optimizer not in ("sgd f=500", "sgd f=600")]
-    _, best, (choice,) = sgd_groups(gather_cells(results))
-    assert [cell.f for cell in best[0]] == [300.0, 0.0]
+    _, best, (choice,) = sgd_groups(gather_grid(results).cells)
+    assert [cell.variant.f for cell in best[0]] == [300.0, 0.0]
     assert "at the end of those" in choice
     without_loss = [result for result in results if result.optimizer != "sgd f=300"]
     third = {**STANDARD, "embeddings": "sgd", "sgd_factor": 300.0}
     without_loss += [run("sgd f=300", third, 1, {"loss": None}, parameters=125_000_000)]
-    _, best, (choice,) = sgd_groups(gather_cells(without_loss))
-    assert best[0][0].f == 200.0
+    _, best, (choice,) = sgd_groups(gather_grid(without_loss).cells)
+    assert best[0][0].variant.f == 200.0
     assert "no test loss yet for f = 300" in choice
     assert best_factor([]) is None
 
@@ -250,8 +249,8 @@ def test_missing_cells_and_seeds_stay_in_the_tables() -> None:
 def test_a_plan_decides_what_is_missing() -> None:
     size = Size(TEN, SMALL, "125M")
     planned = [
-        Planned("125M-10000000000-coupled", size, "coupled", COUPLED, (1, 2, 3, 4)),
-        Planned("125M-10000000000-other", size, "other", STANDARD, (7,)),
+        Planned("125M-10000000000-coupled", size, variant_of("coupled", COUPLED), (1, 2, 3, 4)),
+        Planned("125M-10000000000-other", size, variant_of("other", STANDARD), (7,)),
     ]
     results = [result for result in two_optimizers(tokens=TEN) if result.optimizer == "coupled"]
     rows = by_name(results, planned)["main"].rows
@@ -259,7 +258,7 @@ def test_a_plan_decides_what_is_missing() -> None:
     only_planned = by_name([], planned)
     assert [row[3].text for row in only_planned["main"].rows] == ["0 of 1", "0 of 4"]
     assert len(only_planned["runs"].rows) == 5
-    assert build_tables([]) == []
+    assert build_tables(gather_grid([])) == []
 
 
 def test_unmeasured_metrics_are_named() -> None:
@@ -316,8 +315,8 @@ def test_a_worse_optimizer_is_called_worse() -> None:
 
 def test_every_optimizer_is_compared_with_standard_and_coupled() -> None:
     results = [*sgd_runs(), run("coupled n=2", {**COUPLED, "scale_exponent": 2.0}, 1, {"loss": 3.0})]
-    cells = [cell for cell in gather_cells(results) if cell.size.tokens == FIVE]
-    named = {(cells[first].optimizer, cells[second].optimizer) for first, second in pairs_of(cells)}
+    cells = [cell for cell in gather_grid(results).cells if cell.size.tokens == FIVE]
+    named = {(cells[first].variant.name, cells[second].variant.name) for first, second in pairs_of(cells)}
     others = {"coupled n=2", *(f"sgd f={f}" for f in range(100, 700, 100))}
     assert named == {("standard", "coupled"), *((base, each) for base in ("standard", "coupled") for each in others)}
 
@@ -388,7 +387,7 @@ def odd_names() -> list[Result]:
 
 @pytest.mark.parametrize("results", [two_optimizers(), sgd_runs(), odd_names()], ids=["two", "sgd", "odd"])
 def test_latex_is_whole(results: list[Result]) -> None:
-    for table in build_tables(results):
+    for table in build_tables(gather_grid(results)):
         text = to_latex_table(table)
         plain = re.sub(r"\\[\\{}&%$#_]", lambda match: "\\\\" if match[0] == r"\\" else "", text)
         assert plain.count("{") == plain.count("}")
@@ -416,7 +415,7 @@ def test_latex_draws_a_line_where_a_group_ends() -> None:
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 @pytest.mark.parametrize("results", [two_optimizers(), odd_names()], ids=["two", "odd"])
 def test_latex_compiles(results: list[Result], tmp_path: Path) -> None:
-    body = "\n".join(to_latex_table(table) for table in build_tables(results))
+    body = "\n".join(to_latex_table(table) for table in build_tables(gather_grid(results)))
     source = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + body + "\\end{document}\n"
     (tmp_path / "page.tex").write_text(source, encoding="utf-8")
     subprocess.run(
@@ -446,14 +445,14 @@ def test_an_asterisk_stands_for_bold_where_none_can_be_shown() -> None:
 
 
 def test_files_are_written_whole_and_old_ones_removed(tmp_path: Path) -> None:
-    written = write_tables_to(tmp_path, sgd_runs())
+    written = write_tables(build_tables(gather_grid(sgd_runs())), tmp_path / "tables")
     folder = tmp_path / "tables"
     assert sorted(written) == sorted(folder.iterdir())
     assert {path.suffix for path in written} == {".csv", ".md", ".tex"}
     assert {path.stem for path in written} <= set(NAMES)
     assert (folder / "sgd_best.tex").exists()
     (folder / "mine.csv").touch()
-    again = write_tables_to(tmp_path, two_optimizers())
+    again = write_tables(build_tables(gather_grid(two_optimizers())), tmp_path / "tables")
     assert {path.stem for path in again} == {"main", "comparisons", "runs"}
     assert sorted([*again, folder / "mine.csv"]) == sorted(folder.iterdir())
     with (folder / "main.csv").open(encoding="utf-8", newline="") as file:

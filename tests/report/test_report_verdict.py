@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from fabricated_study import COUPLED, OPTIMIZERS, STANDARD, fabricate, scaled, sgd
 
-from coupled_adam.report.report_data import main_pair, table_note, variants
+from coupled_adam.report.contents import contents_of
+from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.report_page import render_report, what_was_compared
+from coupled_adam.report.result_notes import table_note
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.significance import Comparison, compare
 from coupled_adam.report.verdict import verdict
@@ -272,20 +274,22 @@ def test_one_seed_beside_more_does_not_undo_what_can_be_claimed_over_sizes() -> 
 
 
 def test_a_study_of_a_pair_is_judged_as_a_pair(tmp_path: Path) -> None:
-    found = verdict(read_results(fabricate(tmp_path / "s", with_runs=False)))
+    found = verdict(gather_grid(read_results(fabricate(tmp_path / "s", with_runs=False))))
     assert found.outcome == "better"
     assert found.loss.startswith("Coupled Adam reaches a lower test loss than standard Adam")
 
 
 def test_a_study_in_which_coupled_is_worse_says_so(tmp_path: Path) -> None:
-    found = verdict(read_results(fabricate(tmp_path / "s", gain=-0.1, with_runs=False)))
+    found = verdict(gather_grid(read_results(fabricate(tmp_path / "s", gain=-0.1, with_runs=False))))
     assert found.outcome == "worse"
     assert "Coupled Adam is worse" in found.loss
 
 
 def test_an_ablation_is_judged_as_many(tmp_path: Path) -> None:
     exponents = {f"coupled n={n}": scaled(n) for n in (-2, 0, 2)}
-    found = verdict(read_results(fabricate(tmp_path / "s", optimizers=exponents, noise=0.001, with_runs=False)))
+    found = verdict(
+        gather_grid(read_results(fabricate(tmp_path / "s", optimizers=exponents, noise=0.001, with_runs=False)))
+    )
     assert found.loss.startswith("Of 3 optimizers, coupled n=0 has the lowest test loss")
 
 
@@ -295,8 +299,8 @@ def test_ablations_at_one_of_many_sizes_do_not_hide_the_pair(tmp_path: Path) -> 
     others = read_results(
         fabricate(tmp_path / "b", optimizers={"sgd f=300": sgd(300)}, sizes=sizes[:1], with_runs=False)
     )
-    assert "both combinations" in verdict([*pairs, *others]).loss
-    assert verdict([*pairs[:6], *others]).loss.startswith("Of 3 optimizers")
+    assert "both combinations" in verdict(gather_grid([*pairs, *others])).loss
+    assert verdict(gather_grid([*pairs[:6], *others])).loss.startswith("Of 3 optimizers")
 
 
 def test_a_pair_beside_as_many_other_sizes_is_not_the_whole_story(tmp_path: Path) -> None:
@@ -304,24 +308,28 @@ def test_a_pair_beside_as_many_other_sizes_is_not_the_whole_story(tmp_path: Path
     settings = {f"untied {name}": {**each, "tied": False} for name, each in OPTIMIZERS.items()}
     sizes = (("30M", 49_000_000, 10**9),)
     untied = read_results(fabricate(tmp_path / "b", sizes=sizes, optimizers=settings, with_runs=False))
-    found = verdict([*tied, *untied])
+    found = verdict(gather_grid([*tied, *untied]))
     assert found.loss.startswith("Of 4 optimizers, Coupled Adam has the lowest test loss")
     # Tied and untied models of one name stand against each other even where they are the only two.
     alone = [each for each in (*tied, *untied) if each.optimizer in ("standard", "untied coupled")]
-    assert verdict(alone).loss.startswith("Untied coupled reaches a lower test loss than standard Adam")
+    assert verdict(gather_grid(alone)).loss.startswith("Untied coupled reaches a lower test loss than standard Adam")
 
 
 def test_a_validation_loss_is_not_called_a_test_loss(tmp_path: Path) -> None:
     results = [replace(each, loss_split="val") for each in read_results(fabricate(tmp_path / "a", with_runs=False))]
-    assert verdict(results).loss.startswith("Coupled Adam reaches a lower validation loss than standard Adam")
+    assert verdict(gather_grid(results)).loss.startswith(
+        "Coupled Adam reaches a lower validation loss than standard Adam"
+    )
     sizes = [("125M", 125_000_000, tokens) for tokens in (10**9, 2 * 10**9)]
     exponents = {f"coupled n={n}": scaled(n) for n in (-2, 0, 2)}
     for number, settings in enumerate((OPTIMIZERS, exponents)):
         many = read_results(fabricate(tmp_path / f"b{number}", sizes=sizes, optimizers=settings, with_runs=False))
-        text = verdict([replace(each, loss_split="val") for each in many]).loss
+        text = verdict(gather_grid([replace(each, loss_split="val") for each in many])).loss
         assert "validation loss" in text
         assert "test" not in text
-        mixed = verdict([replace(each, loss_split="val" if each.seed == 1 else "test") for each in many]).loss
+        mixed = verdict(
+            gather_grid([replace(each, loss_split="val" if each.seed == 1 else "test") for each in many])
+        ).loss
         assert "test" not in mixed
         assert "validation" not in mixed
 
@@ -329,12 +337,14 @@ def test_a_validation_loss_is_not_called_a_test_loss(tmp_path: Path) -> None:
 def test_a_name_of_the_paper_is_kept_for_what_it_means(tmp_path: Path) -> None:
     optimizers = {"standard": STANDARD, "coupled": sgd(3)}
     results = read_results(fabricate(tmp_path / "s", optimizers=optimizers, with_runs=False))
-    assert [each.label for each in variants(results)] == ["standard Adam", "coupled"]
-    assert "Coupled Adam" not in verdict(results).loss
+    assert [each.label for each in gather_grid(results).variants] == ["standard Adam", "coupled"]
+    assert "Coupled Adam" not in verdict(gather_grid(results)).loss
 
 
 def test_a_single_optimizer_has_nothing_to_compare(tmp_path: Path) -> None:
-    found = verdict(read_results(fabricate(tmp_path / "s", optimizers={"coupled": COUPLED}, with_runs=False)))
+    found = verdict(
+        gather_grid(read_results(fabricate(tmp_path / "s", optimizers={"coupled": COUPLED}, with_runs=False)))
+    )
     assert found.outcome == "no claim"
     assert "Only Coupled Adam has finished runs" in found.loss
 
@@ -342,8 +352,8 @@ def test_a_single_optimizer_has_nothing_to_compare(tmp_path: Path) -> None:
 def test_the_pair_is_standard_first_whatever_the_order_of_the_study(tmp_path: Path) -> None:
     optimizers = {"sgd f=2": sgd(2), "coupled n=1": scaled(1), "coupled": COUPLED, "standard": STANDARD}
     results = read_results(fabricate(tmp_path / "s", optimizers=optimizers, with_runs=False))
-    assert [each.name for each in variants(results)] == ["standard", "coupled", "coupled n=1", "sgd f=2"]
-    found = main_pair(results)
+    assert [each.name for each in gather_grid(results).variants] == ["standard", "coupled", "coupled n=1", "sgd f=2"]
+    found = gather_grid(results).main_pair
     assert found is not None
     assert [each.name for each in found] == list(OPTIMIZERS)
 
@@ -357,20 +367,22 @@ def untied_runs(folder: Path, names: dict[str, str], **options: Any) -> list[Res
 def test_of_untied_models_only_the_output_table_is_spoken_of(tmp_path: Path) -> None:
     names = {"untied standard": "standard", "untied coupled output": "coupled"}
     two = untied_runs(tmp_path / "two", names)
-    assert verdict(two).embeddings.startswith(
+    assert verdict(gather_grid(two)).embeddings.startswith(
         "The output embeddings of untied coupled output stay centred at the origin: its mean output embedding has 2%"
     )
     one_seed = untied_runs(tmp_path / "one", names, seeds=(1,))
-    assert verdict(one_seed).embeddings.startswith("With untied coupled output the mean output embedding has 2%")
+    assert verdict(gather_grid(one_seed)).embeddings.startswith(
+        "With untied coupled output the mean output embedding has 2%"
+    )
     three = untied_runs(tmp_path / "three", {**names, "untied coupled all": "coupled"})
-    assert verdict(three).embeddings.startswith("The mean output embedding has from 2%")
+    assert verdict(gather_grid(three)).embeddings.startswith("The mean output embedding has from 2%")
 
 
 def test_tied_models_beside_untied_ones_have_but_one_table(tmp_path: Path) -> None:
     sizes = [("30M", 30_000_000, tokens) for tokens in (10**9, 2 * 10**9)]
     tied = read_results(fabricate(tmp_path / "a", sizes=sizes, with_runs=False))
     untied = untied_runs(tmp_path / "b", {"untied coupled": "coupled"}, sizes=[("30M", 49_000_000, 10**9)])
-    assert verdict([*tied, *untied]).embeddings.startswith("The embeddings of Coupled Adam stay centred")
+    assert verdict(gather_grid([*tied, *untied])).embeddings.startswith("The embeddings of Coupled Adam stay centred")
 
 
 def test_the_first_screen_says_which_table_of_an_untied_model_is_measured(tmp_path: Path) -> None:
@@ -378,29 +390,34 @@ def test_the_first_screen_says_which_table_of_an_untied_model_is_measured(tmp_pa
     two = untied_runs(tmp_path / "two", {"a": "standard", "b": "coupled"})
     four = untied_runs(tmp_path / "four", {"a": "standard", "b": "coupled", "c": "coupled", "d": "coupled"})
     for results in (two, four):  # side by side, and as rows
-        page = render_report(results, [], [], tmp_path)
+        page = render_report(contents_of(results, []), [], tmp_path)
         assert note in page[page.index('id="main-table"') : page.index("<h2>Tables")]
-        with_note = [table.name for table in build_tables(results) if note in table.notes]
+        with_note = [table.name for table in build_tables(gather_grid(results)) if note in table.notes]
         assert with_note == ["main"]
     tied = read_results(fabricate(tmp_path / "tied", with_runs=False))
-    assert "untied" not in render_report(tied, [], [], tmp_path)
+    assert "untied" not in render_report(contents_of(tied, []), [], tmp_path)
     without = [replace(each, metrics={**each.metrics, "input_iso": None, "input_mu_norm_ratio": None}) for each in two]
     assert table_note(without) == "The embeddings of untied models are measured in the output table."
 
 
 def test_the_verdict_begins_with_what_the_study_leads_with(tmp_path: Path) -> None:
     results = read_results(fabricate(tmp_path / "s", with_runs=False))
-    plain, turned = verdict(results), verdict(results, ReportSection(lead="embeddings", loss_note="Too small."))
+    plain, turned = (
+        verdict(gather_grid(results)),
+        verdict(gather_grid(results), ReportSection(lead="embeddings", loss_note="Too small.")),
+    )
     assert plain.text == f"{plain.loss} {plain.embeddings}"
     assert turned.text == f"{plain.embeddings} {plain.loss} Too small."
     assert [claim.outcome for claim in turned.claims] == ["better", "better"]
     unmeasured = [replace(each, metrics={**each.metrics, "loss": None}) for each in results]
-    assert "Too small." not in verdict(unmeasured, ReportSection(loss_note="Too small.")).text
+    assert "Too small." not in verdict(gather_grid(unmeasured), ReportSection(loss_note="Too small.")).text
     alone = [each for each in results if each.optimizer == "coupled"]
-    assert verdict(alone, ReportSection(lead="embeddings")).text == verdict(alone).text  # what to do comes last
+    assert (
+        verdict(gather_grid(alone), ReportSection(lead="embeddings")).text == verdict(gather_grid(alone)).text
+    )  # what to do comes last
 
 
 def test_a_name_with_a_comma_is_told_from_two_names(tmp_path: Path) -> None:
     optimizers = {"standard": STANDARD, "standard, centred": {**STANDARD, "centre": True}, "coupled": COUPLED}
     results = read_results(fabricate(tmp_path / "s", optimizers=optimizers, with_runs=False))
-    assert what_was_compared(results)[0] == "Standard Adam; standard, centred; Coupled Adam"
+    assert what_was_compared(gather_grid(results))[0] == "Standard Adam; standard, centred; Coupled Adam"

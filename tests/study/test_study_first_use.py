@@ -14,6 +14,7 @@ from study_cli import study
 from study_runs import ADAMW, COUPLED, write_study
 
 from coupled_adam.commands.wide_tables import wide_enough
+from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.report_page import commands
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.study_plans import read_plans
@@ -127,7 +128,7 @@ def numbers_of(table: str) -> list[str]:
 def test_a_narrow_terminal_shows_every_digit(more: tuple[str, ...], tmp_path: Path) -> None:
     measured = ("loss", "iso", "mu_norm", "mu_norm_ratio", "rho_log", "kappa", *more)
     folder = fabricate(tmp_path / "s", optimizers=MANY, seeds=(1, 2), noise=0.3, metrics=measured, with_runs=False)
-    table = build_tables(read_results(folder))[0]
+    table = build_tables(gather_grid(read_results(folder)))[0]
     written = [cell.text for row in table.rows for cell in row[4:]]
     assert len(written) == 5 * len(measured)
     output = study("report", str(folder), width=NARROW).output
@@ -170,14 +171,14 @@ def test_a_few_optimizers_with_long_names_keep_their_digits(tmp_path: Path) -> N
 
 def test_a_wide_terminal_is_left_as_it_is(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "s", optimizers=MANY, with_runs=False)
-    table = to_rich_comparison(build_tables(read_results(folder))[0])
+    table = to_rich_comparison(build_tables(gather_grid(read_results(folder)))[0])
     assert wide_enough(Console(width=300), table).width == 300
     assert wide_enough(Console(width=20), table).width > 60
 
 
 def test_a_console_that_has_lost_its_reader_stays_quiet(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "s", with_runs=False)
-    table = to_rich_comparison(build_tables(read_results(folder))[0])
+    table = to_rich_comparison(build_tables(gather_grid(read_results(folder)))[0])
     lost = Console(quiet=True, file=io.StringIO())
     wider = wide_enough(lost, table)
     assert (wider.quiet, wider.file) == (True, lost.file)

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 
 from coupled_adam.base.text import short, shorthand
-from coupled_adam.report.grid import CellRuns, by_model_name, optimizer_labels
-from coupled_adam.report.report_data import loss_splits
+from coupled_adam.report.grid import CellRuns, Grid, optimizer_labels
+from coupled_adam.report.result_notes import loss_splits
 from coupled_adam.report.significance import Comparison, Summary, compare
 from coupled_adam.report.table_model import (
     Column,
@@ -46,21 +46,20 @@ NOTES = (
 )
 
 
-def comparison_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> ReportTable:
+def comparison_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
     """The pairs of each D and N: standard against all others, and Coupled Adam against its scaled forms and SGD."""
-    splits = loss_splits(run for cell in cells for run in cell.runs.values())
+    splits = loss_splits(grid.results)
     metrics = [
         named(metric, splits)
-        for metric in measured(
-            in_order(METRICS.values(), lead), (run.metrics for cell in cells for run in cell.runs.values())
-        )
+        for metric in measured(in_order(METRICS.values(), lead), (run.metrics for run in grid.results))
         if metric.better
     ]
     rows = []
-    for (tokens, model), own in by_model_name(cells).items():
+    for place in grid.places:
+        own = place.cells
         names = optimizer_labels(own)
         for first, second in pairs_of(own):
-            head = (short(tokens), model, names[first], names[second])
+            head = (short(own[0].size.tokens), own[0].size.model, names[first], names[second])
             for metric in metrics:
                 values = own[first].values(metric.key), own[second].values(metric.key)
                 # What neither has, such as an input table of its own, is nothing to compare.
@@ -71,9 +70,9 @@ def comparison_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> ReportTa
 
 def pairs_of(cells: Sequence[CellRuns]) -> list[tuple[int, int]]:
     """Which cells of one size are compared, by their places: (baseline, optimizer)."""
-    standard = [place for place, cell in enumerate(cells) if cell.role == "standard"]
-    coupled = [place for place, cell in enumerate(cells) if cell.role == "coupled"]
-    rest = [place for place, cell in enumerate(cells) if cell.role not in ("standard", "coupled")]
+    standard = [place for place, cell in enumerate(cells) if cell.variant.role == "standard"]
+    coupled = [place for place, cell in enumerate(cells) if cell.variant.role == "coupled"]
+    rest = [place for place, cell in enumerate(cells) if cell.variant.role not in ("standard", "coupled")]
     if not standard and not coupled:
         return [(rest[0], place) for place in rest[1:]]
     return [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from coupled_adam.base.text import short, shorthand
 from coupled_adam.report.comparison_table import PAIR_COLUMNS, pairs_of
 from coupled_adam.report.curves import Curve, curve_of
-from coupled_adam.report.grid import CellRuns, by_model_name, model_labels, optimizer_labels
+from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels
 from coupled_adam.report.significance import Summary, summarise
 from coupled_adam.report.table_model import ReportTable, TableCell, mean_cell, mean_column, text_column
 
@@ -61,17 +61,18 @@ def crossing(first: Curve, second: Curve) -> Crossing | None:
     return Crossing(ahead, steps[-1], second[steps[-1]] - first[steps[-1]])
 
 
-def crossing_table(cells: Sequence[CellRuns]) -> ReportTable | None:
+def crossing_table(grid: Grid) -> ReportTable | None:
     """Each standard optimizer against the others of its D and model; None where no two runs have logged a validation
     loss. What is tied and its untied twin are no such pair: they are two models."""
-    models = model_labels(cells)
+    models = model_labels(grid.cells)
     rows = []
     uneven = []  # pairs with curves that do not end together
-    for (tokens, _), own in by_model_name(cells).items():
+    for place in grid.places:
+        own, tokens = place.cells, place.cells[0].size.tokens
         names = optimizer_labels(own)
         for first, second in pairs_of(own):
-            are_twins = own[second].role == "standard" and own[first].size != own[second].size
-            if own[first].role != "standard" or are_twins:
+            are_twins = own[second].variant.role == "standard" and own[first].size != own[second].size
+            if own[first].variant.role != "standard" or are_twins:
                 continue
             head = (short(tokens), models[own[second].size], names[first], names[second])
             found, seeds = _crossings(own[first], own[second])

@@ -1,16 +1,112 @@
-"""The cells of a study with their runs: also the cells and the seeds that are not there yet, or never came.
+"""The results of a study as a grid: sizes and optimizers, their cells, and the runs of every cell.
 
-A cell is one model trained on one dataset size with one optimizer, over several seeds.
+A *size* is one dataset size D with one model size N; a *variant* is one optimizer of the study. One size and one
+variant make a *cell*, whose runs differ in the seed alone; also cells and seeds that are not there yet, or never came,
+belong to the grid. A *place* is one D and one model by name: what is compared with each other. Tied and untied models,
+which differ in N, are together there.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
 
 from coupled_adam.base.text import short
-from coupled_adam.report.report_data import Size, optimizer_order, role_of, size_of
+from coupled_adam.report.significance import Comparison, compare
+from coupled_adam.study.metrics import METRICS
 from coupled_adam.study.results import Result
+
+Role = Literal["standard", "coupled", "scaled", "sgd"]
+NAMES = {"standard": "standard Adam", "coupled": "Coupled Adam"}
+FAMILIES: dict[Role, int] = {"standard": 0, "coupled": 1, "scaled": 1, "sgd": 2}
+COUPLED_TABLES = ("output", "input", "all")
+
+
+@dataclass(frozen=True, order=True)
+class Size:
+    """Dataset size D and model size N."""
+
+    tokens: int
+    parameters: int
+    model: str
+
+    @property
+    def label(self) -> str:
+        """In a few characters, for headings."""
+        return f"N = {self.model}, D = {short(self.tokens)}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One optimizer of the study."""
+
+    name: str
+    role: Role
+    settings: Mapping[str, Any] = field(compare=False)
+
+    @property
+    def n(self) -> float:
+        """Scale exponent n of the coupled second moment; 0 is Coupled Adam itself."""
+        return float(self.settings.get("scale_exponent") or 0.0)
+
+    @property
+    def f(self) -> float:
+        """SGD's factor of the learning rate; 0 where there is none."""
+        return float(self.settings.get("sgd_factor") or 0.0)
+
+    @property
+    def order(self) -> tuple[int, float, float, bool, bool, int, bool]:
+        """To sort by: standard, then coupled by n, then SGD by f. Of one kind the plain one first, then what is
+        centred, then what is untied, by the table that is coupled: the pair that a report is about is the same whatever
+        the order of the folders it is made of.
+
+        Example:
+            >>> settings = {"untied": {"tied": False}, "centred": {"centre": True}, "standard": {}}
+            >>> found = [variant_of(name, {"embeddings": "adamw", **own}) for name, own in settings.items()]
+            >>> [variant.name for variant in sorted(found, key=lambda variant: variant.order)]
+            ['standard', 'centred', 'untied']
+        """
+        couple = self.settings.get("couple") or COUPLED_TABLES[0]
+        return (
+            FAMILIES[self.role],
+            self.n,
+            self.f,
+            not self.settings.get("tied", True),
+            bool(self.settings.get("centre")),
+            COUPLED_TABLES.index(couple) if couple in COUPLED_TABLES else len(COUPLED_TABLES),
+            self.name != self.role,
+        )
+
+    @property
+    def label(self) -> str:
+        """As the report calls it: the name in the study, with Adam where it is one of the two of the paper."""
+        return NAMES[self.name] if self.name in NAMES and self.name == self.role else self.name
+
+
+def role_of(settings: Mapping[str, Any]) -> Role:
+    """What an [optimizer] section stands for.
+
+    Example:
+        >>> role_of({"embeddings": "coupled", "scale_exponent": 0.0}), role_of({"embeddings": "adamw"})
+        ('coupled', 'standard')
+    """
+    embeddings = settings.get("embeddings", "coupled")
+    if embeddings == "adamw":
+        return "standard"
+    if embeddings == "sgd":
+        return "sgd"
+    return "scaled" if settings.get("scale_exponent") else "coupled"
+
+
+def variant_of(name: str, settings: Mapping[str, Any]) -> Variant:
+    """One optimizer of a study, from its name there and its settings."""
+    return Variant(name, role_of(settings), settings)
+
+
+def size_of(result: Result) -> Size:
+    """The size of one run."""
+    return Size(result.tokens, result.parameters, result.model)
 
 
 @dataclass(frozen=True)
@@ -20,9 +116,7 @@ class Planned:
     cell: str
     """Its id in the study."""
     size: Size
-    optimizer: str
-    settings: Mapping[str, Any]
-    """The optimizer section of its config, and "tied"."""
+    variant: Variant
     seeds: tuple[int, ...]
 
 
@@ -33,35 +127,113 @@ class CellRuns:
     name: str
     """Its id in the study; empty where only the rest of the grid makes it expected."""
     size: Size
-    optimizer: str
-    settings: Mapping[str, Any]
+    variant: Variant
     runs: Mapping[int, Result]
     """The finished runs by seed."""
     seeds: tuple[int, ...]
     """Every seed it should have, those of `runs` included."""
 
-    @property
-    def role(self) -> str:
-        """standard, coupled, scaled or sgd."""
-        return role_of(self.settings)
-
-    @property
-    def n(self) -> float:
-        """Scale exponent of the coupled second moment."""
-        return float(self.settings.get("scale_exponent") or 0)
-
-    @property
-    def f(self) -> float:
-        """SGD's factor of the learning rate; 0 where there is none."""
-        return float(self.settings.get("sgd_factor") or 0)
-
     def values(self, metric: str) -> dict[int, float | None]:
         """One metric by seed; None where a finished run does not have it."""
-        return {seed: run.metrics.get(metric) for seed, run in self.runs.items()}
+        return values_of(list(self.runs.values()), metric)
 
 
-def gather_cells(results: Sequence[Result], planned: Sequence[Planned] = ()) -> list[CellRuns]:
-    """The cells of a study, the smallest dataset first, and of one size in the order of `optimizer_order`.
+@dataclass(frozen=True)
+class Grid:
+    """All cells of a report, and the runs that are finished. `gather_grid` makes one."""
+
+    results: tuple[Result, ...]
+    """The finished runs, in the order in which they came."""
+    cells: tuple[CellRuns, ...]
+    """The smallest dataset first, and of one size in the order of the variants; also those without runs."""
+
+    @cached_property
+    def finished(self) -> "Grid":
+        """The grid without the cells that have no run."""
+        return Grid(self.results, tuple(cell for cell in self.cells if cell.runs))
+
+    @cached_property
+    def sizes(self) -> list[Size]:
+        """Every size with a finished run, the smallest dataset first."""
+        return sorted({size_of(result) for result in self.results})
+
+    @cached_property
+    def variants(self) -> list[Variant]:
+        """Every optimizer with a finished run, in their order; what that leaves open, as it comes."""
+        found = {result.optimizer: variant_of(result.optimizer, result.settings) for result in self.results}
+        return sorted(found.values(), key=lambda variant: variant.order)
+
+    @cached_property
+    def places(self) -> "list[Grid]":
+        """The cells of each D and model by name, with their runs, in the order of sizes."""
+        cells: dict[tuple[int, str], list[CellRuns]] = {}
+        for cell in self.cells:
+            cells.setdefault((cell.size.tokens, cell.size.model), []).append(cell)
+        return [
+            Grid(tuple(run for run in self.results if (run.tokens, run.model) == place), tuple(own))
+            for place, own in cells.items()
+        ]
+
+    @property
+    def main_pair(self) -> tuple[Variant, Variant] | None:
+        """The two optimizers that are set against each other: the only two, else standard and coupled, else None."""
+        found = self.variants
+        if len(found) == 2:
+            return found[0], found[1]
+        first, second = (
+            next((variant for variant in found if variant.role == role), None) for role in ("standard", "coupled")
+        )
+        return None if first is None or second is None else (first, second)
+
+    @property
+    def has_scale_exponents(self) -> bool:
+        """Whether the study varies n."""
+        return len({variant.n for variant in self.variants if variant.role in ("coupled", "scaled")}) > 1
+
+    @property
+    def largest_size(self) -> Size:
+        """The size that pictures of a single size show: the one with the most optimizers, of those the largest."""
+        return max(self.sizes, key=lambda size: (len({r.optimizer for r in self.results if size_of(r) == size}), size))
+
+    def sizes_of(self, variant: Variant) -> list[Size]:
+        """The sizes at which an optimizer has finished runs."""
+        return sorted({size_of(run) for run in self.results if run.optimizer == variant.name})
+
+    def runs_of(self, size: Size, variant: Variant) -> list[Result]:
+        """The finished runs of one size with one optimizer, by seed."""
+        return sorted(
+            (run for run in self.results if size_of(run) == size and run.optimizer == variant.name),
+            key=lambda run: run.seed,
+        )
+
+    def values_of(self, size: Size, variant: Variant, metric: str) -> dict[int, float | None]:
+        """One metric of one size with one optimizer, by seed."""
+        return values_of(self.runs_of(size, variant), metric)
+
+    def compare(
+        self, size: Size, first: Variant, second: Variant, metric: str, second_size: Size | None = None
+    ) -> Comparison | None:
+        """How `second` does against `first`; None when one of them was not measured.
+
+        Args:
+            size: of both, or of `first` alone.
+            first: the one compared with.
+            second: the one in question.
+            metric: key of the metric.
+            second_size: of `second` where it is another one: a tied model against an untied one.
+        """
+        old, new = self.values_of(size, first, metric), self.values_of(second_size or size, second, metric)
+        comparison = compare(old, new, METRICS[metric].better)
+        return None if comparison.difference is None else comparison
+
+
+def values_of(runs: Sequence[Result], metric: str) -> dict[int, float | None]:
+    """One metric by seed, as `significance.compare` takes it."""
+    return {run.seed: run.metrics.get(metric) for run in runs}
+
+
+def gather_grid(results: Sequence[Result], planned: Sequence[Planned] = ()) -> Grid:
+    """The grid of finished runs and of those that should be there.
 
     Args:
         results: the finished runs of one study or of several.
@@ -78,17 +250,15 @@ def gather_cells(results: Sequence[Result], planned: Sequence[Planned] = ()) -> 
     seeds = {each.cell: each.seeds for each in expected}
     cells = [_with_runs(name, runs, seeds.get(name, ())) for name, runs in by_cell.items()]
     cells += [
-        CellRuns(each.cell, each.size, each.optimizer, each.settings, {}, each.seeds)
-        for each in expected
-        if each.cell not in by_cell
+        CellRuns(each.cell, each.size, each.variant, {}, each.seeds) for each in expected if each.cell not in by_cell
     ]
-    return sorted(cells, key=lambda cell: (cell.size, optimizer_order(cell.optimizer, cell.settings)))
+    return Grid(tuple(results), tuple(sorted(cells, key=lambda cell: (cell.size, cell.variant.order))))
 
 
 def _with_runs(name: str, runs: Sequence[Result], expected_seeds: Sequence[int]) -> CellRuns:
     by_seed = {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}
     seeds = tuple(sorted({*by_seed, *expected_seeds}))
-    return CellRuns(name, size_of(runs[0]), runs[0].optimizer, runs[0].settings, by_seed, seeds)
+    return CellRuns(name, size_of(runs[0]), variant_of(runs[0].optimizer, runs[0].settings), by_seed, seeds)
 
 
 def expected_of(results: Sequence[Result]) -> list[Planned]:
@@ -98,13 +268,14 @@ def expected_of(results: Sequence[Result]) -> list[Planned]:
         own = [result for result in results if result.study == study]
         seeds = tuple(sorted({result.seed for result in own}))
         for result in {result.cell: result for result in own}.values():
-            expected.append(Planned(result.cell, size_of(result), result.optimizer, result.settings, seeds))
+            variant = variant_of(result.optimizer, result.settings)
+            expected.append(Planned(result.cell, size_of(result), variant, seeds))
         there = {(result.tokens, result.model, result.optimizer) for result in own}
         for tokens, model in dict.fromkeys((result.tokens, result.model) for result in own):
             for example in {result.optimizer: result for result in own}.values():
                 if (tokens, model, example.optimizer) not in there:
                     size = Size(tokens, _parameters(own, model, example.settings), model)
-                    expected.append(Planned("", size, example.optimizer, example.settings, seeds))
+                    expected.append(Planned("", size, variant_of(example.optimizer, example.settings), seeds))
     return expected
 
 
@@ -120,19 +291,12 @@ def sizes_of(cells: Sequence[CellRuns]) -> list[Size]:
     return list(dict.fromkeys(cell.size for cell in cells))
 
 
-def by_model_name(cells: Sequence[CellRuns]) -> dict[tuple[int, str], list[CellRuns]]:
-    """The cells of each D and name of a model: tied and untied, which differ in their parameters, are together."""
-    groups: dict[tuple[int, str], list[CellRuns]] = {}
-    for cell in cells:
-        groups.setdefault((cell.size.tokens, cell.size.model), []).append(cell)
-    return groups
-
-
 def optimizer_labels(cells: Sequence[CellRuns]) -> list[str]:
     """The optimizer of every cell, with the cell's id where two cells of one size would be called the same."""
-    names = Counter((cell.size, cell.optimizer) for cell in cells)
+    names = Counter((cell.size, cell.variant.name) for cell in cells)
     return [
-        cell.optimizer if names[cell.size, cell.optimizer] == 1 else f"{cell.optimizer} ({cell.name})" for cell in cells
+        cell.variant.name if names[cell.size, cell.variant.name] == 1 else f"{cell.variant.name} ({cell.name})"
+        for cell in cells
     ]
 
 
@@ -144,3 +308,32 @@ def model_labels(cells: Sequence[CellRuns]) -> dict[Size, str]:
         size: size.model if names[size.tokens, size.model] == 1 else f"{size.model} ({short(size.parameters)})"
         for size in sizes
     }
+
+
+def size_labels(shown: Sequence[Size]) -> dict[Size, str]:
+    """A different label for every size: tied and untied models of one name differ in their parameters alone.
+
+    Example:
+        >>> list(size_labels([Size(10**9, 30 * 10**6, "S"), Size(10**9, 49 * 10**6, "S")]).values())
+        ['N = S (30M), D = 1B', 'N = S (49M), D = 1B']
+    """
+    labels = [size.label for size in shown]
+    return {
+        size: size.label
+        if labels.count(size.label) == 1
+        else f"N = {size.model} ({short(size.parameters)}), D = {short(size.tokens)}"
+        for size in shown
+    }
+
+
+def model_names(shown: Sequence[Size]) -> dict[tuple[int, str], str]:
+    """A different name for every model, by (parameters, name), the smallest first: with its parameters where two models
+    have one name.
+
+    Example:
+        >>> list(model_names([Size(10**9, 30 * 10**6, "S"), Size(10**9, 49 * 10**6, "S")]).values())
+        ['S (30M)', 'S (49M)']
+    """
+    models = sorted({(size.parameters, size.model) for size in shown})
+    names = [name for _, name in models]
+    return {(count, name): name if names.count(name) == 1 else f"{name} ({short(count)})" for count, name in models}

@@ -8,19 +8,8 @@ from markupsafe import Markup
 
 from coupled_adam.report.comparison_table import claim_text, summary_cell
 from coupled_adam.report.figures.style import looks
+from coupled_adam.report.grid import Grid, Size, Variant, size_labels
 from coupled_adam.report.page_tables import cell_html, label_and_meaning, p_of_claim
-from coupled_adam.report.report_data import (
-    Size,
-    Variant,
-    compare_variants,
-    places,
-    runs_of,
-    size_labels,
-    size_of,
-    values_of,
-    variants,
-)
-from coupled_adam.report.report_data import sizes as all_sizes
 from coupled_adam.report.significance import Comparison, is_number
 from coupled_adam.report.table_model import TableCell
 from coupled_adam.report.verdict import compared_pair, comparisons_over_sizes
@@ -65,42 +54,42 @@ class KeyNumbers:
     numbers: Sequence[KeyNumber]
 
 
-def key_numbers(results: Sequence[Result], report: ReportSection) -> KeyNumbers | None:
+def key_numbers(grid: Grid, report: ReportSection) -> KeyNumbers | None:
     """The numbers of the pair that the study is about, at its largest size; None where there is no such pair."""
-    pair = compared_pair(results)
+    pair = compared_pair(grid)
     if pair is None:
         return None
-    found = _largest_place(results, pair)
+    found = _largest_place(grid, pair)
     if found is None:
         return None
-    sizes, runs = found
-    colours = {name: look.colour for name, look in looks(variants(results)).items()}
+    sizes, place = found
+    colours = {name: look.colour for name, look in looks(grid.variants).items()}
     numbers = []
-    for key in _chosen(runs, report.lead):
-        comparison = compare_variants(runs, sizes[0], *pair, key, sizes[1])
+    for key in _chosen(place.results, report.lead):
+        comparison = place.compare(sizes[0], *pair, key, sizes[1])
         if comparison is not None:
             values = {
-                variant.name: list(values_of(runs_of(runs, size, variant), key).values())
+                variant.name: list(place.values_of(size, variant, key).values())
                 for variant, size in zip(pair, sizes, strict=True)
             }
             numbers.append(
                 KeyNumber(
-                    *label_and_meaning(METRICS[key], runs),
+                    *label_and_meaning(METRICS[key], place.results),
                     (report.loss_note or "") if key == "loss" else "",
                     *_shown(key, comparison),
                     claim_text(comparison),
                     "" if comparison.p_value is None else p_of_claim(comparison.p_value),
-                    _over_sizes(comparisons_over_sizes(results, pair, key)),
+                    _over_sizes(comparisons_over_sizes(grid, pair, key)),
                     _bars(key, comparison),
                     strip(values, colours),
                 )
             )
     if not numbers:
         return None
-    labels = size_labels(all_sizes(results))
-    place = f"The largest of {len(places(results))} sizes: {labels[sizes[0]]}" if len(places(results)) > 1 else ""
+    count = len(grid.finished.places)
+    where = f"The largest of {count} sizes: {size_labels(grid.sizes)[sizes[0]]}" if count > 1 else ""
     return KeyNumbers(
-        (pair[0].label, pair[1].label), (colours[pair[0].name], colours[pair[1].name]), place, numbers[:MOST]
+        (pair[0].label, pair[1].label), (colours[pair[0].name], colours[pair[1].name]), where, numbers[:MOST]
     )
 
 
@@ -129,16 +118,14 @@ def strip(values: Mapping[str, Sequence[float | None]], colours: Mapping[str, st
     return Markup('<svg class="strip" aria-hidden="true">{}{}</svg>').format(line, dots)
 
 
-def _largest_place(
-    results: Sequence[Result], pair: tuple[Variant, Variant]
-) -> tuple[tuple[Size, Size], list[Result]] | None:
+def _largest_place(grid: Grid, pair: tuple[Variant, Variant]) -> tuple[tuple[Size, Size], Grid] | None:
     """The largest D and model at which both have runs: their sizes, which differ between tied and untied, and the runs
     there."""
-    for own in reversed(places(results)):
-        of_pair = [{size_of(run) for run in own if run.optimizer == variant.name} for variant in pair]
-        if all(of_pair):
-            shared = of_pair[0] & of_pair[1]
-            return (max(shared), max(shared)) if shared else (max(of_pair[0]), max(of_pair[1])), own
+    for own in reversed(grid.finished.places):
+        first, second = (own.sizes_of(variant) for variant in pair)
+        if first and second:
+            shared = [size for size in first if size in second]
+            return (shared[-1], shared[-1]) if shared else (first[-1], second[-1]), own
     return None
 
 

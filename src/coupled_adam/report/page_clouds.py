@@ -3,7 +3,6 @@
 A point has three coordinates: along the mean embedding, and along the first two principal components across it.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,25 +10,24 @@ from numpy.typing import NDArray
 
 from coupled_adam.report.figures.clouds import cloud_arrays, window
 from coupled_adam.report.figures.style import looks
-from coupled_adam.report.report_data import variants
-from coupled_adam.study.results import Result
+from coupled_adam.report.grid import Grid
 
 MOST_POINTS = 600  # of each optimizer; more would make the page large and turning slow
 UNITS = 1000  # coordinates are whole thousandths of the window's half width
 
 
-def clouds_data(results: Sequence[Result]) -> dict[str, Any] | None:
+def clouds_data(grid: Grid) -> dict[str, Any] | None:
     """Every cloud with the window they share, or None where no run has one.
 
     {units, window: [left, bottom, right, top], clouds: [{name, colour, before, after, mean}]}; before and
     after hold x, y, z of one token after the other, in the same order.
     """
-    found = cloud_arrays(results)
+    found = cloud_arrays(grid)
     if not found:
         return None
     low, high = window([arrays[part] for arrays in found.values() for part in ("cloud_initial", "cloud_final")])
     scale = UNITS / float((high - low).max() / 2)
-    colours = looks(variants(results))
+    colours = looks(grid.variants)
 
     def whole(points: NDArray[np.float32]) -> list[int]:
         return [int(value) for value in np.rint(np.asarray(points, np.float64) * scale).ravel()]

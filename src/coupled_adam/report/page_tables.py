@@ -15,17 +15,9 @@ from coupled_adam.base.notation import MISSING, to_html
 from coupled_adam.base.text import short
 from coupled_adam.inspection.measures import MEASURES
 from coupled_adam.report.comparison_table import claim_text, p_text, summary_cell
+from coupled_adam.report.grid import Grid
 from coupled_adam.report.published import find_published
-from coupled_adam.report.report_data import (
-    compare_variants,
-    loss_name,
-    main_pair,
-    places,
-    runs_of,
-    size_of,
-    values_of,
-    variants,
-)
+from coupled_adam.report.result_notes import loss_name
 from coupled_adam.report.significance import summarise
 from coupled_adam.report.table_model import ReportTable, TableCell
 from coupled_adam.study.metrics import MAIN, METRICS, Metric, in_order
@@ -100,29 +92,29 @@ class Headline:
     """Whether values of the paper stand below the measured ones."""
 
 
-def headline(results: Sequence[Result], report: ReportSection = DEFAULT_REPORT) -> Headline | None:
+def headline(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> Headline | None:
     """The numbers side by side; None where there are several sizes or too many optimizers for that.
 
     Args:
-        results: the finished runs.
+        grid: of the finished runs.
         report: which metrics come first, and what to say of the loss.
     """
-    found = variants(results)
-    sizes_of = {each: {size_of(run) for run in results if run.optimizer == each.name} for each in found}
-    several = len(places(results)) > 1 or any(len(own) > 1 for own in sizes_of.values())
+    found = grid.variants
+    sizes_of = {each: grid.sizes_of(each) for each in found}
+    several = len(grid.finished.places) > 1 or any(len(own) > 1 for own in sizes_of.values())
     if several or len(found) > MOST_SIDE_BY_SIDE:
         return None
-    size = {each: next(iter(own)) for each, own in sizes_of.items()}
-    pair = main_pair(results) if len(found) == 2 else None
+    size = {each: own[0] for each, own in sizes_of.items()}
+    pair = grid.main_pair if len(found) == 2 else None
     rows, has_published = [], False
     for metric in in_order((METRICS[key] for key in HEADLINE), report.lead):
-        values = {each: list(values_of(runs_of(results, size[each], each), metric.key).values()) for each in found}
+        values = {each: list(grid.values_of(size[each], each, metric.key).values()) for each in found}
         summaries = {each: summarise(seeds) for each, seeds in values.items()}
         if all(summary.mean is None for summary in summaries.values()):
             continue
         comparison, wins = None, {}
         if pair is not None:
-            comparison = compare_variants(results, size[pair[0]], *pair, metric.key, size[pair[1]])
+            comparison = grid.compare(size[pair[0]], *pair, metric.key, size[pair[1]])
         if pair is not None and comparison is not None:
             wins = {pair[0]: comparison.significantly_worse, pair[1]: comparison.significant}
         cells = []
@@ -134,7 +126,7 @@ def headline(results: Sequence[Result], report: ReportSection = DEFAULT_REPORT) 
             cells.append(cell_html(shown))
         p_value = "" if comparison is None or comparison.p_value is None else p_of_claim(comparison.p_value)
         claim = "" if comparison is None else claim_text(comparison)
-        label, meaning = label_and_meaning(metric, results)
+        label, meaning = label_and_meaning(metric, grid.results)
         note = (report.loss_note or "") if metric.key == "loss" else ""
         seeds = {each.name: of_each for each, of_each in values.items()}
         rows.append(HeadlineRow(label, meaning, cells, claim, p_value, seeds, note))

@@ -8,7 +8,6 @@ import base64
 import hashlib
 import re
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,17 +20,17 @@ from markupsafe import Markup
 from coupled_adam import __version__
 from coupled_adam.base.extras import install_command
 from coupled_adam.base.text import duration, short
+from coupled_adam.report.contents import Contents
 from coupled_adam.report.figures import Plate
 from coupled_adam.report.figures.figure_list import MAIN_PICTURE, OVER_TRAINING
 from coupled_adam.report.figures.style import looks
+from coupled_adam.report.grid import Grid
 from coupled_adam.report.key_numbers import key_numbers, strip
 from coupled_adam.report.page_clouds import clouds_data
 from coupled_adam.report.page_curves import curves_data, curves_note
 from coupled_adam.report.page_tables import PageTable, headline, page_table, run_links
-from coupled_adam.report.report_data import has_scale_exponents, limit_note, loss_note, sizes, table_note, variants
-from coupled_adam.report.result_tables import build_tables
-from coupled_adam.report.study_plans import StudyPlan, Unfinished, all_planned, shared_report
-from coupled_adam.report.verdict import verdict
+from coupled_adam.report.result_notes import limit_note, loss_note, table_note
+from coupled_adam.report.study_plans import StudyPlan, Unfinished
 from coupled_adam.study.folder import TO_BE_MEASURED
 from coupled_adam.study.metrics import TASKS, measured, other_tasks
 from coupled_adam.study.plan import FILE_NAME
@@ -56,24 +55,23 @@ class Progress:
         return self.finished < self.planned
 
 
-def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates: Sequence[Plate], out: Path) -> str:
+def render_report(contents: Contents, plates: Sequence[Plate], out: Path) -> str:
     """The page as HTML text.
 
     Args:
-        results: the finished runs; at least one.
-        plans: of every study folder.
+        contents: what the report says.
         plates: the figures that were drawn.
         out: the folder of the page, from which it links to run folders and files.
     """
+    grid, plans, results = contents.grid, contents.plans, contents.grid.results
     links = run_links(results, out)
-    report = shared_report(plans)
-    tables = [page_table(table, links) for table in build_tables(results, all_planned(plans), report)]
-    numbers, side_by_side = key_numbers(results, report), headline(results, report)
-    main_table = _main_table(tables, results) if side_by_side is None else None
+    tables = [page_table(table, links) for table in contents.tables]
+    numbers, side_by_side = key_numbers(grid, contents.section), headline(grid, contents.section)
+    main_table = _main_table(tables, grid) if side_by_side is None else None
     # What the first screen has is not shown again; where it has the same numbers in another form, it is folded away.
     folded = [*FOLDED, "main"] if side_by_side is not None else FOLDED
     below = [table for table in tables if main_table is None or table.name != main_table.name]
-    colours = {name: look.colour for name, look in looks(variants(results)).items()}
+    colours = {name: look.colour for name, look in looks(grid.variants).items()}
     unfinished = merge_unfinished(plans)
     script = _asset("report.js")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -81,8 +79,8 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
     page = environment.from_string(_asset("report.html.jinja")).render(
         title=" + ".join(dict.fromkeys(plan.title for plan in plans)),
         descriptions=[plan.description for plan in plans if plan.description],
-        compared=what_was_compared(results),
-        verdict=verdict(results, report),
+        compared=what_was_compared(grid),
+        verdict=contents.verdict,
         key_numbers=numbers,
         headline=side_by_side,
         strip=strip,
@@ -99,9 +97,9 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
         progress=Progress(len(results), len(results) + len(unfinished)),
         unfinished=unfinished,
         problems=[plan.problem for plan in plans if plan.problem],
-        clouds=clouds_data(results),
-        curves=curves_data(results),
-        curves_note=curves_note(results),
+        clouds=clouds_data(grid),
+        curves=curves_data(grid),
+        curves_note=curves_note(grid),
         commands=commands(plans, results, out),
         facts=facts(results),
         plans=plans,
@@ -112,20 +110,20 @@ def render_report(results: Sequence[Result], plans: Sequence[StudyPlan], plates:
     return page.lstrip()
 
 
-def what_was_compared(results: Sequence[Result]) -> list[str]:
+def what_was_compared(grid: Grid) -> list[str]:
     """The study in a few words each: optimizers, models, data, seeds."""
-    optimizers = [variant.label for variant in variants(results)]
+    optimizers = [variant.label for variant in grid.variants]
     named = optimizers if len(optimizers) <= 4 else [optimizers[0], "…", optimizers[-1]]
-    models = sorted({(size.parameters, size.model) for size in sizes(results)})
+    models = sorted({(size.parameters, size.model) for size in grid.sizes})
     names = [name for _, name in models]
     described = [
         f"{name} ({short(count)} parameters)" if len(models) == 1 or names.count(name) > 1 else name
         for count, name in models
     ]
     model = ", ".join(described)
-    tokens = ", ".join(short(count) for count in sorted({size.tokens for size in sizes(results)}))
-    counts = Counter(result.cell for result in {(result.cell, result.seed): result for result in results}.values())
-    fewest, most = min(counts.values()), max(counts.values())
+    tokens = ", ".join(short(count) for count in sorted({size.tokens for size in grid.sizes}))
+    counts = [len(cell.runs) for cell in grid.finished.cells]
+    fewest, most = min(counts), max(counts)
     seeds = f"{most} seeds each" if fewest == most else f"{fewest} to {most} seeds"
     # A name may have a comma itself, such as "standard, centred".
     between = "; " if any("," in name for name in named) else ", "
@@ -204,9 +202,9 @@ def facts(results: Sequence[Result]) -> dict[str, str]:
     }
 
 
-def _main_table(tables: Sequence[PageTable], results: Sequence[Result]) -> PageTable | None:
+def _main_table(tables: Sequence[PageTable], grid: Grid) -> PageTable | None:
     """What the first screen shows where optimizers do not fit side by side."""
-    wanted = "scale" if has_scale_exponents(results) and len(sizes(results)) == 1 else "main"
+    wanted = "scale" if grid.has_scale_exponents and len(grid.sizes) == 1 else "main"
     return next((table for table in tables if table.name == wanted), tables[0] if tables else None)
 
 

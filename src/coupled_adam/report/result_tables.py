@@ -15,15 +15,7 @@ from coupled_adam.base.text import short
 from coupled_adam.report.ablation_groups import scale_groups, sgd_groups
 from coupled_adam.report.comparison_table import comparison_table, summary_cell
 from coupled_adam.report.crossing_table import crossing_table
-from coupled_adam.report.grid import (
-    CellRuns,
-    Planned,
-    by_model_name,
-    gather_cells,
-    model_labels,
-    optimizer_labels,
-    sizes_of,
-)
+from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels, sizes_of
 from coupled_adam.report.published import (
     ALL_TABLES,
     SCALE_TABLES,
@@ -31,7 +23,7 @@ from coupled_adam.report.published import (
     SGD_SEARCH_TABLES,
     find_published,
 )
-from coupled_adam.report.report_data import limit_note, loss_note, loss_splits, table_note
+from coupled_adam.report.result_notes import limit_note, loss_note, loss_splits, table_note
 from coupled_adam.report.runs_table import runs_table
 from coupled_adam.report.significance import better_than_all, summarise
 from coupled_adam.report.table_formats import FORMATS
@@ -51,7 +43,6 @@ from coupled_adam.study.metrics import (
     other_tasks,
 )
 from coupled_adam.study.plan_sections import DEFAULT_REPORT, ReportSection
-from coupled_adam.study.results import Result
 
 FOLDER = "tables"
 NAMES = (
@@ -69,26 +60,22 @@ OPTIMIZER = text_column("optimizer", "optimizer")
 EXPONENT = text_column("n", "n", "$n$")
 
 
-def build_tables(
-    results: Sequence[Result], planned: Sequence[Planned] = (), report: ReportSection = DEFAULT_REPORT
-) -> list[ReportTable]:
+def build_tables(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> list[ReportTable]:
     """Every table that the runs give something for.
 
     Args:
-        results: the finished runs.
-        planned: the cells there should be; without it, the full grid of the sizes, optimizers and seeds that occur.
+        grid: the finished runs, and the cells there should be.
         report: which metrics come first, and what to say of the loss.
 
     Returns:
         The tables by their names: main, downstream (with task results), further, scale (over n), sgd_search and
         sgd_best (over f), crossing, theory, comparisons, runs. Empty without runs and plan.
     """
-    cells = gather_cells(results, planned)
-    if not cells:
+    if not grid.cells:
         return []
-    scaled = scale_groups(cells)
-    searched, best, choices = sgd_groups(cells)
-    groups = list(by_model_name(cells).values())
+    scaled = scale_groups(grid.cells)
+    searched, best, choices = sgd_groups(grid.cells)
+    groups = [place.cells for place in grid.places]
     metrics = in_order(MAIN, report.lead)
     tables = [
         metric_table("main", "Results", groups, metrics, ALL_TABLES),
@@ -101,10 +88,10 @@ def build_tables(
             "sgd_best", "SGD with the best f, and Coupled Adam", best, metrics, SGD_BEST_TABLES, notes=choices
         ),
         downstream_table("sgd_best_downstream", "SGD with the best f: downstream tasks", best, SGD_BEST_TABLES),
-        crossing_table(cells),
-        theory_table(cells),
-        comparison_table(cells, report.lead),
-        runs_table(cells, report.lead),
+        crossing_table(grid),
+        theory_table(grid),
+        comparison_table(grid, report.lead),
+        runs_table(grid, report.lead),
     ]
     return [_with_loss_note(table, report.loss_note) for table in tables if table is not None and table.rows]
 
@@ -114,34 +101,26 @@ def _with_loss_note(table: ReportTable, note: str | None) -> ReportTable:
     return replace(table, notes=(*table.notes, note)) if note and table.name in ABOUT_THE_LOSS else table
 
 
-def write_tables_to(
-    study_folder: Path,
-    results: Sequence[Result],
-    planned: Sequence[Planned] = (),
-    report: ReportSection = DEFAULT_REPORT,
-) -> list[Path]:
-    """Write every table into the folder `tables` of a study, as CSV, Markdown and LaTeX.
+def write_tables(tables: Sequence[ReportTable], folder: Path) -> list[Path]:
+    """Write every table as CSV, Markdown and LaTeX.
 
-    Each file is there as a whole or not at all; files of tables that the results no longer give are removed.
+    Each file is there as a whole or not at all; files of tables that are not among these are removed.
 
     Args:
-        study_folder: the folder of the study.
-        results: as for `build_tables`.
-        planned: as for `build_tables`.
-        report: as for `build_tables`.
+        tables: from `build_tables`.
+        folder: made if it is missing.
 
     Returns:
         The files written.
     """
-    folder = study_folder / FOLDER
-    tables = {table.name: table for table in build_tables(results, planned, report)}
+    by_name = {table.name: table for table in tables}
     written = []
     for name in NAMES:
         for suffix, render in FORMATS.items():
             path = folder / f"{name}{suffix}"
-            if name in tables:
+            if name in by_name:
                 require_writable(path)
-                write_whole(path, render(tables[name]))
+                write_whole(path, render(by_name[name]))
                 written.append(path)
             else:
                 path.unlink(missing_ok=True)
@@ -230,8 +209,11 @@ def mixes_sizes(groups: Sequence[Sequence[CellRuns]]) -> bool:
 
 def exponent_labels(group: Sequence[CellRuns]) -> list[str]:
     """n of every cell, with the optimizer's name where two cells have the same."""
-    counts = Counter(cell.n for cell in group)
-    return [f"{cell.n:g}" if counts[cell.n] == 1 else f"{cell.n:g} ({cell.optimizer})" for cell in group]
+    counts = Counter(cell.variant.n for cell in group)
+    return [
+        f"{cell.variant.n:g}" if counts[cell.variant.n] == 1 else f"{cell.variant.n:g} ({cell.variant.name})"
+        for cell in group
+    ]
 
 
 def value_cell(cell: CellRuns, metric: Metric, published: Sequence[str], *, bold: bool) -> TableCell:
@@ -242,7 +224,7 @@ def value_cell(cell: CellRuns, metric: Metric, published: Sequence[str], *, bold
         shown,
         numbers={**shown.numbers, "bold": int(bold)},
         bold=bold,
-        published=find_published(metric.key, cell.size.tokens, cell.size.parameters, cell.settings, published),
+        published=find_published(metric.key, cell.size.tokens, cell.size.parameters, cell.variant.settings, published),
         note=_note_on(summary.count, len(cell.runs)) if summary.left_out else "",
     )
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import short, shorthand
-from coupled_adam.report.grid import CellRuns, model_labels, optimizer_labels
-from coupled_adam.report.report_data import loss_splits
+from coupled_adam.report.grid import Grid, model_labels, optimizer_labels
+from coupled_adam.report.result_notes import loss_splits
 from coupled_adam.report.table_model import ReportTable, TableCell, number_cell, number_column, text_column
 from coupled_adam.study.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.study.results import Result
@@ -25,11 +25,11 @@ ORIGINS: tuple[tuple[str, str, Callable[[Result], str | None]], ...] = (
 )
 
 
-def runs_table(cells: Sequence[CellRuns], lead: Lead = "loss") -> ReportTable:
+def runs_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
     """One row per seed of every cell; a seed without a finished run has dashes."""
-    runs = [run for cell in cells for run in cell.runs.values()]
-    splits = loss_splits(runs)
-    shown = measured(in_order(METRICS.values(), lead), (run.metrics for run in runs))
+    cells = grid.cells
+    splits = loss_splits(grid.results)
+    shown = measured(in_order(METRICS.values(), lead), (run.metrics for run in grid.results))
     metrics = [named(metric, splits) for metric in shown]
     columns = (
         text_column("D", "D", "$D$"),

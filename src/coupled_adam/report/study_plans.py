@@ -7,8 +7,7 @@ from pathlib import Path
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import LARGEST_TOML, read_limited
-from coupled_adam.report.grid import Planned
-from coupled_adam.report.report_data import Size
+from coupled_adam.report.grid import Planned, Size, variant_of
 from coupled_adam.study.cell import read_error
 from coupled_adam.study.expansion import Cell, cells_of, settings_that_differ
 from coupled_adam.study.folder import CONFIG, StudyFolder
@@ -202,7 +201,7 @@ def _planned(cells: Sequence[Cell]) -> list[Planned]:
         config = own[0].config
         size = Size(config.training.tokens, parameter_count(config.to_model_config()), own[0].model)
         settings = config.optimizer.model_dump() | {"tied": config.model.tied}
-        found.append(Planned(id, size, own[0].optimizer, settings, tuple(cell.seed for cell in own)))
+        found.append(Planned(id, size, variant_of(own[0].optimizer, settings), tuple(cell.seed for cell in own)))
     return found
 
 

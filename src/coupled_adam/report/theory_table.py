@@ -3,12 +3,11 @@
 Each number of a run is a mean over its checkpoints already. There is no better and no worse here, so nothing is tested.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import short
-from coupled_adam.report.grid import CellRuns, model_labels, optimizer_labels
+from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels
 from coupled_adam.report.significance import Summary, is_number, summarise
 from coupled_adam.report.table_model import ReportTable, TableCell, mean_cell, mean_column, text_column
 from coupled_adam.study.metrics import THEORY_PREFIX
@@ -66,10 +65,10 @@ NOTES = (
 )
 
 
-def theory_table(cells: Sequence[CellRuns]) -> ReportTable | None:
+def theory_table(grid: Grid) -> ReportTable | None:
     """One row per cell that has the theory, and the paper's; None where no run has it."""
-    models = model_labels(cells)
-    named = [(cell, name) for cell, name in zip(cells, optimizer_labels(cells), strict=True) if _counts(cell)]
+    models = model_labels(grid.cells)
+    named = [(cell, name) for cell, name in zip(grid.cells, optimizer_labels(grid.cells), strict=True) if _counts(cell)]
     if not named:
         return None
     shown = [column for column in COLUMNS if any(summarise(_values(cell, column)).count for cell, _ in named)]

@@ -259,7 +259,7 @@ def _loss_over_sizes(
             f"{COMBINATIONS}."
         )
     counts = Counter(outcomes)
-    found = [outcome for outcome in ("better", "worse", "open", "no claim") if counts[outcome]]
+    found = [outcome for outcome in LOSS_WORDS if counts[outcome]]
     parts = []
     for outcome in found:
         is_first = outcome == found[0]

@@ -9,48 +9,36 @@ from matplotlib.ticker import MaxNLocator
 from coupled_adam.inspection.figures import INK
 from coupled_adam.inspection.plates import FAINT, MARKERS, SERIES_COLOURS, legend_above, panels
 from coupled_adam.report.figures.style import draw_difference, looks, size_panels
-from coupled_adam.report.report_data import (
-    Size,
-    Variant,
-    compare_variants,
-    has_scale_exponents,
-    loss_name,
-    loss_splits,
-    runs_of,
-    size_labels,
-    sizes,
-    values_of,
-    variants,
-)
+from coupled_adam.report.grid import Grid, Size, Variant, size_labels
+from coupled_adam.report.result_notes import loss_name, loss_splits
 from coupled_adam.report.significance import Comparison, Summary, summarise
 from coupled_adam.study.metrics import MAIN, OTHERS, named
-from coupled_adam.study.results import Result
 
 
-def draw_scale_loss(results: Sequence[Result]) -> Figure | None:
+def draw_scale_loss(grid: Grid) -> Figure | None:
     """The difference in loss to n = 0 over n, with the one-sided 95% threshold as bars (Fig. ablation_scale)."""
-    found = _differences_to_itself(results, "loss")
+    found = _differences_to_itself(grid, "loss")
     if not found:
         return None
     figure, [[axes]] = panels(1, 1, 3.1)
-    _draw_over_n(axes, found, sizes(results))
+    _draw_over_n(axes, found, grid.sizes)
     axes.set(xlabel="scale exponent n", ylabel="loss less that of n = 0\n(nats per token)")
     legend_above(figure, [axes])
     return figure
 
 
-def draw_scale_complete(results: Sequence[Result]) -> Figure | None:
+def draw_scale_complete(grid: Grid) -> Figure | None:
     """The difference of every metric to n = 0 over n, likewise (Fig. ablation_scale_complete)."""
     metrics = [metric for metric in (*MAIN, *OTHERS) if metric.better]
-    found = {metric: _differences_to_itself(results, metric.key) for metric in metrics}
+    found = {metric: _differences_to_itself(grid, metric.key) for metric in metrics}
     found = {metric: differences for metric, differences in found.items() if differences}
     if not found:
         return None
     figure, axes_rows = panels(-(-len(found) // 2), 2, 1.75)
     shown = [axes for row in axes_rows for axes in row]
-    splits = loss_splits(results)
+    splits = loss_splits(grid.results)
     for axes, (metric, differences) in zip(shown, found.items(), strict=False):
-        _draw_over_n(axes, differences, sizes(results), marker_size=4.5)
+        _draw_over_n(axes, differences, grid.sizes, marker_size=4.5)
         axes.set_title(named(metric, splits).heading)
     for axes in shown[len(found) :]:
         axes.set_visible(False)
@@ -60,29 +48,29 @@ def draw_scale_complete(results: Sequence[Result]) -> Figure | None:
     return figure
 
 
-def draw_sgd_loss(results: Sequence[Result]) -> Figure | None:
+def draw_sgd_loss(grid: Grid) -> Figure | None:
     """The loss over SGD's factor f, a panel for each size with two f or more, with the best f marked and the other
     optimizers as lines."""
-    family = [variant for variant in variants(results) if variant.role == "sgd" and variant.f is not None]
+    family = [variant for variant in grid.variants if variant.role == "sgd" and variant.f]
     found = {
         size: points
-        for size in sizes(results)
-        if len(points := _points(results, size, [(variant.f or 0.0, variant) for variant in family], "loss")) > 1
+        for size in grid.sizes
+        if len(points := _points(grid, size, [(variant.f, variant) for variant in family], "loss")) > 1
     }
     if not found:
         return None
     figure, places = size_panels(
-        list(found), "factor f of the learning rate", f"{loss_name(results)} (nats per token)", share_y=False
+        list(found), "factor f of the learning rate", f"{loss_name(grid.results)} (nats per token)", share_y=False
     )
-    colours = looks(variants(results))
-    others = [variant for variant in variants(results) if variant.role in ("standard", "coupled")]
+    colours = looks(grid.variants)
+    others = [variant for variant in grid.variants if variant.role in ("standard", "coupled")]
     for size, points in found.items():
         axes = places[size]
         _draw_points(axes, points, 1, "SGD")
         best, lowest = min(((f, summary.mean or 0.0) for f, summary in points), key=lambda point: point[1])
         axes.plot([best], [lowest], "o", markersize=12, markerfacecolor="none", color=INK, label="best f")
         for variant in others:
-            mean = summarise(values_of(runs_of(results, size, variant), "loss").values()).mean
+            mean = summarise(grid.values_of(size, variant, "loss").values()).mean
             if mean is not None:
                 look = colours[variant.name]
                 axes.axhline(mean, color=look.colour, linestyle=look.line, label=variant.label)
@@ -90,26 +78,26 @@ def draw_sgd_loss(results: Sequence[Result]) -> Figure | None:
     return figure
 
 
-def _scaled_family(results: Sequence[Result]) -> list[Variant]:
+def _scaled_family(grid: Grid) -> list[Variant]:
     """Coupled Adam with every n of the study, or nothing when it does not vary n."""
-    if not has_scale_exponents(results):
+    if not grid.has_scale_exponents:
         return []
     by_n: dict[float, Variant] = {}
-    for variant in variants(results):
+    for variant in grid.variants:
         if variant.role in ("coupled", "scaled"):
             by_n.setdefault(variant.n, variant)
     return list(by_n.values())
 
 
-def _differences_to_itself(results: Sequence[Result], metric: str) -> dict[Size, dict[float, Comparison]]:
+def _differences_to_itself(grid: Grid, metric: str) -> dict[Size, dict[float, Comparison]]:
     """For every size, each n but 0 against n = 0; empty where the study does not have n = 0."""
-    family = _scaled_family(results)
+    family = _scaled_family(grid)
     itself = next((variant for variant in family if variant.n == 0), None)
     found: dict[Size, dict[float, Comparison]] = {}
-    for size in sizes(results):
+    for size in grid.sizes:
         for variant in family:
             if itself is not None and variant is not itself:
-                comparison = compare_variants(results, size, itself, variant, metric)
+                comparison = grid.compare(size, itself, variant, metric)
                 if comparison is not None:
                     found.setdefault(size, {})[variant.n] = comparison
     return found
@@ -133,10 +121,10 @@ def _draw_over_n(
 
 
 def _points(
-    results: Sequence[Result], size: Size, family: Sequence[tuple[float, Variant]], metric: str
+    grid: Grid, size: Size, family: Sequence[tuple[float, Variant]], metric: str
 ) -> list[tuple[float, Summary]]:
     """(n or f, what was measured there), where something was."""
-    summaries = [(x, summarise(values_of(runs_of(results, size, variant), metric).values())) for x, variant in family]
+    summaries = [(x, summarise(grid.values_of(size, variant, metric).values())) for x, variant in family]
     return [(x, summary) for x, summary in summaries if summary.mean is not None]
 
 

@@ -11,7 +11,7 @@ from coupled_adam.inspection.figures import INK
 from coupled_adam.inspection.plates import FAINT, WIDTH, legend_above, panels
 from coupled_adam.report.figures.run_files import embedding_arrays
 from coupled_adam.report.figures.style import looks
-from coupled_adam.report.report_data import Variant, largest_size, main_pair, runs_of, size_of, variants
+from coupled_adam.report.grid import Grid, Variant, gather_grid, size_of
 from coupled_adam.study.results import Result
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -19,20 +19,20 @@ MOST_BESIDE = 4
 PARTS = ("cloud_initial", "cloud_final", "mean_final")
 
 
-def draw_clouds(results: Sequence[Result], table: str = "") -> Figure | None:
+def draw_clouds(grid: Grid, table: str = "") -> Figure | None:
     """Some embeddings of one run of each optimizer, of the largest size, all at the same scale.
 
     Args:
-        results: finished runs.
+        grid: of the finished runs.
         table: "" for the output table (or the one of a tied model), "input_" for the input table of an untied one.
     """
-    found = cloud_arrays(results, table)
+    found = cloud_arrays(grid, table)
     if not found:
         return None
     low, high = window([arrays[table + part] for arrays in found.values() for part in PARTS[:2]])
     panel_width = (WIDTH - 0.8) / max(len(found), 2)
     figure, rows = panels(1, len(found), 0.75 + panel_width * float((high - low)[1] / (high - low)[0]), share_y=True)
-    colours = looks(variants(results))
+    colours = looks(grid.variants)
     for axes, (variant, arrays) in zip(rows[0], found.items(), strict=True):
         _draw_cloud(axes, arrays, table, colours[variant.name].colour)
         axes.set_title(variant.label)
@@ -44,25 +44,25 @@ def draw_clouds(results: Sequence[Result], table: str = "") -> Figure | None:
     return figure
 
 
-def cloud_arrays(results: Sequence[Result], table: str = "") -> dict[Variant, Arrays]:
+def cloud_arrays(grid: Grid, table: str = "") -> dict[Variant, Arrays]:
     """The arrays of one run of each optimizer that is shown, where a run has them."""
     found = {}
-    for variant in shown_variants(results):
-        arrays = _first_arrays(runs_of(results, largest_size(results), variant), table)
+    for variant in shown_variants(grid):
+        arrays = _first_arrays(grid.runs_of(grid.largest_size, variant), table)
         if arrays is not None:
             found[variant] = arrays
     return found
 
 
-def shown_variants(results: Sequence[Result]) -> list[Variant]:
+def shown_variants(grid: Grid) -> list[Variant]:
     """Of the largest size, all optimizers where they fit beside each other; else the two that the study is about, or
     without such a pair the first, the middle and the last."""
-    largest = largest_size(results)
-    shown = [result for result in results if size_of(result) == largest]
-    all_variants = variants(shown)
+    largest = grid.largest_size
+    shown = gather_grid([run for run in grid.results if size_of(run) == largest])
+    all_variants = shown.variants
     if len(all_variants) <= MOST_BESIDE:
         return all_variants
-    pair = main_pair(shown)
+    pair = shown.main_pair
     if pair is not None:
         return list(pair)
     places = {0, len(all_variants) // 2, len(all_variants) - 1}

@@ -1,36 +1,33 @@
 """The difference between the two optimizers: in loss and accuracy over the dataset size (the paper's Fig. results_S),
 and in the accuracy of each task."""
 
-from collections.abc import Sequence
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coupled_adam.base.text import short
 from coupled_adam.inspection.plates import FAINT, legend_above, panels
 from coupled_adam.report.figures.style import draw_difference
-from coupled_adam.report.report_data import Size, compare_variants, main_pair, model_names, sizes
+from coupled_adam.report.grid import Grid, Size, model_names
 from coupled_adam.report.significance import Comparison
 from coupled_adam.study.metrics import METRICS, TASKS
-from coupled_adam.study.results import Result
 
 SHOWN = ("loss", "acc")
 UNITS = {"loss": "loss (nats per token)", "acc": "accuracy"}
 
 
-def draw_differences(results: Sequence[Result]) -> Figure | None:
+def draw_differences(grid: Grid) -> Figure | None:
     """A panel for each of loss and accuracy that was measured at two sizes or more, a marker for each size.
 
     The bars are the one-sided 95% confidence threshold: a marker whose bar misses zero is significant, and filled. One
     size alone is a number, which the tables have, and no figure.
     """
-    pair = main_pair(results)
+    pair = grid.main_pair
     if pair is None:
         return None
     found: dict[str, dict[Size, Comparison]] = {}
     for metric in SHOWN:
-        for size in sizes(results):
-            comparison = compare_variants(results, size, *pair, metric)
+        for size in grid.sizes:
+            comparison = grid.compare(size, *pair, metric)
             if comparison is not None:
                 found.setdefault(metric, {})[size] = comparison
     found = {metric: comparisons for metric, comparisons in found.items() if len(comparisons) > 1}
@@ -45,22 +42,22 @@ def draw_differences(results: Sequence[Result]) -> Figure | None:
     return figure
 
 
-def draw_task_differences(results: Sequence[Result]) -> Figure | None:
+def draw_task_differences(grid: Grid) -> Figure | None:
     """The tasks beside each other, and a marker for each model: that of its largest dataset with tasks. None for a
     single task of a single model."""
-    pair = main_pair(results)
+    pair = grid.main_pair
     if pair is None:
         return None
     found: dict[tuple[int, str], dict[str, Comparison]] = {}  # of a model, by task; larger datasets replace smaller
-    for size in sizes(results):
-        compared = {task.key: compare_variants(results, size, *pair, task.key) for task in TASKS}
+    for size in grid.sizes:
+        compared = {task.key: grid.compare(size, *pair, task.key) for task in TASKS}
         known = {key: comparison for key, comparison in compared.items() if comparison is not None}
         if known:
             found[size.parameters, size.model] = known
     if sum(len(known) for known in found.values()) < 2:
         return None
     shown = [task for task in TASKS if any(task.key in of_model for of_model in found.values())]
-    names = model_names(sizes(results))
+    names = model_names(grid.sizes)
     models = [model for model in names if model in found]
     figure, [[axes]] = panels(1, 1, 3.4)
     axes.axhline(0, color=FAINT, linewidth=1.2)

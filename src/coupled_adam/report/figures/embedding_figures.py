@@ -10,20 +10,20 @@ from coupled_adam.inspection.plates import legend_above, panels
 from coupled_adam.report.figures.clouds import shown_variants
 from coupled_adam.report.figures.run_files import embedding_arrays
 from coupled_adam.report.figures.style import looks, size_panels
-from coupled_adam.report.report_data import largest_size, runs_of, sizes, variants
+from coupled_adam.report.grid import Grid
 from coupled_adam.study.results import Result
 
 
-def draw_norm_and_frequency(results: Sequence[Result], table: str = "") -> Figure | None:
+def draw_norm_and_frequency(grid: Grid, table: str = "") -> Figure | None:
     """The length of embeddings against the logarithm of their frequency, of one run of each optimizer.
 
     Args:
-        results: finished runs.
+        grid: of the finished runs.
         table: "" or "input_", as for the clouds.
     """
     found = {}
-    for variant in shown_variants(results):
-        for run in runs_of(results, largest_size(results), variant):
+    for variant in shown_variants(grid):
+        for run in grid.runs_of(grid.largest_size, variant):
             arrays = embedding_arrays(run)
             frequency, norm = arrays.get(f"{table}log10_frequency"), arrays.get(f"{table}norm")  # (n,) each
             if frequency is not None and norm is not None and frequency.shape == norm.shape and norm.size:
@@ -32,7 +32,7 @@ def draw_norm_and_frequency(results: Sequence[Result], table: str = "") -> Figur
     if not found:
         return None
     figure, rows = panels(1, len(found), 2.8, share_y=True)
-    colours = looks(variants(results))
+    colours = looks(grid.variants)
     for axes, (variant, (frequency, norm)) in zip(rows[0], found.items(), strict=True):
         axes.scatter(frequency, norm, s=4, color=colours[variant.name].colour, alpha=0.4, linewidths=0, rasterized=True)
         axes.set_title(variant.label)
@@ -41,24 +41,24 @@ def draw_norm_and_frequency(results: Sequence[Result], table: str = "") -> Figur
     return figure
 
 
-def draw_spectra(results: Sequence[Result], table: str = "") -> Figure | None:
+def draw_spectra(grid: Grid, table: str = "") -> Figure | None:
     """Singular values relative to the largest: the mean over seeds and the band of all of them, a panel for each size.
 
     Args:
-        results: finished runs.
+        grid: of the finished runs.
         table: "" or "input_", as for the clouds.
     """
     found = {
         (size, variant): spectra
-        for size in sizes(results)
-        for variant in variants(results)
-        if (spectra := _spectra(runs_of(results, size, variant), table)) is not None
+        for size in grid.sizes
+        for variant in grid.variants
+        if (spectra := _spectra(grid.runs_of(size, variant), table)) is not None
     }
     if not found:
         return None
     shown = sorted({size for size, _ in found})
     figure, places = size_panels(shown, "number of the singular value", "relative to the largest")
-    colours = looks(variants(results))
+    colours = looks(grid.variants)
     for (size, variant), spectra in found.items():
         axes, look = places[size], colours[variant.name]
         number = np.arange(1, spectra.shape[1] + 1)

@@ -7,15 +7,14 @@ from matplotlib.figure import Figure
 
 from coupled_adam.base.text import short
 from coupled_adam.inspection.plates import FAINT, MARKERS, SERIES_COLOURS, legend_above, panels
-from coupled_adam.report.report_data import model_names, sizes
-from coupled_adam.study.results import Result
+from coupled_adam.report.grid import Grid, model_names
 
 TOKENS_PER_PARAMETER = 20
 
 
-def draw_experiments(results: Sequence[Result]) -> Figure | None:
+def draw_experiments(grid: Grid) -> Figure | None:
     """A point for every size with a finished run; None for a single one."""
-    shown = sizes(results)
+    shown = grid.sizes
     if len(shown) < 2:
         return None
     figure, [[axes]] = panels(1, 1, 3.2)

@@ -19,8 +19,7 @@ from coupled_adam.report.figures import (
     training_curves,
 )
 from coupled_adam.report.figures.run_files import is_thinned
-from coupled_adam.report.report_data import largest_size, main_pair, size_labels, sizes
-from coupled_adam.study.results import Result
+from coupled_adam.report.grid import Grid, size_labels
 from coupled_adam.theory.album import CAPTIONS as THEORY_CAPTIONS
 
 Draw = Callable[..., Figure | None]
@@ -153,16 +152,16 @@ OVER_TRAINING = tuple(entry.name for entry in ENTRIES if entry.curves)
 """The figures of curves over training, which the page also draws by itself."""
 
 
-def draw_figures(results: Sequence[Result]) -> list[Plate]:
+def draw_figures(grid: Grid) -> list[Plate]:
     """Every figure that the results have data for, in the order of the report."""
-    words = _caption_words(results)
+    words = _caption_words(grid)
     plates = []
     with matplotlib.rc_context(STYLE):
         for entry in ENTRIES:
-            figure = entry.draw(results)
+            figure = entry.draw(grid)
             if figure is not None:
                 caption = entry.caption.format_map(words)
-                if entry.curves and is_thinned(results, entry.curves):
+                if entry.curves and is_thinned(grid.results, entry.curves):
                     caption += f" {AVERAGED}"
                 plates.append(plate(entry.name, entry.title, caption, figure))
     return plates
@@ -178,12 +177,12 @@ def write_figures(plates: Sequence[Plate], folder: Path) -> None:
     write_plates(plates, folder, [entry.name for entry in ENTRIES])
 
 
-def _caption_words(results: Sequence[Result]) -> dict[str, str]:
-    pair = main_pair(results)
+def _caption_words(grid: Grid) -> dict[str, str]:
+    pair = grid.main_pair
     first, second = ("", "") if pair is None else (pair[0].label, pair[1].label)
     largest = (
-        f"Shown: {size_labels(sizes(results))[largest_size(results)]}, one run each."
-        if len(sizes(results)) > 1
+        f"Shown: {size_labels(grid.sizes)[grid.largest_size]}, one run each."
+        if len(grid.sizes) > 1
         else "One run each."
     )
     return {"first": first, "second": second[:1].upper() + second[1:], "largest": largest}

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coupled_adam.inspection.plates import MARKERS, SERIES_COLOURS, panels
-from coupled_adam.report.report_data import Role, Size, Variant, size_labels
+from coupled_adam.report.grid import Role, Size, Variant, size_labels
 from coupled_adam.report.significance import Comparison
 
 COLOURS: dict[Role, tuple[str, ...]] = {

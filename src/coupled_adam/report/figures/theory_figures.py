@@ -3,39 +3,38 @@
 A run whose files are missing or damaged is passed over, as if it had not been measured.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
 from coupled_adam.inspection.plates import SERIES_COLOURS
 from coupled_adam.report.figures.clouds import shown_variants
-from coupled_adam.report.report_data import Size, Variant, largest_size, model_names, runs_of, sizes, variants
-from coupled_adam.study.results import Result
+from coupled_adam.report.grid import Grid, Size, Variant, gather_grid, model_names
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
 from coupled_adam.theory.figures import draw_A, draw_second_moment, draw_update_sums
 from coupled_adam.theory.folder import TheoryFolder
 from coupled_adam.theory.record import RunTheory
 
 
-def draw_constants(results: Sequence[Result]) -> Figure | None:
+def draw_constants(grid: Grid) -> Figure | None:
     """A of E[v] = A p over training: of the first optimizer for every model, or of every optimizer for a single one."""
-    results = _measured(results)
-    names = model_names(sizes(results))
+    grid = _measured(grid)
+    names = model_names(grid.sizes)
     shown: dict[str, RunTheory] = {}
     for model, name in names.items():
-        largest = max(size for size in sizes(results) if (size.parameters, size.model) == model)
-        for variant in variants(results)[: 1 if len(names) > 1 else len(SERIES_COLOURS)]:
-            theory = _first(results, largest, variant)
+        largest = max(size for size in grid.sizes if (size.parameters, size.model) == model)
+        for variant in grid.variants[: 1 if len(names) > 1 else len(SERIES_COLOURS)]:
+            theory = _first(grid, largest, variant)
             if theory is not None:
                 shown[name if len(names) > 1 else variant.label] = theory
     return draw_A(shown) if _have_curves(shown) else None
 
 
-def draw_second_moments(results: Sequence[Result]) -> Figure | None:
+def draw_second_moments(grid: Grid) -> Figure | None:
     """E[v] against the unigram probability at the last checkpoint of one run: the first that has it."""
-    results = _measured(results)
-    for variant in variants(results):
-        for run in runs_of(results, largest_size(results), variant):
+    grid = _measured(grid)
+    for variant in grid.variants:
+        for run in grid.runs_of(grid.largest_size, variant):
             folder = TheoryFolder(run.run_folder)
             try:
                 last = folder.read_run().checkpoints[-1]
@@ -48,12 +47,12 @@ def draw_second_moments(results: Sequence[Result]) -> Figure | None:
     return None
 
 
-def draw_sums(results: Sequence[Result]) -> Figure | None:
+def draw_sums(grid: Grid) -> Figure | None:
     """Sums of updates over training, a row of panels for each optimizer."""
-    results = _measured(results)
+    grid = _measured(grid)
     found = {
-        variant.label: _first(results, largest_size(results), variant)
-        for variant in (shown_variants(results) if results else ())
+        variant.label: _first(grid, grid.largest_size, variant)
+        for variant in (shown_variants(grid) if grid.results else ())
     }
     shown = {label: theory for label, theory in found.items() if theory is not None}
     return draw_update_sums(shown) if _have_curves(shown) else None
@@ -64,13 +63,14 @@ def _have_curves(shown: Mapping[str, RunTheory]) -> bool:
     return any(len(theory.checkpoints) > 1 for theory in shown.values())
 
 
-def _measured(results: Sequence[Result]) -> list[Result]:
-    return [run for run in results if run.metrics.get(THEORY_BATCHES) is not None]
+def _measured(grid: Grid) -> Grid:
+    """The runs that have the theory."""
+    return gather_grid([run for run in grid.results if run.metrics.get(THEORY_BATCHES) is not None])
 
 
-def _first(results: Sequence[Result], size: Size, variant: Variant) -> RunTheory | None:
+def _first(grid: Grid, size: Size, variant: Variant) -> RunTheory | None:
     """The theory of the first run of a cell, in the order of seeds, whose file can be read."""
-    for run in runs_of(results, size, variant):
+    for run in grid.runs_of(size, variant):
         try:
             theory = TheoryFolder(run.run_folder).read_run()
         except ValueError:

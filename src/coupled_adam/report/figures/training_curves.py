@@ -3,49 +3,44 @@
 A line is the mean over seeds and the band around it holds all of them.
 """
 
-from collections.abc import Sequence
-
 from matplotlib.figure import Figure
 
 from coupled_adam.inspection.plates import legend_above
 from coupled_adam.report.figures.run_files import mean_curve
 from coupled_adam.report.figures.style import looks, size_panels
-from coupled_adam.report.report_data import runs_of, sizes, variants
-from coupled_adam.study.results import Result
+from coupled_adam.report.grid import Grid
 
 
-def draw_training_loss(results: Sequence[Result]) -> Figure | None:
+def draw_training_loss(grid: Grid) -> Figure | None:
     """The loss of the training batches."""
-    return draw_over_training(results, "train", "loss", "training loss (nats per token)")
+    return draw_over_training(grid, "train", "loss", "training loss (nats per token)")
 
 
-def draw_validation_loss(results: Sequence[Result]) -> Figure | None:
+def draw_validation_loss(grid: Grid) -> Figure | None:
     """The loss on the validation text."""
-    return draw_over_training(results, "val", "loss", "validation loss (nats per token)")
+    return draw_over_training(grid, "val", "loss", "validation loss (nats per token)")
 
 
-def draw_mean_ratio(results: Sequence[Result], table: str = "") -> Figure | None:
+def draw_mean_ratio(grid: Grid, table: str = "") -> Figure | None:
     """The length of the mean embedding over the mean length of the embeddings.
 
     Args:
-        results: finished runs.
+        grid: of the finished runs.
         table: "" for the output table (or the one of a tied model), "input_" for the input table of an untied one.
     """
-    return draw_over_training(results, "embeddings", f"{table or 'output_'}mu_norm_ratio", "mean-embedding ratio", 0.0)
+    return draw_over_training(grid, "embeddings", f"{table or 'output_'}mu_norm_ratio", "mean-embedding ratio", 0.0)
 
 
-def draw_isotropy(results: Sequence[Result], table: str = "") -> Figure | None:
+def draw_isotropy(grid: Grid, table: str = "") -> Figure | None:
     """The isotropy of a table, chosen as for the ratio."""
-    return draw_over_training(results, "embeddings", f"{table or 'output_'}iso", "ISO", 0.0)
+    return draw_over_training(grid, "embeddings", f"{table or 'output_'}iso", "ISO", 0.0)
 
 
-def draw_over_training(
-    results: Sequence[Result], kind: str, key: str, label: str, bottom: float | None = None
-) -> Figure | None:
+def draw_over_training(grid: Grid, kind: str, key: str, label: str, bottom: float | None = None) -> Figure | None:
     """One logged number over the steps of training, a panel for each size.
 
     Args:
-        results: finished runs.
+        grid: of the finished runs.
         kind: of the rows in metrics.jsonl.
         key: of the number.
         label: of the vertical axis.
@@ -53,14 +48,14 @@ def draw_over_training(
     """
     found = {
         (size, variant): curve
-        for size in sizes(results)
-        for variant in variants(results)
-        if (curve := mean_curve(runs_of(results, size, variant), kind, key)) is not None
+        for size in grid.sizes
+        for variant in grid.variants
+        if (curve := mean_curve(grid.runs_of(size, variant), kind, key)) is not None
     }
     if not found:
         return None
     figure, places = size_panels(sorted({size for size, _ in found}), "training step", label)
-    colours = looks(variants(results))
+    colours = looks(grid.variants)
     for (size, variant), curve in found.items():
         axes, look = places[size], colours[variant.name]
         axes.plot(curve.steps, curve.mean, color=look.colour, linestyle=look.line, label=variant.label)
