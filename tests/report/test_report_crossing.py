@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from fabricated_study import OPTIMIZERS, STANDARD, fabricate, scaled
 
-from coupled_adam.report.crossing_table import Crossing, crossing
 from coupled_adam.report.grid import gather_grid
+from coupled_adam.report.pair_tables import Crossing, crossing
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.table_model import ReportTable
 from coupled_adam.study.results import merge_results, read_results

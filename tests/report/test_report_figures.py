@@ -20,9 +20,9 @@ from coupled_adam.report.figures.clouds import draw_clouds
 from coupled_adam.report.figures.differences import draw_differences, draw_task_differences
 from coupled_adam.report.figures.embedding_figures import draw_norm_and_frequency, draw_spectra
 from coupled_adam.report.figures.experiments import draw_experiments
-from coupled_adam.report.figures.run_files import mean_curve
 from coupled_adam.report.figures.training_curves import draw_isotropy, draw_mean_ratio, draw_training_loss
 from coupled_adam.report.grid import gather_grid
+from coupled_adam.report.run_files import mean_curve
 from coupled_adam.study.results import Result, read_results
 
 T_95 = {2: 2.919986, 1: 6.313752}  # Student's t at 95%, one-sided, from tables

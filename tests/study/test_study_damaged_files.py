@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fabricated_study import COUPLED, STANDARD, fabricate
 
-from coupled_adam.report.curves import curve_of
 from coupled_adam.report.report_writer import write_report
+from coupled_adam.report.run_files import curve_of
 from coupled_adam.report.study_plans import read_plan
 from coupled_adam.study.cell import read_error
 from coupled_adam.study.folder import last_row

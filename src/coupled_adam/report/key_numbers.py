@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from coupled_adam.report.comparison_table import claim_text, summary_cell
 from coupled_adam.report.figures.style import looks
 from coupled_adam.report.grid import Grid, Size, Variant, size_labels
 from coupled_adam.report.page_tables import cell_html, label_and_meaning, p_of_claim
+from coupled_adam.report.pair_tables import claim_text, summary_cell
 from coupled_adam.report.significance import Comparison, is_number
 from coupled_adam.report.table_model import TableCell
 from coupled_adam.report.verdict import compared_pair, comparisons_over_sizes

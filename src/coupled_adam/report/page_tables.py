@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 from coupled_adam.base.notation import MISSING, to_html
 from coupled_adam.base.text import short
 from coupled_adam.inspection.measures import MEASURES
-from coupled_adam.report.comparison_table import claim_text, p_text, summary_cell
 from coupled_adam.report.grid import Grid
+from coupled_adam.report.pair_tables import claim_text, p_text, summary_cell
 from coupled_adam.report.published import find_published
 from coupled_adam.report.result_notes import loss_name
 from coupled_adam.report.significance import summarise

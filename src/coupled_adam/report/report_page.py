@@ -26,8 +26,7 @@ from coupled_adam.report.figures.figure_list import MAIN_PICTURE, OVER_TRAINING
 from coupled_adam.report.figures.style import looks
 from coupled_adam.report.grid import Grid
 from coupled_adam.report.key_numbers import key_numbers, strip
-from coupled_adam.report.page_clouds import clouds_data
-from coupled_adam.report.page_curves import curves_data, curves_note
+from coupled_adam.report.page_data import clouds_data, curves_data, curves_note
 from coupled_adam.report.page_tables import PageTable, headline, page_table, run_links
 from coupled_adam.report.result_notes import limit_note, loss_note, table_note
 from coupled_adam.report.study_plans import StudyPlan, Unfinished

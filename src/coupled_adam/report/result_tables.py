@@ -13,9 +13,8 @@ from pathlib import Path
 from coupled_adam.base.files import require_writable, write_whole
 from coupled_adam.base.text import short
 from coupled_adam.report.ablation_groups import scale_groups, sgd_groups
-from coupled_adam.report.comparison_table import comparison_table, summary_cell
-from coupled_adam.report.crossing_table import crossing_table
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels, sizes_of
+from coupled_adam.report.pair_tables import comparison_table, crossing_table, summary_cell
 from coupled_adam.report.published import (
     ALL_TABLES,
     SCALE_TABLES,

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from coupled_adam.inspection.figures import INK
 from coupled_adam.inspection.plates import FAINT, WIDTH, legend_above, panels
-from coupled_adam.report.figures.run_files import embedding_arrays
 from coupled_adam.report.figures.style import looks
 from coupled_adam.report.grid import Grid, Variant, gather_grid, size_of
+from coupled_adam.report.run_files import embedding_arrays
 from coupled_adam.study.results import Result
 
 Arrays = Mapping[str, NDArray[np.float32]]

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from coupled_adam.inspection.plates import legend_above, panels
 from coupled_adam.report.figures.clouds import shown_variants
-from coupled_adam.report.figures.run_files import embedding_arrays
 from coupled_adam.report.figures.style import looks, size_panels
 from coupled_adam.report.grid import Grid
+from coupled_adam.report.run_files import embedding_arrays
 from coupled_adam.study.results import Result
 
 

@@ -18,8 +18,8 @@ from coupled_adam.report.figures import (
     theory_figures,
     training_curves,
 )
-from coupled_adam.report.figures.run_files import is_thinned
 from coupled_adam.report.grid import Grid, size_labels
+from coupled_adam.report.run_files import is_thinned
 from coupled_adam.theory.album import CAPTIONS as THEORY_CAPTIONS
 
 Draw = Callable[..., Figure | None]

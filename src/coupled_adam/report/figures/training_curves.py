@@ -6,9 +6,9 @@ A line is the mean over seeds and the band around it holds all of them.
 from matplotlib.figure import Figure
 
 from coupled_adam.inspection.plates import legend_above
-from coupled_adam.report.figures.run_files import mean_curve
 from coupled_adam.report.figures.style import looks, size_panels
 from coupled_adam.report.grid import Grid
+from coupled_adam.report.run_files import mean_curve
 
 
 def draw_training_loss(grid: Grid) -> Figure | None:

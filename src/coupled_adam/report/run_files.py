@@ -1,22 +1,27 @@
-"""What the figures read from run folders: mean curves over seeds, and arrays from embeddings.npz.
+"""What a report reads from run folders: curves from metrics.jsonl, and arrays from embeddings.npz.
 
 A file that is missing or damaged costs its figure, never the report. Letters: P points of a curve, S seeds.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coupled_adam.base.files import require_regular_file
-from coupled_adam.report.curves import curve_of, curves_of
 from coupled_adam.study.results import Result
+from coupled_adam.training.logbook import FILE_NAME, read_metrics
 
 EMBEDDINGS = "embeddings.npz"
 MOST_POINTS = 400  # of a curve; more could not be seen, and would make the page large
 
 Floats = NDArray[np.float64]
+Curve = dict[int, float]
+"""The values of one number by step."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,41 @@ class MeanCurve:
     mean: Floats  # (P,)
     low: Floats  # (P,)
     high: Floats  # (P,)
+
+
+def curve_of(run_folder: Path, kind: str, key: str) -> Curve:
+    """One logged number of a run.
+
+    Args:
+        run_folder: as training writes it.
+        kind: of the rows: train, val or embeddings.
+        key: of the number.
+    """
+    return _read_curves(run_folder).get((kind, key), {})
+
+
+def curves_of(run_folder: Path, kind: str) -> list[Curve]:
+    """All that a run logged in rows of one kind."""
+    return [curve for (other, _), curve in _read_curves(run_folder).items() if other == kind]
+
+
+def _read_curves(run_folder: Path) -> dict[tuple[str, str], Curve]:
+    path = run_folder / FILE_NAME
+    try:
+        return _curves(path, path.stat().st_mtime_ns)
+    except (OSError, ValueError):
+        return {}
+
+
+@lru_cache(maxsize=512)
+def _curves(path: Path, changed: int) -> dict[tuple[str, str], Curve]:
+    """All curves of a run: every figure asks for another one, and the file of a long run is slow to read."""
+    curves: dict[tuple[str, str], Curve] = {}
+    for row in read_metrics(path):
+        for key, value in row.items():
+            if key != "step" and isinstance(value, int | float) and math.isfinite(value):
+                curves.setdefault((row["kind"], key), {})[row["step"]] = value
+    return curves
 
 
 def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POINTS) -> MeanCurve | None:
