@@ -154,7 +154,7 @@ def test_models_of_one_name_have_entries_of_their_own_in_legends(tmp_path: Path)
     sizes = [("30M", 30_000_000, 10**9), ("30M", 49_000_000, 10**9)]
     results = fabricated(tmp_path, sizes=sizes, with_runs=False)
     for draw in (draw_experiments, draw_differences):
-        [legend] = drawn(draw(results)).legends
+        [legend] = drawn(draw(gather_grid(results))).legends
         assert [text.get_text() for text in legend.get_texts()][:2] == ["N = 30M (30M)", "N = 30M (49M)"]
 
 
@@ -220,7 +220,7 @@ def test_curves_are_means_over_seeds_in_a_band_of_all_seeds(demo: list[Result]) 
 
 def test_ratio_and_isotropy_over_training_set_standard_against_coupled(demo: list[Result]) -> None:
     for draw, last in ((draw_mean_ratio, (0.85, 0.02)), (draw_isotropy, (0.6, 0.97))):
-        axes = drawn(draw(demo)).axes[0]
+        axes = drawn(draw(gather_grid(demo))).axes[0]
         ends = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
         assert ends == pytest.approx({"standard Adam": last[0], "Coupled Adam": last[1]})
 
@@ -239,10 +239,10 @@ def test_long_curves_are_thinned_to_the_means_of_neighbours(tmp_path: Path) -> N
 def test_a_colour_belongs_to_an_optimizer_in_every_figure(demo: list[Result]) -> None:
     colours: dict[str, set[str]] = {"standard Adam": set(), "Coupled Adam": set()}
     for draw in (draw_training_loss, draw_mean_ratio, draw_spectra):
-        for line in drawn(draw(demo)).axes[0].lines:
+        for line in drawn(draw(gather_grid(demo))).axes[0].lines:
             colours[line.get_label()].add(to_hex(line.get_color()))
     for draw in (draw_clouds, draw_norm_and_frequency):
-        for axes in drawn(draw(demo)).axes:
+        for axes in drawn(draw(gather_grid(demo))).axes:
             colours[axes.get_title()].add(to_hex(axes.collections[0].get_facecolor()[0]))
     assert [len(found) for found in colours.values()] == [1, 1]
     assert colours["standard Adam"] != colours["Coupled Adam"]
