@@ -241,13 +241,13 @@ def test_a_damaged_theory_costs_its_figure_alone(measured: Path, tmp_path: Path)
     out = copied(measured, tmp_path)
     results = read_results(out)
     draws = (figures.draw_second_moments, figures.draw_constants, figures.draw_sums)
-    assert all(draw(results) is not None for draw in draws)
+    assert all(draw(gather_grid(results)) is not None for draw in draws)
     (out / "runs" / STANDARD / "theory" / "step-000000012.npz").write_bytes(b"")
     assert figures.draw_second_moments(gather_grid(results)) is not None  # that of the other run
     for result in results:
         (result.run_folder / "theory" / "theory.json").write_text("{}")
-    assert all(draw(results) is None for draw in draws)
-    assert all(draw([]) is None for draw in draws)
+    assert all(draw(gather_grid(results)) is None for draw in draws)
+    assert all(draw(gather_grid([])) is None for draw in draws)
 
 
 def test_a_single_checkpoint_is_no_curve(measured: Path, tmp_path: Path) -> None:
