@@ -1,16 +1,20 @@
 """The report of a study: figures, tables, and one page that holds them all and opens anywhere.
 
 folders -> results -> figures/*.svg *.pdf, tables/*.csv *.md *.tex, report.html
+
+The parts load torch and matplotlib, so they are imported when a report is written: a study asks for the packages of its
+report before it starts.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coupled_adam.base.extras import require
 from coupled_adam.base.files import remove_leftovers, require_writable, write_whole
-from coupled_adam.report.contents import Contents, read_report
-from coupled_adam.report.result_tables import FOLDER as TABLES
-from coupled_adam.report.result_tables import write_tables
+
+if TYPE_CHECKING:
+    from coupled_adam.report.contents import Contents
 
 FILE_NAME = "report.html"
 FIGURES = "figures"
@@ -36,14 +40,18 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         UserError: when there is no finished run, or the folders contradict each other.
         ImportError: as `require_packages`.
     """
+    from coupled_adam.report.contents import read_report
+
     require_packages()
     return write_contents(read_report(folders), out)
 
 
-def write_contents(contents: Contents, out: Path) -> Path:
+def write_contents(contents: "Contents", out: Path) -> Path:
     """Write the report of what `read_report` found, to a folder; returns the path of report.html."""
     from coupled_adam.report.figures import draw_figures, write_figures
     from coupled_adam.report.report_page import render_report
+    from coupled_adam.report.result_tables import FOLDER as TABLES
+    from coupled_adam.report.result_tables import write_tables
 
     path = out / FILE_NAME
     require_writable(path)
