@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coupled_adam.study.curves import curve_of
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app
-from coupled_adam.study.curves import curve_of
+from coupled_adam.report.result_tables import build_tables
 from coupled_adam.study.results import read_results
-from coupled_adam.study.tables import build_tables
 
 WRITTEN = Path(__file__).parent / "fixtures" / "written-by-0.1.0"
 

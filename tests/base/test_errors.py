@@ -65,7 +65,7 @@ COMMANDS = {
     "theory": (["theory", "run"], "coupled_adam.theory.measure.theory_of_run"),
     "convert": (["convert", "a", "b", "--to", "coupled"], "coupled_adam.conversion.convert_checkpoint"),
     "study run": (["study", "run", "demo", "--out", "out"], "coupled_adam.study.expansion.cells_of"),
-    "study report": (["study", "report", "folder"], "coupled_adam.study.report.read_report"),
+    "study report": (["study", "report", "folder"], "coupled_adam.report.contents.read_report"),
 }
 
 

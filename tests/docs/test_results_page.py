@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coupled_adam.report.grid import gather_grid
+from coupled_adam.report.result_tables import build_tables
+from coupled_adam.report.table_formats import to_markdown_table
 from coupled_adam.study.results import read_results
-from coupled_adam.study.table_formats import to_markdown_table
-from coupled_adam.study.tables import build_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
 README = DOCS.parent / "README.md"
@@ -25,14 +26,14 @@ def table_lines(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["main", "crossing", "downstream"])
 def test_a_table_of_the_results_page_is_that_of_the_stored_runs(name: str) -> None:
-    table = next(table for table in build_tables(read_results(RESULTS)) if table.name == name)
+    table = next(table for table in build_tables(gather_grid(read_results(RESULTS))) if table.name == name)
     shown = (DOCS / "results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0]
     assert table_lines(shown) == table_lines(to_markdown_table(table))
 
 
 @pytest.mark.parametrize("name", ["main", "crossing", "downstream"])
 def test_a_table_of_the_125m_model_is_that_of_its_stored_runs(name: str) -> None:
-    table = next(table for table in build_tables(read_results(PAPERS_SMALLEST)) if table.name == name)
+    table = next(table for table in build_tables(gather_grid(read_results(PAPERS_SMALLEST))) if table.name == name)
     shown = (DOCS / "results.md").read_text().split(f"<!-- table single-gpu-125m {name} -->")[1].split("\n\n")[0]
     assert table_lines(shown) == table_lines(to_markdown_table(table))
 
@@ -82,7 +83,7 @@ def test_what_the_text_says_of_the_125m_model_is_in_its_stored_results() -> None
 def test_the_table_of_an_open_question_is_that_of_its_runs_beside_the_main_ones(study: str, tokens: list[int]) -> None:
     results = [each for folder in (RESULTS, STORED / study) for each in read_results(folder) if each.tokens in tokens]
     shown = (DOCS / "results.md").read_text().split(f"<!-- table {study} main -->")[1].split("\n\n")[0]
-    assert table_lines(shown) == table_lines(to_markdown_table(build_tables(results)[0]))
+    assert table_lines(shown) == table_lines(to_markdown_table(build_tables(gather_grid(results))[0]))
 
 
 def test_the_table_of_the_input_tables_is_that_of_the_stored_runs() -> None:
@@ -108,8 +109,8 @@ def test_the_share_of_one_direction_is_that_of_the_stored_singular_values() -> N
 
 
 def test_the_readme_shows_the_numbers_of_the_results_page() -> None:
-    rows = {(row[0].text, row[2].text): row for row in build_tables(read_results(RESULTS))[0].rows}
-    columns = [column.key for column in build_tables(read_results(RESULTS))[0].columns]
+    rows = {(row[0].text, row[2].text): row for row in build_tables(gather_grid(read_results(RESULTS)))[0].rows}
+    columns = [column.key for column in build_tables(gather_grid(read_results(RESULTS)))[0].columns]
     shown = README.read_text().split("<!-- table single-gpu -->")[1].split("\n\n")[0]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table_lines(shown)[2:]]
     assert len(lines) == 5

@@ -17,7 +17,7 @@ from coupled_adam.config import study_sections as sections
 from coupled_adam.config.builtin_files import STUDIES
 from coupled_adam.config.study_config import Study, load_study, parse_study, with_settings
 from coupled_adam.metrics import METRICS, TABLE_METRICS, TASK_LIMIT, TASKS, THEORY_PREFIX
-from coupled_adam.study import tables
+from coupled_adam.report import result_tables as tables
 from coupled_adam.study.expansion import cells_of, chosen
 from coupled_adam.study.overview import gpu_hours, hours
 from coupled_adam.study.results import STORED, Result, to_json
@@ -160,7 +160,7 @@ def test_python_of_the_study_page_reads_the_results(tmp_path: Path, monkeypatch:
 
 
 def test_tables_and_figures_on_the_study_page_are_those_that_can_be_written() -> None:
-    album = pytest.importorskip("coupled_adam.study.figures.album")
+    album = pytest.importorskip("coupled_adam.report.figures.figure_list")
     text = section("What is in the folder")
     of_tables, of_figures = text.split("| figure |")
     assert {*first_column(of_tables)} == {*tables.NAMES}

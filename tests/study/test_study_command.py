@@ -18,15 +18,15 @@ from study_cli import study
 from study_runs import ADAMW, COUPLED, FAKE_WORKER, study_corpus, write_study
 from typer.testing import CliRunner
 
+from coupled_adam.base.notation import MISSING
 from coupled_adam.commands import demo as demo_command
 from coupled_adam.commands import study as study_command
 from coupled_adam.config.builtin_files import STUDIES
 from coupled_adam.config.study_config import load_study
+from coupled_adam.report.contents import read_report
 from coupled_adam.study import launchers, runner
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import StudyFolder
-from coupled_adam.study.notation import MISSING
-from coupled_adam.study.report import read_report
 from coupled_adam.study.results import read_results
 
 pytestmark = pytest.mark.usefixtures("quick", "empty_folder")
@@ -45,7 +45,7 @@ def test_list_shows_every_study_with_its_size() -> None:
 def test_what_is_printed_of_the_demo_begins_with_the_embeddings_and_marks_without_bold(tmp_path: Path) -> None:
     folder = fabricated_demo(tmp_path / "demo", with_runs=False)
     console = Console(file=io.StringIO(), width=500, force_terminal=False)
-    study_command._print_comparison(console, *read_report([folder]))
+    study_command._print_comparison(console, read_report([folder]))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│")]
     labels = [row[0].split(" (")[0].strip() for row in rows]

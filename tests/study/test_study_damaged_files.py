@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from fabricated_study import COUPLED, STANDARD, fabricate
 
+from coupled_adam.report.report_writer import write_report
+from coupled_adam.report.run_files import curve_of
+from coupled_adam.report.study_plans import read_plan
 from coupled_adam.study.cell import read_error
-from coupled_adam.study.curves import curve_of
 from coupled_adam.study.folder import last_row
-from coupled_adam.study.report import write_report
-from coupled_adam.study.report_plan import read_plan
 from coupled_adam.study.results import read_evaluation, read_results
 
 WRITERS = """

@@ -16,13 +16,15 @@ from study_runs import ADAMW, COUPLED, write_study
 from coupled_adam.base.progress import wide_enough
 from coupled_adam.config.run_config import load_config, to_toml
 from coupled_adam.config.study_config import load_study
-from coupled_adam.study import launchers, overview
+from coupled_adam.report.grid import gather_grid
+from coupled_adam.report.report_page import commands
+from coupled_adam.report.result_tables import build_tables
+from coupled_adam.report.study_plans import read_plans
+from coupled_adam.report.table_formats import to_rich_comparison
+from coupled_adam.study import launchers
 from coupled_adam.study.expansion import Cell, cells_of, config_hash, settings_that_differ
 from coupled_adam.study.folder import StudyFolder
-from coupled_adam.study.report_page import commands
-from coupled_adam.study.report_plan import read_plans
 from coupled_adam.study.results import read_results
-from coupled_adam.study.tables import build_tables
 
 pytestmark = pytest.mark.usefixtures("quick", "empty_folder")
 PAIR = ADAMW + COUPLED
@@ -126,7 +128,7 @@ def numbers_of(table: str) -> list[str]:
 def test_a_narrow_terminal_shows_every_digit(more: tuple[str, ...], tmp_path: Path) -> None:
     measured = ("loss", "iso", "mu_norm", "mu_norm_ratio", "rho_log", "kappa", *more)
     folder = fabricate(tmp_path / "s", optimizers=MANY, seeds=(1, 2), noise=0.3, metrics=measured, with_runs=False)
-    table = build_tables(read_results(folder))[0]
+    table = build_tables(gather_grid(read_results(folder)))[0]
     written = [cell.text for row in table.rows for cell in row[4:]]
     assert len(written) == 5 * len(measured)
     output = study("report", str(folder), width=NARROW).output
@@ -169,14 +171,14 @@ def test_a_few_optimizers_with_long_names_keep_their_digits(tmp_path: Path) -> N
 
 def test_a_wide_terminal_is_left_as_it_is(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "s", optimizers=MANY, with_runs=False)
-    table = overview.comparison_of(build_tables(read_results(folder))[0])
+    table = to_rich_comparison(build_tables(gather_grid(read_results(folder)))[0])
     assert wide_enough(Console(width=300), table).width == 300
     assert wide_enough(Console(width=20), table).width > 60
 
 
 def test_a_console_that_has_lost_its_reader_stays_quiet(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "s", with_runs=False)
-    table = overview.comparison_of(build_tables(read_results(folder))[0])
+    table = to_rich_comparison(build_tables(gather_grid(read_results(folder)))[0])
     lost = Console(quiet=True, file=io.StringIO())
     wider = wide_enough(lost, table)
     assert (wider.quiet, wider.file) == (True, lost.file)

@@ -21,10 +21,11 @@ from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.results import read_downstream
 from coupled_adam.metrics import TASK_LIMIT
 from coupled_adam.paper_tasks import PAPER_NAMES, PAPER_TASKS
+from coupled_adam.report.grid import gather_grid
+from coupled_adam.report.result_tables import build_tables
 from coupled_adam.study import cell, launchers, measurement, runner
 from coupled_adam.study.folder import is_measured
 from coupled_adam.study.results import add_metrics, read_results, write_evaluation
-from coupled_adam.study.tables import build_tables
 
 FIRST, SECOND = "small-1.536k-standard/seed-1", "small-1.536k-coupled/seed-1"
 NO_WORKER = (sys.executable, "-S", "-c", "")
@@ -126,7 +127,7 @@ def test_eval_of_a_run_agrees_with_its_study_and_adds_to_its_tables(
     of_eval = by_label(read_results(out))[FIRST].metrics
     assert of_eval == {**of_study, "race": of_eval["race"]}
     assert do(trained / "study.toml", out, *asking(trained, "arc_easy", "race"), only=(FIRST,)) == {}
-    (table,) = (table for table in build_tables(read_results(out)) if table.name == "downstream")
+    (table,) = (table for table in build_tables(gather_grid(read_results(out))) if table.name == "downstream")
     cells = zip(table.columns, table.rows[0], strict=True)
     means = {column.key: cell.numbers.get("mean") for column, cell in cells}
     assert (means["arc_easy"], means["race"]) == (of_study["arc_easy"], of_eval["race"])
@@ -137,7 +138,7 @@ def test_limited_tasks_are_measured_again_on_all_documents_and_say_so_until_then
     do(trained / "study.toml", out, *settings, "evaluation.task_limit=2", only=(FIRST,))
     limited = by_label(read_results(out))[FIRST]
     assert limited.metrics[TASK_LIMIT] == 2
-    (table,) = (table for table in build_tables([limited]) if table.name == "downstream")
+    (table,) = (table for table in build_tables(gather_grid([limited])) if table.name == "downstream")
     assert any("only the first 2 documents" in note for note in table.notes)
     assert do(trained / "study.toml", out, *settings, only=(FIRST,))[FIRST][0] == "finished"
     whole = by_label(read_results(out))[FIRST]
@@ -251,7 +252,7 @@ def test_other_tasks_have_their_own_column_behind_the_papers(tmp_path: Path) -> 
         replace(result, metrics={**result.metrics, "race": 0.3 + 0.1 * place, "piqa_50%": 0.5 + 0.01 * place})
         for place, result in enumerate(read_results(fabricate(tmp_path / "study", with_runs=False)))
     ]
-    tables = {table.name: table for table in build_tables(results)}
+    tables = {table.name: table for table in build_tables(gather_grid(results))}
     assert [column.key for column in tables["downstream"].columns[4:]] == ["race", "piqa_50%"]
     assert tables["downstream"].rows[0][-1].text == "0.51(1)"
     assert tables["downstream"].rows[1][-1].bold

@@ -19,12 +19,13 @@ from coupled_adam.config.run_config import Config
 from coupled_adam.config.study_config import load_study, with_settings
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.metrics import TASKS
+from coupled_adam.report.grid import gather_grid
+from coupled_adam.report.report_writer import write_report
+from coupled_adam.report.result_tables import build_tables
 from coupled_adam.study import cell, measurement, theory_evaluation
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import is_measured
-from coupled_adam.study.report import write_report
 from coupled_adam.study.results import RESULTS_FILE, Result, read_results, to_json
-from coupled_adam.study.tables import build_tables
 from coupled_adam.theory import measure
 from coupled_adam.theory.record import PUBLISHED
 from coupled_adam.theory.theory_folder import TheoryFolder
@@ -199,7 +200,7 @@ def fabricated(measured: Path) -> list[Result]:
 
 def test_table_of_the_theory_has_means_over_seeds_and_the_papers_values(measured: Path) -> None:
     results = fabricated(measured)
-    table = next(table for table in build_tables(results) if table.name == "theory")
+    table = next(table for table in build_tables(gather_grid(results)) if table.name == "theory")
     keys = [column.key for column in table.columns]
     assert "theory_x_true_mutual_information" not in keys
     rows = [dict(zip(keys, row, strict=True)) for row in table.rows]
@@ -214,7 +215,7 @@ def test_table_of_the_theory_has_means_over_seeds_and_the_papers_values(measured
     assert rows[-1]["theory_second_moment_mutual_information"].numbers["mean"] == 1.18
     assert {key.removeprefix("theory_") for key in keys} >= PUBLISHED.keys() - {"x_true_mutual_information"}
     without = [replace(result, metrics={"loss": 1.0}) for result in results]
-    assert "theory" not in {table.name for table in build_tables(without)}
+    assert "theory" not in {table.name for table in build_tables(gather_grid(without))}
 
 
 def test_report_shows_theory_and_tasks(measured: Path, tmp_path: Path) -> None:
@@ -238,39 +239,39 @@ def test_report_shows_theory_and_tasks(measured: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_theory_costs_its_figure_alone(measured: Path, tmp_path: Path) -> None:
-    from coupled_adam.study.figures import theory as figures
+    from coupled_adam.report.figures import theory_figures as figures
 
     out = copied(measured, tmp_path)
     results = read_results(out)
     draws = (figures.draw_second_moments, figures.draw_constants, figures.draw_sums)
-    assert all(draw(results) is not None for draw in draws)
+    assert all(draw(gather_grid(results)) is not None for draw in draws)
     (out / "runs" / STANDARD / "theory" / "step-000000012.npz").write_bytes(b"")
-    assert figures.draw_second_moments(results) is not None  # that of the other run
+    assert figures.draw_second_moments(gather_grid(results)) is not None  # that of the other run
     for result in results:
         (result.run_folder / "theory" / "theory.json").write_text("{}")
-    assert all(draw(results) is None for draw in draws)
-    assert all(draw([]) is None for draw in draws)
+    assert all(draw(gather_grid(results)) is None for draw in draws)
+    assert all(draw(gather_grid([])) is None for draw in draws)
 
 
 def test_a_single_checkpoint_is_no_curve(measured: Path, tmp_path: Path) -> None:
-    from coupled_adam.study.figures import theory as figures
+    from coupled_adam.report.figures import theory_figures as figures
 
     results = read_results(copied(measured, tmp_path))
     for result in results:
         folder = TheoryFolder(result.run_folder)
         whole = folder.read_run()
         folder.write_run(replace(whole, checkpoints=whole.checkpoints[-1:]))
-    assert figures.draw_constants(results) is None
-    assert figures.draw_sums(results) is None
-    assert figures.draw_second_moments(results) is not None
+    assert figures.draw_constants(gather_grid(results)) is None
+    assert figures.draw_sums(gather_grid(results)) is None
+    assert figures.draw_second_moments(gather_grid(results)) is not None
 
 
 def test_theory_of_several_models_is_a_line_for_each(measured: Path) -> None:
-    from coupled_adam.study.figures.theory import draw_constants
+    from coupled_adam.report.figures.theory_figures import draw_constants
 
     results = read_results(measured / "out")
     larger = [replace(result, model="large", parameters=10**6) for result in results]
-    figure = draw_constants([*results, *larger])
+    figure = draw_constants(gather_grid([*results, *larger]))
     assert figure is not None
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert [label.split(" (")[0] for label in labels] == ["small", "large"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fabricated_theory import ROWS, SUMS, TOKENS, fabricate, without_mutual_information
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "study"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from report_browser import CHROMIUM, Browser
 
 from coupled_adam.theory import theory_plots

@@ -82,9 +82,9 @@ def _place(name: str, order: tuple[str, ...]) -> int:
 
 def _shown_metric(task: "TaskResult") -> tuple[str, str]:
     """The metric that a task is judged by, with its standard error."""
+    from coupled_adam.base.notation import MISSING
     from coupled_adam.base.text import shorthand
     from coupled_adam.paper_tasks import METRIC
-    from coupled_adam.study.notation import MISSING
 
     name = METRIC if METRIC in task.metrics else next((key for key in task.metrics if "_stderr" not in key), None)
     if name is None or not math.isfinite(task.metrics[name]):

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +18,9 @@ from coupled_adam.commands.tidy_help import TidyGroup
 
 if TYPE_CHECKING:
     from coupled_adam.config.study_config import Study
+    from coupled_adam.report.contents import Contents
     from coupled_adam.study.expansion import Cell
     from coupled_adam.study.folder import StudyFolder
-    from coupled_adam.study.report_plan import StudyPlan
-    from coupled_adam.study.results import Result
     from coupled_adam.study.runner import Outcome
 
 app = typer.Typer(
@@ -103,10 +103,10 @@ def run_and_report(
         spec, out, jobs, only, launcher, dry_run, settings: as the options of `study run`.
     """
     from coupled_adam.config.study_config import load_study, with_override, with_settings
+    from coupled_adam.report.report_writer import require_packages
     from coupled_adam.study.expansion import cells_of, chosen
     from coupled_adam.study.folder import RUNS_HERE, StudyFolder
     from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
-    from coupled_adam.study.report import require_packages
     from coupled_adam.study.runner import LAUNCHERS, prepare_data, run_study
     from coupled_adam.study.study_display import StudyDisplay
 
@@ -321,36 +321,32 @@ def _check_tokenizers(study: "Study", cells: "Sequence[Cell]") -> None:
 
 def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
     """Write the report, and print what is in it in short."""
-    from coupled_adam.study.report import read_report, require_packages, write_report_of
+    from coupled_adam.report.contents import read_report
+    from coupled_adam.report.report_writer import require_packages, write_contents
 
     with user_errors():
         require_packages()
-        results, plans = read_report(folders)
-        path = write_report_of(results, plans, out)
-    _print_comparison(console, results, plans)
+        contents = read_report(folders)
+        path = write_contents(contents, out)
+    _print_comparison(console, contents)
     console.print(Text(f"Report: {path}"), soft_wrap=True)
 
 
-def _print_comparison(console: Console, results: "Sequence[Result]", plans: "Sequence[StudyPlan]") -> None:
+def _print_comparison(console: Console, contents: "Contents") -> None:
     from coupled_adam.base.text import printable_lines
-    from coupled_adam.study.overview import comparison_of
-    from coupled_adam.study.report_plan import all_planned, shared_report
-    from coupled_adam.study.table_formats import for_console
-    from coupled_adam.study.tables import build_tables
-    from coupled_adam.study.verdict import verdict
+    from coupled_adam.report.table_formats import for_console, to_rich_comparison
 
-    report = shared_report(plans)
-    without_note = report.model_copy(update={"loss_note": None})  # the verdict has it
-    for table in build_tables(results, all_planned(plans), without_note)[:1]:
-        table = for_console(table, console)
-        shown = comparison_of(table)
+    for table in contents.tables[:1]:
+        notes = tuple(note for note in table.notes if note != contents.section.loss_note)  # the verdict has it
+        table = for_console(replace(table, notes=notes), console)
+        shown = to_rich_comparison(table)
         wide_enough(console, shown).print(shown)
         for note in table.notes:
             console.print(Text(note, style="dim"))
-    for plan in plans:
+    for plan in contents.plans:
         if plan.problem:
             console.print(Text(printable_lines(plan.problem), style="dim"))
-    console.print(Text(verdict(results, report).text))
+    console.print(Text(contents.verdict.text))
 
 
 def _print_outcome(console: Console, outcome: "Outcome", again: str) -> None:

@@ -1,1 +1,1 @@
-"""Studies: a grid of trainings from one TOML file, their evaluation, statistics, tables, figures and report."""
+"""Studies: a grid of trainings from one TOML file, run and evaluated, one result file per run."""

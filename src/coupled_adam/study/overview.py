@@ -4,7 +4,6 @@ The time is counted from the configs (training/estimates); nothing here loads to
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 from rich.text import Text
@@ -20,12 +19,8 @@ from coupled_adam.study.folder import StudyFolder, last_row
 from coupled_adam.study.results import Result
 from coupled_adam.training.estimates import H200, UTILISATION, seconds
 
-if TYPE_CHECKING:
-    from coupled_adam.study.table_model import Table as StudyTable
-
 HOUR = 3600.0
 GPU_HOURS_WORTH_SAYING = 1.0
-MOST_SIDE_BY_SIDE = 4
 
 
 def gpu_hours(cells: Sequence[Cell]) -> float:
@@ -117,29 +112,6 @@ def _losses(result: Result | None, row: dict[str, float] | None) -> tuple[str, s
     tested = None if result is None else result.metrics.get("loss")
     split = "" if result is None or result.loss_split == "test" else f" ({result.loss_split})"
     return "" if logged is None else f"{logged:.4f}", "" if tested is None else f"{tested:.4f}{split}"
-
-
-def comparison_of(table: "StudyTable") -> Table:
-    """A table of results for the terminal: a few optimizers beside each other, many below each other."""
-    names = [index for index, column in enumerate(table.columns) if not column.numbers]
-    # What all rows have in common tells none apart; but where that is the optimizer, it is said, with its D.
-    heads = [index for index in names if len({row[index].text for row in table.rows}) > 1]
-    if not any(table.columns[index].key == "optimizer" for index in heads):
-        heads = [index for index in names if index in heads or table.columns[index].key in ("D", "optimizer")]
-    if len(table.rows) > MOST_SIDE_BY_SIDE:
-        from coupled_adam.study.table_formats import to_rich
-
-        shown = to_rich(table.without(set(names) - set(heads)))
-        shown.caption = None  # as wide as the table, which may be narrow
-        return shown
-    shown = Table("", title=table.title)
-    for row in table.rows:
-        shown.add_column("\n".join(row[index].text for index in heads), justify="right", no_wrap=True)
-    for index, column in enumerate(table.columns):
-        if column.numbers:
-            cells = [row[index] for row in table.rows]
-            shown.add_row(column.label, *(Text(cell.text, style="bold" if cell.bold else "") for cell in cells))
-    return shown
 
 
 def counts(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> dict[str, int]:

@@ -1,0 +1,52 @@
+"""What a report says, made once: its grid, its tables and its verdict. Terminal, files and page show parts of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coupled_adam.base.errors import UserError
+from coupled_adam.config.study_sections import ReportSection
+from coupled_adam.report.grid import Grid, gather_grid
+from coupled_adam.report.result_tables import build_tables
+from coupled_adam.report.study_plans import StudyPlan, all_planned, read_plans, shared_report
+from coupled_adam.report.table_model import ReportTable
+from coupled_adam.report.verdict import verdict
+from coupled_adam.report.verdict_sentences import Verdict
+from coupled_adam.study.results import Result, merge_results
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The contents of one report."""
+
+    plans: Sequence[StudyPlan]
+    """Of every study folder."""
+    section: ReportSection
+    """Which metrics come first, and what to say of the loss."""
+    grid: Grid
+    """The finished runs, at least one, and the cells there should be."""
+    tables: Sequence[ReportTable]
+    verdict: Verdict
+
+
+def read_report(folders: Sequence[Path]) -> Contents:
+    """The contents of the report of one study folder, or of several as one.
+
+    Args:
+        folders: as `coupled-adam study run` leaves them, finished or not; at least one run is.
+
+    Raises:
+        UserError: when there is no finished run, or the folders contradict each other.
+        ImportError: when scipy is missing.
+    """
+    results = merge_results(folders)
+    if not results:
+        names = ", ".join(str(folder) for folder in folders) or "no folder"
+        raise UserError(f"{names}: no finished run to report; run the study first with `coupled-adam study run`")
+    return contents_of(results, read_plans(folders, results))
+
+
+def contents_of(results: Sequence[Result], plans: Sequence[StudyPlan]) -> Contents:
+    """The contents of the report of finished runs, with what their studies planned."""
+    grid, section = gather_grid(results, all_planned(plans)), shared_report(plans)
+    return Contents(plans, section, grid, build_tables(grid, section), verdict(grid, section))

@@ -1,0 +1,187 @@
+"""All figures of a study, with their titles and captions, as files and as parts of a page."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from coupled_adam.base.captioned_figure import CaptionedFigure, captioned_figure, figure_style, write_captioned_figures
+from coupled_adam.report.figures import (
+    ablations,
+    clouds,
+    differences,
+    embedding_figures,
+    experiments,
+    theory_figures,
+    training_curves,
+)
+from coupled_adam.report.grid import Grid, size_labels
+from coupled_adam.report.run_files import is_thinned
+from coupled_adam.theory.run_figures import CAPTIONS as THEORY_CAPTIONS
+
+Draw = Callable[..., Figure | None]
+MAIN_PICTURE = "embedding_cloud"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    title: str
+    caption: str
+    draw: Draw
+    curves: str = ""
+    """The kind of the logged rows it draws over training; empty: it does not."""
+
+
+AVERAGED = "Neighbouring steps are averaged: there are more than can be drawn."
+_BAND = "A line is the mean over seeds; the band holds all of them."
+
+_TABLES = (
+    _Entry(
+        MAIN_PICTURE,
+        "The embeddings around the origin",
+        "Seen from the side, all at the same scale: a healthy cloud lies around the origin (+), "
+        "and its mean (x) stays there. {largest}",
+        clouds.draw_clouds,
+    ),
+    _Entry(
+        "norm_frequency",
+        "Length and frequency",
+        "Length of an embedding against how often its token occurs; a point is a token. {largest}",
+        embedding_figures.draw_norm_and_frequency,
+    ),
+    _Entry(
+        "singular_values",
+        "Singular values",
+        "Relative to the largest: a first value far above the others is one direction that dominates. " + _BAND,
+        embedding_figures.draw_spectra,
+    ),
+)
+
+ENTRIES = (
+    _TABLES[0],
+    _Entry(
+        "results",
+        "Difference against dataset size",
+        "{second} less {first}. Bars: one-sided 95% threshold; a filled marker is significant, a hollow one is not.",
+        differences.draw_differences,
+    ),
+    _Entry(
+        "downstream",
+        "Difference in accuracy, task by task",
+        "{second} less {first}, of the largest dataset of each model. Bars: one-sided 95% threshold; a filled marker "
+        "is significant, a hollow one is not.",
+        differences.draw_task_differences,
+    ),
+    _Entry(
+        "ablation_scale",
+        "Loss against the scale exponent n",
+        "Difference to n = 0, which is Coupled Adam itself. Bars: one-sided 95% threshold; filled: significant.",
+        ablations.draw_scale_loss,
+    ),
+    _Entry(
+        "ablation_scale_complete",
+        "Every metric against n",
+        "Difference to n = 0, which is Coupled Adam itself. ↓: less is better, ↑: more is better. "
+        "Bars: one-sided 95% threshold; filled: significant.",
+        ablations.draw_scale_complete,
+    ),
+    _Entry(
+        "ablation_sgd",
+        "Loss against SGD's factor f",
+        "SGD trains the embeddings with f times the learning rate. Mean over seeds with its standard deviation.",
+        ablations.draw_sgd_loss,
+    ),
+    _Entry(
+        "mean_ratio_over_training",
+        "Mean-embedding ratio over training",
+        "Length of the mean embedding over the mean length; 0 is centred at the origin. " + _BAND,
+        training_curves.draw_mean_ratio,
+        "embeddings",
+    ),
+    _Entry(
+        "iso_over_training",
+        "Isotropy over training",
+        "ISO: 1 when no direction stands out, near 0 when one does. " + _BAND,
+        training_curves.draw_isotropy,
+        "embeddings",
+    ),
+    _Entry("training_loss", "Training loss", _BAND, training_curves.draw_training_loss, "train"),
+    _Entry(
+        "validation_loss",
+        "Validation loss",
+        "On text that is not trained on. " + _BAND,
+        training_curves.draw_validation_loss,
+        "val",
+    ),
+    *_TABLES[1:],
+    *(
+        _Entry(f"{entry.name}_input", f"{entry.title}: input table", entry.caption, partial(entry.draw, table="input_"))
+        for entry in _TABLES
+    ),
+    _Entry(
+        "mean_ratio_over_training_input",
+        "Mean-embedding ratio over training: input table",
+        "Length of the mean embedding over the mean length; 0 is centred at the origin. " + _BAND,
+        partial(training_curves.draw_mean_ratio, table="input_"),
+        "embeddings",
+    ),
+    _Entry(
+        "theory_second_moment",
+        THEORY_CAPTIONS["second_moment"][0],
+        "E[v] of a token, rebuilt at the last checkpoint of one run, against how often the token occurs; a point is a "
+        "token. The line A p̃ minimises plain squares, so the most frequent tokens decide it. On the right the same in "
+        "logarithms.",
+        theory_figures.draw_second_moments,
+    ),
+    _Entry("theory_constant", *THEORY_CAPTIONS["second_moment_constant"], theory_figures.draw_constants),
+    _Entry("theory_update_sums", *THEORY_CAPTIONS["update_sums"], theory_figures.draw_sums),
+    _Entry(
+        "experiments",
+        "Dataset and model sizes",
+        "One marker for each size that has finished runs; the line N = D/20 is about compute-optimal.",
+        experiments.draw_experiments,
+    ),
+)
+
+
+OVER_TRAINING = tuple(entry.name for entry in ENTRIES if entry.curves)
+"""The figures of curves over training, which the page also draws by itself."""
+
+
+def draw_figures(grid: Grid) -> list[CaptionedFigure]:
+    """Every figure that the results have data for, in the order of the report."""
+    words = _caption_words(grid)
+    figures = []
+    with figure_style():
+        for entry in ENTRIES:
+            figure = entry.draw(grid)
+            if figure is not None:
+                caption = entry.caption.format_map(words)
+                if entry.curves and is_thinned(grid.results, entry.curves):
+                    caption += f" {AVERAGED}"
+                figures.append(captioned_figure(entry.name, entry.title, caption, figure))
+    return figures
+
+
+def write_figures(figures: Sequence[CaptionedFigure], folder: Path) -> None:
+    """Write NAME.svg and NAME.pdf of every figure; those of an earlier report that are no longer drawn go away.
+
+    Args:
+        figures: from `draw_figures`.
+        folder: made if it is missing.
+    """
+    write_captioned_figures(figures, folder, [entry.name for entry in ENTRIES])
+
+
+def _caption_words(grid: Grid) -> dict[str, str]:
+    pair = grid.main_pair
+    first, second = ("", "") if pair is None else (pair[0].label, pair[1].label)
+    largest = (
+        f"Shown: {size_labels(grid.sizes)[grid.largest_size]}, one run each."
+        if len(grid.sizes) > 1
+        else "One run each."
+    )
+    return {"first": first, "second": second[:1].upper() + second[1:], "largest": largest}

@@ -1,0 +1,95 @@
+"""How the figures look: one colour, one line and one marker for each optimizer and for each model size.
+
+The colours can be told apart with any kind of colour vision and read on white and on black; lines and markers say the
+same again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from coupled_adam.base.captioned_figure import MARKERS, SERIES_COLOURS, panels
+from coupled_adam.report.grid import Role, Size, Variant, size_labels
+from coupled_adam.report.significance import Comparison
+
+COLOURS: dict[Role, tuple[str, ...]] = {
+    "standard": ("#e0632b", "#c98a00", "#d1557f"),
+    "coupled": ("#3d87c9", "#7b6bd6", "#1fa3a3", "#8a6f5a"),
+}
+LINES: dict[Role, str] = {"standard": "--", "coupled": "-", "scaled": "-", "sgd": ":"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """Of one optimizer, the same in every figure."""
+
+    colour: str
+    line: str
+
+
+def looks(variants: Sequence[Variant]) -> dict[str, Look]:
+    """The look of every optimizer of a study, by name."""
+    found: dict[str, Look] = {}
+    for role in LINES:
+        family = [variant for variant in variants if variant.role == role]
+        palette = COLOURS.get(role) or _shades("plasma" if role == "scaled" else "viridis", len(family))
+        for number, variant in enumerate(family):
+            found[variant.name] = Look(palette[number % len(palette)], LINES[role])
+    return found
+
+
+def size_panels(
+    shown: Sequence[Size], x_label: str, y_label: str, *, share_y: bool = True
+) -> tuple[Figure, dict[Size, Axes]]:
+    """A figure with a panel for each size, three in a row, that share their labels."""
+    columns = min(len(shown), 3)
+    figure, rows = panels(-(-len(shown) // columns), columns, 2.1 if len(shown) > 1 else 3.0, share_y=share_y)
+    places = [axes for row in rows for axes in row]
+    for axes in places[len(shown) :]:
+        axes.set_visible(False)
+    if len(shown) > 1:
+        for axes, label in zip(places, size_labels(shown).values(), strict=False):
+            axes.set_title(label, fontsize=8.5)
+    figure.supxlabel(x_label, fontsize=10)
+    figure.supylabel(y_label, fontsize=10)
+    return figure, dict(zip(shown, places, strict=False))
+
+
+def draw_difference(
+    axes: Axes, x: float, comparison: Comparison, number: int, label: str | None, marker_size: float = 7
+) -> None:
+    """A marker with the one-sided 95% threshold as its bar, filled where the difference is significant.
+
+    Args:
+        axes: to draw on.
+        x: place.
+        comparison: has a difference; without a threshold (one seed) there is no bar.
+        number: which of the colours and markers for sizes.
+        label: for the legend; None: not in it.
+        marker_size: in points.
+    """
+    assert comparison.difference is not None
+    colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
+    is_decided = comparison.significant or comparison.significantly_worse
+    axes.errorbar(
+        x,
+        comparison.difference,
+        yerr=comparison.threshold,
+        marker=MARKERS[number % len(MARKERS)],
+        color=colour,
+        markerfacecolor=colour if is_decided else "none",
+        markersize=marker_size,
+        capsize=marker_size / 2,
+        linestyle="none",
+        label=label,
+    )
+
+
+def _shades(colormap: str, count: int) -> tuple[str, ...]:
+    """Colours from one end of a colormap to the other, without its darkest and its lightest."""
+    places = np.linspace(0.25, 0.8, max(count, 2))
+    return tuple(matplotlib.colors.to_hex(matplotlib.colormaps[colormap](place)) for place in places)

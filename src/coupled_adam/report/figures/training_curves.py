@@ -1,0 +1,71 @@
+"""What happened over training, one optimizer against the other: the losses, the mean-embedding ratio and ISO.
+
+A line is the mean over seeds and the band around it holds all of them.
+"""
+
+from matplotlib.figure import Figure
+
+from coupled_adam.base.captioned_figure import legend_above
+from coupled_adam.metrics import METRICS, NATS, logged_key
+from coupled_adam.report.figures.style import looks, size_panels
+from coupled_adam.report.grid import Grid
+from coupled_adam.report.run_files import mean_curve
+
+
+def draw_training_loss(grid: Grid) -> Figure | None:
+    """The loss of the training batches."""
+    return draw_over_training(grid, "train", "loss")
+
+
+def draw_validation_loss(grid: Grid) -> Figure | None:
+    """The loss on the validation text."""
+    return draw_over_training(grid, "val", "loss")
+
+
+def draw_mean_ratio(grid: Grid, table: str = "") -> Figure | None:
+    """The length of the mean embedding over the mean length of the embeddings.
+
+    Args:
+        grid: of the finished runs.
+        table: "" for the output table (or the one of a tied model), "input_" for the input table of an untied one.
+    """
+    return draw_over_training(grid, "embeddings", f"{table}mu_norm_ratio", bottom=0.0)
+
+
+def draw_isotropy(grid: Grid, table: str = "") -> Figure | None:
+    """The isotropy of a table, chosen as for the ratio."""
+    return draw_over_training(grid, "embeddings", f"{table}iso", bottom=0.0)
+
+
+def draw_over_training(grid: Grid, kind: str, key: str, *, bottom: float | None = None) -> Figure | None:
+    """One logged number over the steps of training, a panel for each size.
+
+    Args:
+        grid: of the finished runs.
+        kind: of the rows in metrics.jsonl.
+        key: of the number.
+        bottom: where the vertical axis starts; None: below the smallest value.
+    """
+    found = {
+        (size, variant): curve
+        for size in grid.sizes
+        for variant in grid.variants
+        if (curve := mean_curve(grid.runs_of(size, variant), kind, key)) is not None
+    }
+    if not found:
+        return None
+    metric = METRICS[logged_key(kind, key)]
+    label = f"{metric.label} ({NATS})" if key == "loss" else metric.label
+    figure, places = size_panels(sorted({size for size, _ in found}), "training step", label)
+    colours = looks(grid.variants)
+    for (size, variant), curve in found.items():
+        axes, look = places[size], colours[variant.name]
+        axes.plot(curve.steps, curve.mean, color=look.colour, linestyle=look.line, label=variant.label)
+        axes.fill_between(curve.steps, curve.low, curve.high, color=look.colour, alpha=0.2, linewidth=0)
+    for axes in places.values():
+        axes.set_xlim(0, None)
+        axes.locator_params(axis="x", nbins=4)
+        if bottom is not None:
+            axes.set_ylim(bottom, None)
+    legend_above(figure, places.values())
+    return figure

@@ -1,0 +1,91 @@
+"""What the page draws by itself, as data: curves, where the reader points at a step, and the embeddings around the
+origin, which the reader turns.
+
+A point of a cloud has three coordinates: along the mean embedding, and along the first two principal components across
+it.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coupled_adam.metrics import METRICS, logged_key
+from coupled_adam.report.figures.clouds import cloud_arrays, window
+from coupled_adam.report.figures.style import looks
+from coupled_adam.report.grid import Grid, size_labels
+from coupled_adam.report.run_files import is_thinned, mean_curve
+
+# Kind of a row in metrics.jsonl, and the key there.
+SHOWN = (
+    ("embeddings", "mu_norm_ratio"),
+    ("embeddings", "iso"),
+    ("embeddings", "input_mu_norm_ratio"),
+    ("train", "loss"),
+    ("val", "loss"),
+    ("train", "grad_norm"),
+)
+MOST_OF_A_CURVE = 150
+DIGITS = 5
+MOST_OF_A_CLOUD = 600  # of each optimizer; more would make the page large and turning slow
+UNITS = 1000  # coordinates are whole thousandths of the window's half width
+
+
+def curves_data(grid: Grid) -> list[dict[str, Any]]:
+    """One entry for each size and quantity that was logged: {size, quantity, lines: [{name, colour, line, steps, mean,
+    low, high}]}."""
+    colours = looks(grid.variants)
+    labels = size_labels(grid.sizes)
+    found = []
+    for kind, key in SHOWN:
+        for size in grid.sizes:
+            lines = []
+            for variant in grid.variants:
+                curve = mean_curve(grid.runs_of(size, variant), kind, key, MOST_OF_A_CURVE)
+                if curve is not None:
+                    look = colours[variant.name]
+                    arrays = {"steps": curve.steps, "mean": curve.mean, "low": curve.low, "high": curve.high}
+                    numbers = {name: [float(f"{v:.{DIGITS}g}") for v in array] for name, array in arrays.items()}
+                    lines.append({"name": variant.label, "colour": look.colour, "line": look.line, **numbers})
+            if lines:
+                found.append({"size": labels[size], "quantity": METRICS[logged_key(kind, key)].label, "lines": lines})
+    return found
+
+
+def curves_note(grid: Grid) -> str:
+    """What to say below the curves; empty where every logged step has a point of its own."""
+    if not any(is_thinned(grid.results, kind, MOST_OF_A_CURVE) for kind in {kind for kind, _ in SHOWN}):
+        return ""
+    return f"Curves of more than {MOST_OF_A_CURVE} points are averaged over neighbouring steps."
+
+
+def clouds_data(grid: Grid) -> dict[str, Any] | None:
+    """Every cloud with the window they share, or None where no run has one.
+
+    {units, window: [left, bottom, right, top], clouds: [{name, colour, before, after, mean}]}; before and
+    after hold x, y, z of one token after the other, in the same order.
+    """
+    found = cloud_arrays(grid)
+    if not found:
+        return None
+    low, high = window([arrays[part] for arrays in found.values() for part in ("cloud_initial", "cloud_final")])
+    scale = UNITS / float((high - low).max() / 2)
+    colours = looks(grid.variants)
+
+    def whole(points: NDArray[np.float32]) -> list[int]:
+        return [int(value) for value in np.rint(np.asarray(points, np.float64) * scale).ravel()]
+
+    clouds = []
+    for variant, arrays in found.items():
+        count = min(len(arrays["cloud_initial"]), len(arrays["cloud_final"]))
+        chosen = slice(None, count, max(1, -(-count // MOST_OF_A_CLOUD)))
+        clouds.append(
+            {
+                "name": variant.label,
+                "colour": colours[variant.name].colour,
+                "before": whole(arrays["cloud_initial"][chosen]),
+                "after": whole(arrays["cloud_final"][chosen]),
+                "mean": whole(arrays["mean_final"]),
+            }
+        )
+    return {"units": UNITS, "window": [round(float(v) * scale) for v in (*low, *high)], "clouds": clouds}

@@ -1,0 +1,202 @@
+"""Tables as the page shows them: rows under a line that names their group, and a link to the folder of each run.
+
+On a phone the columns that name a group would fill the screen; as lines of their own they do not.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from markupsafe import Markup, escape
+
+from coupled_adam.base.notation import MISSING, to_html
+from coupled_adam.base.text import short
+from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
+from coupled_adam.metrics import MAIN, METRICS, PROGRESS, Metric, in_order
+from coupled_adam.report.grid import Grid
+from coupled_adam.report.pair_tables import claim_text, p_text, summary_cell
+from coupled_adam.report.published import find_published
+from coupled_adam.report.result_notes import loss_name
+from coupled_adam.report.significance import summarise
+from coupled_adam.report.table_model import ReportTable, TableCell
+from coupled_adam.study.results import Result
+
+# Where the loss leads; where the embeddings do, they come first.
+HEADLINE = ("loss", "acc", "mu_norm_ratio", "iso", "mu_norm", "r_cos", "rho_log", "kappa")
+MOST_SIDE_BY_SIDE = 3
+
+
+@dataclass(frozen=True)
+class PageCell:
+    """One cell of an HTML table."""
+
+    html: Markup
+    kind: str
+    """Its CSS class: number or text."""
+
+
+@dataclass(frozen=True)
+class PageGroup:
+    """Rows under one heading."""
+
+    heading: str
+    rows: Sequence[Sequence[PageCell]]
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table of the page."""
+
+    name: str
+    title: str
+    head: Sequence[PageCell]
+    groups: Sequence[PageGroup]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class HeadlineRow:
+    """One metric of all optimizers."""
+
+    label: str
+    meaning: str
+    cells: Sequence[Markup]
+    claim: str
+    """What the test says of the second against the first."""
+    p_value: str
+    values: Mapping[str, Sequence[float | None]]
+    """Of every seed, by the name of the optimizer in the study."""
+    note: str = ""
+    """What a reader has to know of it."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The main table of a study of one D and one model: a metric a row, an optimizer a column."""
+
+    optimizers: Sequence[str]
+    rows: Sequence[HeadlineRow]
+    has_published: bool
+    """Whether values of the paper stand below the measured ones."""
+
+
+def headline(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> Headline | None:
+    """The numbers side by side; None where there are several sizes or too many optimizers for that.
+
+    Args:
+        grid: of the finished runs.
+        report: which metrics come first, and what to say of the loss.
+    """
+    found = grid.variants
+    sizes_of = {each: grid.sizes_of(each) for each in found}
+    several = len(grid.finished.places) > 1 or any(len(own) > 1 for own in sizes_of.values())
+    if several or len(found) > MOST_SIDE_BY_SIDE:
+        return None
+    size = {each: own[0] for each, own in sizes_of.items()}
+    pair = grid.main_pair if len(found) == 2 else None
+    rows, has_published = [], False
+    for metric in in_order((METRICS[key] for key in HEADLINE), report.lead):
+        values = {each: list(grid.values_of(size[each], each, metric.key).values()) for each in found}
+        summaries = {each: summarise(seeds) for each, seeds in values.items()}
+        if all(summary.mean is None for summary in summaries.values()):
+            continue
+        comparison, wins = None, {}
+        if pair is not None:
+            comparison = grid.compare(size[pair[0]], *pair, metric.key, size[pair[1]])
+        if pair is not None and comparison is not None:
+            wins = {pair[0]: comparison.significantly_worse, pair[1]: comparison.significant}
+        cells = []
+        for variant, summary in summaries.items():
+            own = size[variant]
+            published = find_published(metric.key, own.tokens, own.parameters, variant.settings)
+            has_published = has_published or published is not None
+            shown = TableCell(summary_cell(metric, summary).text, bold=bool(wins.get(variant)), published=published)
+            cells.append(cell_html(shown))
+        p_value = "" if comparison is None or comparison.p_value is None else p_of_claim(comparison.p_value)
+        claim = "" if comparison is None else claim_text(comparison)
+        label, meaning = label_and_meaning(metric, grid.results)
+        note = (report.loss_note or "") if metric.key == "loss" else ""
+        seeds = {each.name: of_each for each, of_each in values.items()}
+        rows.append(HeadlineRow(label, meaning, cells, claim, p_value, seeds, note))
+    differ = len(set(size.values())) > 1
+    names = [f"{each.label}, N = {short(size[each].parameters)}" if differ else each.label for each in found]
+    return Headline(names, rows, has_published)
+
+
+def label_and_meaning(metric: Metric, results: Sequence[Result]) -> tuple[str, str]:
+    """The name of a metric with its arrow, and what it is in a few words."""
+    label = loss_name(results) if metric.key == "loss" else metric.label
+    return f"{label}\N{NO-BREAK SPACE}{metric.arrow}", metric.meaning
+
+
+def page_table(table: ReportTable, links: Mapping[str, str]) -> PageTable:
+    """A table for the page.
+
+    Args:
+        table: any. That of all runs is cut to what differs between them; its first column leads to their folders.
+        links: addresses of run folders by the text of the column `run`.
+    """
+    places = list(range(table.groups, len(table.columns)))
+    run = next((place for place in places if table.columns[place].key == "run"), None)
+    notes = list(table.notes)
+    if run is not None:
+        places = [place for place in places if _is_worth_a_column(table, place)]
+        notes.append("The number of the seed leads to the folder of the run. All measures are in tables/runs.csv.")
+    kinds = {place: "number" if table.columns[place].numbers else "text" for place in places}
+    groups: dict[str, list[list[PageCell]]] = {}
+    for row in table.rows:
+        cells = [PageCell(cell_html(row[place]), kinds[place]) for place in places]
+        if run is not None and row[run].text in links:
+            link = Markup('<a href="{}">{}</a>').format(links[row[run].text], cells[0].html)
+            cells[0] = PageCell(link, cells[0].kind)
+        groups.setdefault(_heading(table, row), []).append(cells)
+    head = [PageCell(escape(table.columns[place].label), kinds[place]) for place in places]
+    return PageTable(table.name, table.title, head, [PageGroup(*group) for group in groups.items()], notes)
+
+
+def _heading(table: ReportTable, row: Sequence[TableCell]) -> str:
+    """The grouping columns of a row in one line."""
+    named = zip(table.columns[: table.groups], row, strict=False)
+    return ", ".join(f"{column.label} = {cell.text}" if column.key in "DN" else cell.text for column, cell in named)
+
+
+def _is_worth_a_column(table: ReportTable, place: int) -> bool:
+    """In the table of all runs: not the folder, which is a link, nor measures beyond the paper's, nor what is the same
+    for all, which the page says elsewhere."""
+    column = table.columns[place]
+    metric = METRICS.get(column.key)
+    if metric is not None and metric not in PROGRESS:
+        return metric in MAIN
+    if column.key in ("seed", "seconds", "config_hash"):
+        return True
+    return column.key != "run" and len({row[place].text for row in table.rows} - {MISSING}) > 1
+
+
+def cell_html(cell: TableCell) -> Markup:
+    """A value, and the published one below it."""
+    html = Markup(to_html(cell.text, bold=cell.bold))  # escapes what is no number
+    if cell.published is None:
+        return html
+    return html + Markup(f'<span class="published">{to_html(cell.published.text, bold=cell.published.bold)}</span>')
+
+
+def run_links(results: Sequence[Result], out: Path) -> dict[str, str]:
+    """Where the run folders lie, seen from the report, as addresses. Two folders may have a run of the same name."""
+    return {result.run: address(result.run_folder, out) for result in reversed(results)}
+
+
+def address(path: Path, start: Path) -> str:
+    """A relative link. Letters that mean something in an address, the colon of `javascript:` among them, are quoted.
+
+    Example:
+        >>> address(Path("runs/demo/a b"), Path("runs/demo"))
+        './a%20b/'
+    """
+    return f"./{quote(Path(os.path.relpath(path, start)).as_posix())}/"
+
+
+def p_of_claim(p: float) -> str:
+    """p is small where the second is better; where it is worse, the p of that is the rest."""
+    return p_text(min(p, 1 - p))

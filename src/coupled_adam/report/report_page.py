@@ -1,0 +1,202 @@
+"""The page of a study's report.
+
+Figures and table cells go in as they are, made by code that escapes. The only script is our own, and the page forbids
+any other. Needs jinja2 and matplotlib.
+"""
+
+import base64
+import hashlib
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from coupled_adam import __version__
+from coupled_adam.base.captioned_figure import CaptionedFigure
+from coupled_adam.base.extras import install_command
+from coupled_adam.base.page import render_template
+from coupled_adam.base.text import duration, short
+from coupled_adam.config.study_config import FILE_NAME
+from coupled_adam.metrics import TASKS, measured, other_tasks
+from coupled_adam.report.contents import Contents
+from coupled_adam.report.figures.figure_list import MAIN_PICTURE, OVER_TRAINING
+from coupled_adam.report.figures.style import looks
+from coupled_adam.report.grid import Grid
+from coupled_adam.report.key_numbers import key_numbers, strip
+from coupled_adam.report.page_data import clouds_data, curves_data, curves_note
+from coupled_adam.report.page_tables import PageTable, headline, page_table, run_links
+from coupled_adam.report.result_notes import limit_note, loss_note, table_note
+from coupled_adam.report.study_plans import StudyPlan, Unfinished
+from coupled_adam.study.folder import TO_BE_MEASURED
+from coupled_adam.study.results import Result
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+# What can be said of a run that is not in the results, the best first.
+FURTHEST = ("just finished", "running", TO_BE_MEASURED, "failed", "stopped", "waiting")
+# Long tables that few readers need: folded away, and opened for printing.
+FOLDED = ("further", "comparisons", "runs")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How much of what was planned is there."""
+
+    finished: int
+    planned: int
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether something is missing."""
+        return self.finished < self.planned
+
+
+def render_report(contents: Contents, figures: Sequence[CaptionedFigure], out: Path) -> str:
+    """The page as HTML text.
+
+    Args:
+        contents: what the report says.
+        figures: the figures that were drawn.
+        out: the folder of the page, from which it links to run folders and files.
+    """
+    grid, plans, results = contents.grid, contents.plans, contents.grid.results
+    links = run_links(results, out)
+    tables = [page_table(table, links) for table in contents.tables]
+    numbers, side_by_side = key_numbers(grid, contents.section), headline(grid, contents.section)
+    main_table = _main_table(tables, grid) if side_by_side is None else None
+    # What the first screen has is not shown again; where it has the same numbers in another form, it is folded away.
+    folded = [*FOLDED, "main"] if side_by_side is not None else FOLDED
+    below = [table for table in tables if main_table is None or table.name != main_table.name]
+    colours = {name: look.colour for name, look in looks(grid.variants).items()}
+    unfinished = merge_unfinished(plans)
+    script = TEMPLATE.with_name("report.js").read_text(encoding="utf-8")
+    return render_template(
+        TEMPLATE,
+        title=" + ".join(dict.fromkeys(plan.title for plan in plans)),
+        descriptions=[plan.description for plan in plans if plan.description],
+        compared=what_was_compared(grid),
+        verdict=contents.verdict,
+        key_numbers=numbers,
+        headline=side_by_side,
+        strip=strip,
+        colours=colours,
+        table_note=table_note(results),
+        loss_note=loss_note(results),
+        limit_note=limit_note(run for run in results if run.metrics.get("acc") is not None),
+        main_table=main_table,
+        tables=[table for table in below if table.name not in folded],
+        folded=[table for table in below if table.name in folded],
+        main_picture=next((figure for figure in figures if figure.name == MAIN_PICTURE), None),
+        curve_figures=[figure for figure in figures if figure.name in OVER_TRAINING],
+        figures=[figure for figure in figures if figure.name not in (MAIN_PICTURE, *OVER_TRAINING)],
+        progress=Progress(len(results), len(results) + len(unfinished)),
+        unfinished=unfinished,
+        problems=[plan.problem for plan in plans if plan.problem],
+        clouds=clouds_data(grid),
+        curves=curves_data(grid),
+        curves_note=curves_note(grid),
+        commands=commands(plans, results, out),
+        facts=facts(results),
+        plans=plans,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def what_was_compared(grid: Grid) -> list[str]:
+    """The study in a few words each: optimizers, models, data, seeds."""
+    optimizers = [variant.label for variant in grid.variants]
+    named = optimizers if len(optimizers) <= 4 else [optimizers[0], "…", optimizers[-1]]
+    models = sorted({(size.parameters, size.model) for size in grid.sizes})
+    names = [name for _, name in models]
+    described = [
+        f"{name} ({short(count)} parameters)" if len(models) == 1 or names.count(name) > 1 else name
+        for count, name in models
+    ]
+    model = ", ".join(described)
+    tokens = ", ".join(short(count) for count in sorted({size.tokens for size in grid.sizes}))
+    counts = [len(cell.runs) for cell in grid.finished.cells]
+    fewest, most = min(counts), max(counts)
+    seeds = f"{most} seeds each" if fewest == most else f"{fewest} to {most} seeds"
+    # A name may have a comma itself, such as "standard, centred".
+    between = "; " if any("," in name for name in named) else ", "
+    words = " and ".join(named) if len(named) == 2 else between.join(named)
+    return [
+        words[:1].upper() + words[1:] + (f" ({len(optimizers)} optimizers)" if len(optimizers) > 4 else ""),
+        f"model {model}" if len(models) == 1 else f"models {model}",
+        f"{tokens} training tokens",
+        "one seed" if most == 1 else seeds,
+    ]
+
+
+def commands(plans: Sequence[StudyPlan], results: Sequence[Result], out: Path) -> list[str]:
+    """What to type to get this report again, in the folder `out`."""
+    versions = sorted({result.package for result in results}, key=version_order)
+    found = [result.metrics for result in results]
+    extras = "eval,study" if measured(TASKS, found) or other_tasks(found) else "study"
+    install = install_command(extras) + (f"  # version {versions[-1]}" if versions else "")
+    # The new runs lie beside the old ones; what has no study file cannot be run again and is taken as it is.
+    folders = [f"{plan.folder}-again" if plan.toml else str(plan.folder) for plan in plans]
+    runs = [
+        shlex.join(["coupled-adam", "study", "run", str(plan.folder / FILE_NAME), "--out", folder])
+        for plan, folder in zip(plans, folders, strict=True)
+        if plan.toml
+    ]
+    if len(plans) == len(runs) == 1:  # it ends with its report
+        return [install, *runs]
+    elsewhere = [] if [plan.folder for plan in plans] == [out] else ["--out", str(out)]
+    return [install, *runs, shlex.join(["coupled-adam", "study", "report", *folders, *elsewhere])]
+
+
+def version_order(version: str) -> tuple[list[int], bool, str]:
+    """To sort versions by: 0.9 before 0.10, and what comes before a release (0.10rc1, 0.10.dev3) before it.
+
+    Example:
+        >>> sorted(["0.10.0", "0.9.1", "0.10.0rc1"], key=version_order)
+        ['0.9.1', '0.10.0rc1', '0.10.0']
+    """
+    match = re.match(r"(\d+(?:\.\d+)*)(.*)", version)
+    if match is None:
+        return [], False, version
+    rest = match[2]
+    return [int(number) for number in match[1].split(".")], not rest or rest.startswith(("+", ".post")), rest
+
+
+def merge_unfinished(plans: Sequence[StudyPlan]) -> list[Unfinished]:
+    """The runs that no folder has finished, each once: as the folder has it that got furthest."""
+    found: dict[str, Unfinished] = {}
+    for run in (run for plan in plans for run in plan.unfinished):
+        other = found.setdefault(run.label, run)
+        found[run.label] = min(other, run, key=lambda each: FURTHEST.index(each.status))
+    return list(found.values())
+
+
+def facts(results: Sequence[Result]) -> dict[str, str]:
+    """With what, where and when."""
+
+    def each(values: Sequence[str | None]) -> str:
+        return ", ".join(dict.fromkeys(value for value in values if value)) or "not known"
+
+    energy = [result.energy_joules for result in results if result.energy_joules is not None]
+    return {
+        "coupled-adam": each([result.package for result in results]),
+        "commit": each([result.commit for result in results]),
+        "torch": each([result.torch for result in results]),
+        "device": each([result.device for result in results]),
+        "time of all runs": duration(sum(result.seconds for result in results)),
+        **(
+            {"energy": f"{sum(energy) / 3.6e6:.3g} kWh, measured in {len(energy)} of {len(results)} runs"}
+            if energy
+            else {}
+        ),
+        "seeds": ", ".join(str(seed) for seed in sorted({result.seed for result in results})),
+        "report made": f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')}, "
+        f"coupled-adam {__version__}",
+    }
+
+
+def _main_table(tables: Sequence[PageTable], grid: Grid) -> PageTable | None:
+    """What the first screen shows where optimizers do not fit side by side."""
+    wanted = "scale" if grid.has_scale_exponents and len(grid.sizes) == 1 else "main"
+    return next((table for table in tables if table.name == wanted), tables[0] if tables else None)

@@ -1,0 +1,338 @@
+"""The tables of a study in the form of the paper's: what was measured, what is better, and what the paper has there.
+
+Every table is built from the finished runs alone (and the plan, where it is given), as a `ReportTable` that any format
+can be made from. A cell or a seed that is missing is shown as missing; a metric that no run has gets no column, but a
+note.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from coupled_adam.base.files import require_writable, write_whole
+from coupled_adam.base.text import short
+from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
+from coupled_adam.metrics import (
+    INPUT_PREFIX,
+    MAIN,
+    METRICS,
+    OTHERS,
+    TASKS,
+    Metric,
+    in_order,
+    measured,
+    named,
+    other_tasks,
+)
+from coupled_adam.report.ablation_groups import scale_groups, sgd_groups
+from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels, sizes_of
+from coupled_adam.report.pair_tables import comparison_table, crossing_table, summary_cell
+from coupled_adam.report.published import (
+    ALL_TABLES,
+    SCALE_TABLES,
+    SGD_BEST_TABLES,
+    SGD_SEARCH_TABLES,
+    find_published,
+)
+from coupled_adam.report.result_notes import limit_note, loss_note, loss_splits, table_note
+from coupled_adam.report.runs_table import runs_table
+from coupled_adam.report.significance import better_than_all, summarise
+from coupled_adam.report.table_formats import FORMATS
+from coupled_adam.report.table_model import Column, ReportTable, TableCell, text_column
+from coupled_adam.report.theory_table import theory_table
+
+FOLDER = "tables"
+NAMES = (
+    *("main", "downstream", "further", "scale", "scale_downstream"),
+    *("sgd_search", "sgd_best", "sgd_best_downstream", "crossing", "theory", "comparisons", "runs"),
+)
+ABOUT_THE_LOSS = ("main", "scale", "sgd_search", "sgd_best", "crossing", "comparisons")
+DOWNSTREAM = (*TASKS, METRICS["acc"])
+FURTHER = (*OTHERS, *(metric for key, metric in METRICS.items() if key.startswith(INPUT_PREFIX)))
+
+D, N, SEEDS = text_column("D", "D", "$D$"), text_column("N", "N", "$N$"), text_column("seeds", "seeds")
+NONE = "no run has a value"
+MOST_NAMED = 4
+OPTIMIZER = text_column("optimizer", "optimizer")
+EXPONENT = text_column("n", "n", "$n$")
+
+
+def build_tables(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> list[ReportTable]:
+    """Every table that the runs give something for.
+
+    Args:
+        grid: the finished runs, and the cells there should be.
+        report: which metrics come first, and what to say of the loss.
+
+    Returns:
+        The tables by their names: main, downstream (with task results), further, scale (over n), sgd_search and
+        sgd_best (over f), crossing, theory, comparisons, runs. Empty without runs and plan.
+    """
+    if not grid.cells:
+        return []
+    scaled = scale_groups(grid.cells)
+    searched, best, choices = sgd_groups(grid.cells)
+    groups = [place.cells for place in grid.places]
+    metrics = in_order(MAIN, report.lead)
+    tables = [
+        metric_table("main", "Results", groups, metrics, ALL_TABLES),
+        downstream_table("downstream", "Results: downstream tasks", groups, ALL_TABLES),
+        further_table(groups),
+        metric_table("scale", "Scaled Coupled Adam", scaled, metrics, SCALE_TABLES, EXPONENT),
+        downstream_table("scale_downstream", "Scaled Coupled Adam: downstream tasks", scaled, SCALE_TABLES, EXPONENT),
+        metric_table("sgd_search", "SGD: the search for f", searched, metrics, SGD_SEARCH_TABLES),
+        metric_table(
+            "sgd_best", "SGD with the best f, and Coupled Adam", best, metrics, SGD_BEST_TABLES, notes=choices
+        ),
+        downstream_table("sgd_best_downstream", "SGD with the best f: downstream tasks", best, SGD_BEST_TABLES),
+        crossing_table(grid),
+        theory_table(grid),
+        comparison_table(grid, report.lead),
+        runs_table(grid, report.lead),
+    ]
+    return [_with_loss_note(table, report.loss_note) for table in tables if table is not None and table.rows]
+
+
+def _with_loss_note(table: ReportTable, note: str | None) -> ReportTable:
+    """The table with what a reader has to know of the loss, where it has one."""
+    return replace(table, notes=(*table.notes, note)) if note and table.name in ABOUT_THE_LOSS else table
+
+
+def write_tables(tables: Sequence[ReportTable], folder: Path) -> list[Path]:
+    """Write every table as CSV, Markdown and LaTeX.
+
+    Each file is there as a whole or not at all; files of tables that are not among these are removed.
+
+    Args:
+        tables: from `build_tables`.
+        folder: made if it is missing.
+
+    Returns:
+        The files written.
+    """
+    by_name = {table.name: table for table in tables}
+    written = []
+    for name in NAMES:
+        for suffix, render in FORMATS.items():
+            path = folder / f"{name}{suffix}"
+            if name in by_name:
+                require_writable(path)
+                write_whole(path, render(by_name[name]))
+                written.append(path)
+            else:
+                path.unlink(missing_ok=True)
+    return written
+
+
+def metric_table(
+    name: str,
+    title: str,
+    groups: Sequence[Sequence[CellRuns]],
+    metrics: Sequence[Metric],
+    published: Sequence[str],
+    label: Column = OPTIMIZER,
+    notes: Sequence[str] = (),
+) -> ReportTable | None:
+    """Means over the seeds, one row per cell, bold within each group; None without groups.
+
+    Args:
+        name: of its files.
+        title: above it.
+        groups: the cells that are compared with one another, one group per size.
+        metrics: the columns; those that no run has are left out and named in a note.
+        published: the paper's tables to take published values from.
+        label: the column that tells the cells of a group apart.
+        notes: added to the table's own.
+    """
+    if not groups:
+        return None
+    cells = [cell for group in groups for cell in group]
+    runs = [run for cell in cells for run in cell.runs.values()]
+    shown = measured(metrics, (run.metrics for run in runs))
+    splits = loss_splits(runs)
+    models = model_labels(cells)
+    rows = [
+        (TableCell(short(cell.size.tokens)), TableCell(models[cell.size]), *row)
+        for group in groups
+        for cell, row in zip(group, group_rows(group, shown, published, label), strict=True)
+    ]
+    values = [column_of(named(metric, splits), [row[4 + place] for row in rows]) for place, metric in enumerate(shown)]
+    table = ReportTable(name, title, (D, N, label, SEEDS, *values), tuple(rows), groups=1 if mixes_sizes(groups) else 2)
+    return replace(table, notes=(*notes_on(table, groups, metrics, shown), *notes))
+
+
+def downstream_table(
+    name: str, title: str, groups: Sequence[Sequence[CellRuns]], published: Sequence[str], label: Column = OPTIMIZER
+) -> ReportTable | None:
+    """The paper's tasks one by one and their mean, then other tasks; None where no run has a task."""
+    found = [run.metrics for group in groups for cell in group for run in cell.runs.values()]
+    others = other_tasks(found)
+    if not measured((*TASKS, *others), found):
+        return None
+    return metric_table(name, title, groups, (*DOWNSTREAM, *others), published, label)
+
+
+def further_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
+    """What the paper's tables do not have; None where no run has any of it."""
+    found = measured(FURTHER, (run.metrics for group in groups for cell in group for run in cell.runs.values()))
+    return metric_table("further", "Further measures", groups, found, ()) if found else None
+
+
+def group_rows(
+    group: Sequence[CellRuns], metrics: Sequence[Metric], published: Sequence[str], label: Column
+) -> list[tuple[TableCell, ...]]:
+    """Label, seeds and values of the cells of one size; bold is what is significantly better than all others."""
+    names = exponent_labels(group) if label is EXPONENT else optimizer_labels(group)
+    winners = {
+        metric.key: better_than_all(
+            {str(place): cell.values(metric.key) for place, cell in enumerate(group)}, metric.better
+        )
+        for metric in metrics
+    }
+    return [
+        (
+            TableCell(name),
+            TableCell(seeds_text(cell)),
+            *(value_cell(cell, metric, published, bold=winners[metric.key] == str(place)) for metric in metrics),
+        )
+        for place, (cell, name) in enumerate(zip(group, names, strict=True))
+    ]
+
+
+def mixes_sizes(groups: Sequence[Sequence[CellRuns]]) -> bool:
+    """Whether models of different N are compared with each other: tied and untied ones of one name."""
+    return any(len(sizes_of(group)) > 1 for group in groups)
+
+
+def exponent_labels(group: Sequence[CellRuns]) -> list[str]:
+    """n of every cell, with the optimizer's name where two cells have the same."""
+    counts = Counter(cell.variant.n for cell in group)
+    return [
+        f"{cell.variant.n:g}" if counts[cell.variant.n] == 1 else f"{cell.variant.n:g} ({cell.variant.name})"
+        for cell in group
+    ]
+
+
+def value_cell(cell: CellRuns, metric: Metric, published: Sequence[str], *, bold: bool) -> TableCell:
+    """Mean and standard deviation of one metric in one cell, and what the paper has there."""
+    summary = summarise(cell.values(metric.key).values())
+    shown = summary_cell(metric, summary)
+    return replace(
+        shown,
+        numbers={**shown.numbers, "bold": int(bold)},
+        bold=bold,
+        published=find_published(metric.key, cell.size.tokens, cell.size.parameters, cell.variant.settings, published),
+        note=_note_on(summary.count, len(cell.runs)) if summary.left_out else "",
+    )
+
+
+def _note_on(count: int, runs: int) -> str:
+    return f"{count} of {runs} have it" if count else NONE
+
+
+def _in_brackets(note: str) -> str:
+    return "" if note == NONE else f" ({note})"
+
+
+def seeds_text(cell: CellRuns) -> str:
+    """How many seeds there are, and of how many."""
+    there, wanted = len(cell.runs), len(cell.seeds)
+    return str(there) if there == wanted else f"{there} of {wanted}"
+
+
+def column_of(metric: Metric, cells: Sequence[TableCell]) -> Column:
+    """The column of one metric."""
+    return Column(
+        metric.key,
+        metric.heading,
+        metric.latex_heading,
+        numbers=("mean", "std", "seeds", "bold"),
+        published=any(cell.published for cell in cells),
+    )
+
+
+def named_cells(cells: Sequence[tuple[str, str]]) -> str:
+    """Cells in a sentence, from their optimizers and sizes: one by one while they are few, else each optimizer once;
+    and where these are many too, their number.
+
+    Example:
+        >>> named_cells([("coupled", "5B, 125M"), ("sgd", "5B, 125M")])
+        'coupled at 5B, 125M; sgd at 5B, 125M'
+        >>> named_cells([("sgd", f"{size}B, 125M") for size in (1, 2, 5, 10, 20)])
+        'sgd (5 sizes)'
+    """
+    if len(cells) <= MOST_NAMED:
+        return "; ".join(f"{optimizer} at {size}" for optimizer, size in cells)
+    counts = Counter(optimizer for optimizer, _ in cells)
+    if len(counts) > MOST_NAMED:
+        return f"{len(cells)} cells of {len(counts)} optimizers"
+    return "; ".join(f"{optimizer} ({count} size{'s' * (count > 1)})" for optimizer, count in counts.items())
+
+
+def single_seeds(groups: Sequence[Sequence[CellRuns]]) -> list[tuple[str, str]]:
+    """Optimizer and size of the cells with one run, which keep all that they are compared with from being bold."""
+    models = model_labels([cell for group in groups for cell in group])
+    return [
+        (name, f"{short(cell.size.tokens)}, {models[cell.size]}")
+        for group in groups
+        if sum(bool(cell.runs) for cell in group) > 1
+        for cell, name in zip(group, optimizer_labels(group), strict=True)
+        if len(cell.runs) == 1
+    ]
+
+
+def notes_on(
+    table: ReportTable, groups: Sequence[Sequence[CellRuns]], wanted: Sequence[Metric], shown: Sequence[Metric]
+) -> list[str]:
+    """What a reader of a table has to know."""
+    notes = ["Mean over the seeds, with the standard deviation in parentheses: 0.123(4) is 0.123 ± 0.004."]
+    cells = [cell for group in groups for cell in group]
+    if max(map(len, groups)) == 1:
+        notes.append("One optimizer of a size: nothing to compare, nothing is bold.")
+    elif max(len(cell.runs) for cell in cells) > 1:
+        same = "model, tied or not" if mixes_sizes(groups) else "N"
+        others = "the other one" if max(map(len, groups)) == 2 else "all others"
+        notes.append(
+            f"Bold: significantly better than {others} of the same D and {same}, "
+            "by the paper's one-sided Student's t-test at 95%."
+        )
+        single = single_seeds(groups)
+        if single:
+            notes.append(
+                "Nothing is bold where an optimizer with one seed has a value, for it cannot be tested: "
+                f"{named_cells(single)}."
+            )
+    else:
+        notes.append("One seed each: no claim, nothing is bold.")
+    if any(column.published for column in table.columns):
+        notes.append("In brackets: what the paper has for this D, N and optimizer; text and settings may differ.")
+    note = loss_note(run for cell in cells for run in cell.runs.values())
+    if note and "loss" in {metric.key for metric in shown}:
+        notes.append(note)
+    note = limit_note(run for cell in cells for run in cell.runs.values())
+    if note and {metric.key for metric in shown} & {metric.key for metric in DOWNSTREAM}:
+        notes.append(note)
+    note = table_note(run for cell in cells for run in cell.runs.values())
+    if note and any(metric in MAIN and metric.of_table for metric in shown):
+        notes.append(note)
+    unmeasured = [metric.symbol for metric in wanted if metric not in shown]
+    if unmeasured:
+        notes.append(f"Not measured in any run: {', '.join(unmeasured)}.")
+    missing = sum(len(cell.seeds) - len(cell.runs) for cell in cells)
+    if missing:
+        notes.append(f"Missing runs: {missing} of {sum(len(cell.seeds) for cell in cells)}, see the column of seeds.")
+    # The columns that are missing in the same places, together: seven tasks are evaluated or not.
+    lacking: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for place, column in enumerate(table.columns):
+        short_of = tuple(
+            (row[2].text, f"{row[0].text}, {row[1].text}{_in_brackets(row[place].note)}")
+            for row in table.rows
+            if row[place].note
+        )
+        if short_of:
+            lacking.setdefault(short_of, []).append(column.label)
+    for places, labels in lacking.items():
+        verb = "is" if len(labels) == 1 else "are"
+        notes.append(f"{', '.join(labels)} {verb} missing in finished runs of: {named_cells(places)}.")
+    return notes

@@ -1,0 +1,116 @@
+"""What a report reads from run folders: curves from metrics.jsonl, and arrays from embeddings.npz.
+
+A file that is missing or damaged costs its figure, never the report. Letters: P points of a curve, S seeds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coupled_adam.base.files import require_regular_file
+from coupled_adam.study.results import Result
+from coupled_adam.training.logbook import METRICS_FILE, read_metrics
+
+EMBEDDINGS = "embeddings.npz"
+MOST_POINTS = 400  # of a curve; more could not be seen, and would make the page large
+
+Floats = NDArray[np.float64]
+Curve = dict[int, float]
+"""The values of one number by step."""
+
+
+@dataclass(frozen=True)
+class MeanCurve:
+    """The mean over seeds, and the band from the lowest to the highest of them."""
+
+    steps: Floats  # (P,)
+    mean: Floats  # (P,)
+    low: Floats  # (P,)
+    high: Floats  # (P,)
+
+
+def curve_of(run_folder: Path, kind: str, key: str) -> Curve:
+    """One logged number of a run.
+
+    Args:
+        run_folder: as training writes it.
+        kind: of the rows: train, val or embeddings.
+        key: of the number.
+    """
+    return _read_curves(run_folder).get((kind, key), {})
+
+
+def curves_of(run_folder: Path, kind: str) -> list[Curve]:
+    """All that a run logged in rows of one kind."""
+    return [curve for (other, _), curve in _read_curves(run_folder).items() if other == kind]
+
+
+def _read_curves(run_folder: Path) -> dict[tuple[str, str], Curve]:
+    path = run_folder / METRICS_FILE
+    try:
+        return _curves(path, path.stat().st_mtime_ns)
+    except (OSError, ValueError):
+        return {}
+
+
+@lru_cache(maxsize=512)
+def _curves(path: Path, changed: int) -> dict[tuple[str, str], Curve]:
+    """All curves of a run: every figure asks for another one, and the file of a long run is slow to read."""
+    curves: dict[tuple[str, str], Curve] = {}
+    for row in read_metrics(path):
+        for key, value in row.items():
+            if key != "step" and isinstance(value, int | float) and math.isfinite(value):
+                curves.setdefault((row["kind"], key), {})[row["step"]] = value
+    return curves
+
+
+def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POINTS) -> MeanCurve | None:
+    """One logged number over training, of the runs of one cell.
+
+    Args:
+        runs: differ in the seed alone.
+        kind: of the rows in metrics.jsonl: train, val or embeddings.
+        key: of the number.
+        most: points of the curve.
+
+    Returns:
+        None when no run has at least two values, or when the runs have no two steps in common.
+    """
+    curves = [curve for run in runs if len(curve := curve_of(run.run_folder, kind, key)) > 1]
+    if not curves:
+        return None
+    steps = np.array(sorted(set.intersection(*(set(curve) for curve in curves))), np.float64)
+    if len(steps) < 2:
+        return None
+    values = np.array([[curve[step] for step in steps] for curve in curves])  # (S, P)
+    steps, values = _thinned(steps, most), _thinned(values, most)
+    return MeanCurve(steps, values.mean(0), values.min(0), values.max(0))
+
+
+def is_thinned(results: Sequence[Result], kind: str, most: int = MOST_POINTS) -> bool:
+    """Whether a run has more rows of a kind than a curve shows points, so that neighbours are averaged."""
+    return any(len(curve) > most for run in results for curve in curves_of(run.run_folder, kind))
+
+
+def embedding_arrays(run: Result) -> Mapping[str, NDArray[np.float32]]:
+    """The arrays of embeddings.npz; empty when there is no such file or it cannot be read."""
+    try:
+        require_regular_file(run.run_folder / EMBEDDINGS)
+        with np.load(run.run_folder / EMBEDDINGS, allow_pickle=False) as file:
+            arrays = {name: np.asarray(file[name]) for name in file.files}
+    except Exception:  # whatever numpy and zipfile stumble over in bytes that are no arrays
+        return {}
+    return {name: array for name, array in arrays.items() if array.dtype.kind in "fiu" and np.isfinite(array).all()}
+
+
+def _thinned(values: Floats, most: int) -> Floats:
+    """(..., P) with as many neighbours averaged as it takes for P to be at most `most`; the last may be fewer."""
+    together = -(-values.shape[-1] // most)
+    starts = np.arange(0, values.shape[-1], together)
+    counts = np.diff(np.append(starts, values.shape[-1]))
+    return np.asarray(np.add.reduceat(values, starts, axis=-1) / counts)

@@ -1,0 +1,176 @@
+"""A table in the formats people want: CSV for programs, Markdown for pages, LaTeX for papers, Rich for the terminal."""
+
+import csv
+import io
+from dataclasses import replace
+
+import rich.console
+import rich.table
+import rich.text
+
+from coupled_adam.base.notation import to_latex, to_markdown
+from coupled_adam.base.text import escape_latex
+from coupled_adam.report.table_model import Column, Number, ReportTable, TableCell
+
+# What notes say of bold, where there is none.
+PLAIN_WORDS = (("Bold:", "*:"), ("is bold", "has an asterisk"))
+MOST_SIDE_BY_SIDE = 4
+
+
+def to_csv(table: ReportTable) -> str:
+    """One row per row: every column as the table shows it, and behind it its numbers in full precision."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([name for column in table.columns for name in _csv_names(column)])
+    for row in table.rows:
+        writer.writerow(
+            [value for column, cell in zip(table.columns, row, strict=True) for value in _csv_values(column, cell)]
+        )
+    return buffer.getvalue()
+
+
+def _csv_names(column: Column) -> list[str]:
+    names = [column.key, *(f"{column.key}_{name}" for name in column.numbers)]
+    if column.published:
+        names += [f"{column.key}_published{end}" for end in ("", "_mean", "_std", "_bold")]
+    return names
+
+
+def _csv_values(column: Column, cell: TableCell) -> list[str]:
+    values = [cell.text, *(_exact(cell.numbers.get(name)) for name in column.numbers)]
+    if column.published:
+        found = cell.published
+        values += [found.text, _exact(found.mean), _exact(found.std), _exact(int(found.bold))] if found else [""] * 4
+    return values
+
+
+def _exact(number: Number) -> str:
+    return "" if number is None else repr(number)
+
+
+def to_markdown_table(table: ReportTable) -> str:
+    """A heading, the table, and the notes; published values in brackets."""
+    lines = [
+        f"### {table.title}",
+        "",
+        _markdown_row([to_markdown(column.label) for column in table.columns]),
+        _markdown_row(["---:" if column.numbers else ":---" for column in table.columns]),
+        *(_markdown_row([_markdown_cell(cell) for cell in row]) for row in table.rows),
+    ]
+    if table.notes:
+        lines += ["", *(f"- {to_markdown(note)}" for note in table.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _markdown_cell(cell: TableCell) -> str:
+    shown = to_markdown(cell.text, bold=cell.bold)
+    if cell.published is None:
+        return shown
+    return f"{shown} \\[{to_markdown(cell.published.text, bold=cell.published.bold)}\\]"
+
+
+def to_latex_table(table: ReportTable) -> str:
+    """A table in the form of the paper's: booktabs, a line between groups, grouping columns only where they change."""
+    text_columns = sum(not column.numbers for column in table.columns)
+    leading_text = all(not column.numbers for column in table.columns[:text_columns])
+    kinds = ["r" if column.numbers else "l" for column in table.columns]
+    if leading_text and 0 < text_columns < len(kinds):
+        kinds.insert(text_columns, "|")
+    lines = [
+        r"% \usepackage{booktabs}",
+        r"\begin{table*}[ht]",
+        r"\centering",
+        r"\scriptsize",
+        rf"\begin{{tabular}}{{{''.join(kinds)}}}",
+        r"\toprule",
+        " & ".join(column.latex for column in table.columns) + r" \\",
+        r"\midrule",
+    ]
+    for number, row in enumerate(table.rows):
+        rule = table.rule_above(number)
+        if rule is not None:
+            lines.append(r"\midrule" if rule == 0 else rf"\cmidrule{{{rule + 1}-{len(row)}}}")
+        # A grouping cell is repeated only below a line that reaches to it.
+        first_shown = 0 if number == 0 else table.groups if rule is None else rule
+        cells = ["" if index < first_shown else _latex_cell(cell) for index, cell in enumerate(row)]
+        lines.append(" & ".join(cells) + r" \\")
+    caption = " ".join(escape_latex(sentence) for sentence in (f"{table.title}.", *table.notes))
+    lines += [
+        r"\bottomrule",
+        r"\end{tabular}",
+        rf"\caption{{{caption}}}",
+        rf"\label{{tab:{table.name}}}",
+        r"\end{table*}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_cell(cell: TableCell) -> str:
+    shown = to_latex(cell.text, bold=cell.bold)
+    return shown if cell.published is None else f"{shown} [{to_latex(cell.published.text, bold=cell.published.bold)}]"
+
+
+def to_rich(table: ReportTable) -> rich.table.Table:
+    """The table for a terminal; published values in brackets, a line between groups, and arrows below their headings,
+    so that it is not wider than its numbers need."""
+    shown = rich.table.Table(title=table.title, caption="\n".join(table.notes), caption_justify="left")
+    for column in table.columns:
+        heading = column.label.replace(" (", "\n(") if column.numbers else column.label
+        shown.add_column(heading, justify="right" if column.numbers else "left")
+    for number, row in enumerate(table.rows):
+        if table.rule_above(number) is not None:
+            shown.add_section()
+        shown.add_row(*(_rich_cell(cell) for cell in row))
+    return shown
+
+
+def to_rich_comparison(table: ReportTable) -> rich.table.Table:
+    """A table of results for the terminal: a few optimizers beside each other, many below each other."""
+    names = [index for index, column in enumerate(table.columns) if not column.numbers]
+    # What all rows have in common tells none apart; but where that is the optimizer, it is said, with its D.
+    heads = [index for index in names if len({row[index].text for row in table.rows}) > 1]
+    if not any(table.columns[index].key == "optimizer" for index in heads):
+        heads = [index for index in names if index in heads or table.columns[index].key in ("D", "optimizer")]
+    if len(table.rows) > MOST_SIDE_BY_SIDE:
+        shown = to_rich(table.without(set(names) - set(heads)))
+        shown.caption = None  # as wide as the table, which may be narrow
+        return shown
+    shown = rich.table.Table("", title=table.title)
+    for row in table.rows:
+        shown.add_column("\n".join(row[index].text for index in heads), justify="right", no_wrap=True)
+    for index, column in enumerate(table.columns):
+        if column.numbers:
+            cells = [row[index] for row in table.rows]
+            shown.add_row(
+                column.label, *(rich.text.Text(cell.text, style="bold" if cell.bold else "") for cell in cells)
+            )
+    return shown
+
+
+def for_console(table: ReportTable, console: rich.console.Console) -> ReportTable:
+    """The table as a console can show it: without bold, as in a file or a pipe, an asterisk marks what is bold."""
+    if console.color_system is not None:  # Rich writes styles, bold among them, only where there is one
+        return table
+    rows = tuple(
+        tuple(replace(cell, text=f"{cell.text}*", bold=False) if cell.bold else cell for cell in row)
+        for row in table.rows
+    )
+    notes = table.notes
+    for words, plain in PLAIN_WORDS:
+        notes = tuple(note.replace(words, plain) for note in notes)
+    return replace(table, rows=rows, notes=notes)
+
+
+def _rich_cell(cell: TableCell) -> rich.text.Text:
+    shown = rich.text.Text(cell.text, style="bold" if cell.bold else "")
+    if cell.published is not None:
+        shown.append(f" [{cell.published.text}]", style="dim")
+    return shown
+
+
+FORMATS = {".csv": to_csv, ".md": to_markdown_table, ".tex": to_latex_table}
+"""What is written, by suffix."""

@@ -1,0 +1,110 @@
+"""A table as data: every format (CSV, Markdown, LaTeX, terminal, HTML) is made from this one description."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from coupled_adam.base.notation import MISSING
+from coupled_adam.base.text import escape_latex
+from coupled_adam.report.published import Published
+from coupled_adam.report.significance import Summary, is_number
+
+Number = float | int | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column."""
+
+    key: str
+    """Its name in the CSV file."""
+    label: str
+    """Its heading in plain text, arrow included."""
+    latex: str
+    """Its heading in LaTeX, arrow included."""
+    numbers: tuple[str, ...] = ()
+    """The numbers its cells have, each a column of the CSV file: KEY_mean, KEY_std. Empty: a column of text."""
+    published: bool = False
+    """Whether one of its cells has a published value."""
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One cell."""
+
+    text: str
+    """As the table shows it: a name, a shorthand such as 0.123(4), or a dash where nothing is there."""
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    """The same in full precision, by the names of its column."""
+    bold: bool = False
+    """Whether it is significantly better than what it is compared with."""
+    published: Published | None = None
+    """What the paper has in this place."""
+    note: str = ""
+    """What is peculiar about it, such as a missing seed."""
+
+    @property
+    def missing(self) -> bool:
+        """Whether there is nothing to show."""
+        return self.text == MISSING
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """One table."""
+
+    name: str
+    """Name of its files, without suffix."""
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[TableCell, ...], ...]
+    notes: tuple[str, ...] = ()
+    """What a reader has to know, a sentence each."""
+    groups: int = 0
+    """How many of the first columns group the rows: a line is drawn where one of them changes."""
+
+    def __post_init__(self) -> None:
+        wrong = [len(row) for row in self.rows if len(row) != len(self.columns)]
+        assert not wrong, f"table {self.name}: rows of {wrong} cells for {len(self.columns)} columns"
+
+    def rule_above(self, row: int) -> int | None:
+        """The first of the grouping columns that changes between the row before and this one; None: no line."""
+        if row == 0:
+            return None
+        pairs = zip(self.rows[row - 1][: self.groups], self.rows[row][: self.groups], strict=True)
+        return next((index for index, (above, here) in enumerate(pairs) if above.text != here.text), None)
+
+    def without(self, places: Collection[int]) -> "ReportTable":
+        """The same table without some of its columns; the others group the rows as before."""
+        kept = [place for place in range(len(self.columns)) if place not in places]
+        return replace(
+            self,
+            columns=tuple(self.columns[place] for place in kept),
+            rows=tuple(tuple(row[place] for place in kept) for row in self.rows),
+            groups=sum(place < self.groups for place in kept),
+        )
+
+
+def text_column(key: str, label: str, latex: str | None = None) -> Column:
+    """A column of names."""
+    return Column(key, label, escape_latex(label) if latex is None else latex)
+
+
+def number_column(key: str, label: str, latex: str | None = None) -> Column:
+    """A column of single numbers."""
+    return Column(key, label, escape_latex(label) if latex is None else latex, numbers=("value",))
+
+
+def mean_column(key: str, label: str, latex: str | None = None) -> Column:
+    """A column of means over seeds."""
+    return Column(key, label, escape_latex(label) if latex is None else latex, numbers=("mean", "std", "seeds"))
+
+
+def number_cell(value: float | None, text: Callable[[float], str]) -> TableCell:
+    """A single number, or a dash where it is missing or not finite."""
+    return TableCell(text(value) if is_number(value) else MISSING, {"value": value})
+
+
+def mean_cell(summary: Summary, text: Callable[[float, float | None], str]) -> TableCell:
+    """A mean over seeds, or a dash where no seed has a value; `text` writes it and its standard deviation."""
+    numbers = {"mean": summary.mean, "std": summary.std, "seeds": summary.count}
+    return TableCell(MISSING if summary.mean is None else text(summary.mean, summary.std), numbers)

@@ -1,9 +1,0 @@
-"""The figures of a study: a pure function each, from results to a matplotlib figure, or None where the data are absent.
-
-Needs matplotlib, so it is imported only when a report is written.
-"""
-
-from coupled_adam.base.captioned_figure import CaptionedFigure
-from coupled_adam.study.figures.album import draw_figures, write_figures
-
-__all__ = ["CaptionedFigure", "draw_figures", "write_figures"]

@@ -1,0 +1,62 @@
+"""The notes under a table stay short in merges of many cells, and still say what is missing where."""
+
+from pathlib import Path
+
+from fabricated_study import COUPLED, STANDARD, fabricate, sgd
+
+from coupled_adam.report.grid import gather_grid
+from coupled_adam.report.result_tables import build_tables
+from coupled_adam.report.table_model import ReportTable
+from coupled_adam.study.results import merge_results
+
+SIZES = tuple(("S", 1000, 1000 * n) for n in range(2, 8))
+
+
+def note_of(table: ReportTable, words: str) -> str:
+    (found,) = (note for note in table.notes if words in note)
+    return found
+
+
+def merged(
+    folder: Path, one_seed: dict[str, dict[str, object]], sizes: tuple[tuple[str, int, int], ...]
+) -> ReportTable:
+    """Three seeds of the pair, with accuracies, and one seed of others, without."""
+    metrics = ("loss", "iso", "acc")
+    pair = {"standard": STANDARD, "coupled": COUPLED}
+    first = fabricate(folder / "a", optimizers=pair, sizes=sizes, metrics=metrics, with_runs=False)
+    second = fabricate(
+        folder / "b", optimizers=one_seed, sizes=sizes, seeds=(1,), metrics=("loss", "iso"), with_runs=False
+    )
+    return build_tables(gather_grid(merge_results([first, second])))[0]
+
+
+def test_up_to_four_cells_are_named_one_by_one(tmp_path: Path) -> None:
+    table = merged(tmp_path, {"sgd f=1": sgd(1), "sgd f=2": sgd(2)}, SIZES[:2])
+    cells = "sgd f=1 at 2k, S; sgd f=2 at 2k, S; sgd f=1 at 3k, S; sgd f=2 at 3k, S."
+    assert note_of(table, "cannot be tested").endswith(f": {cells}")
+    assert note_of(table, "accuracy (↑) is missing").endswith(f": {cells}")
+
+
+def test_of_more_cells_each_optimizer_is_named_once(tmp_path: Path) -> None:
+    table = merged(tmp_path, {"sgd f=1": sgd(1), "sgd f=2": sgd(2)}, SIZES)
+    for words in ("cannot be tested", "accuracy (↑) is missing"):
+        assert note_of(table, words).endswith(": sgd f=1 (6 sizes); sgd f=2 (6 sizes).")
+
+
+def test_of_more_optimizers_their_number_is_said(tmp_path: Path) -> None:
+    table = merged(tmp_path, {f"sgd f={f}": sgd(f) for f in range(1, 6)}, SIZES[:3])
+    for words in ("cannot be tested", "accuracy (↑) is missing"):
+        assert note_of(table, words).endswith(": 15 cells of 5 optimizers.")
+
+
+def test_columns_that_are_missing_in_other_cells_have_notes_of_their_own(tmp_path: Path) -> None:
+    folder = fabricate(tmp_path / "a", sizes=SIZES, metrics=("loss", "iso", "acc"), with_runs=False)
+    results = merge_results([folder])
+    for result in results:
+        if result.optimizer == "coupled":
+            del result.metrics["acc" if result.tokens < 7000 else "iso"]
+        elif result.tokens > 2000 and result.seed == 1:
+            result.metrics["iso"] = None
+    table = build_tables(gather_grid(results))[0]
+    assert note_of(table, "accuracy (↑) is missing").endswith(": coupled (5 sizes).")
+    assert note_of(table, "ISO (↑) is missing").endswith(": standard (5 sizes); coupled (1 size).")
