@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coupled_adam.study.curves import curve_of
+from coupled_adam.report.run_files import curve_of
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "study"))
 from fabricated_study import COUPLED, STANDARD, fabricate, fabricated_demo
 
-from coupled_adam.config.study_config import study_text
+from coupled_adam.config.builtin_files import study_text
 from coupled_adam.report.report_writer import write_report
 
 ATTACK = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">{{ 7 * 7 }}"
