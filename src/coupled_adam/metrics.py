@@ -169,7 +169,7 @@ _OF_TABLES = (
     Metric("spearman", "Spearman (%)", "higher", 0, "as r_cos, correlation of ranks", "Spearman"),
 )
 NEED_WORDS = ("r_cos", "r_cos_5", "spearman")
-"""Those of them that need word pairs with human scores."""
+"""Those of a table that need word pairs with human scores."""
 
 _MEASURED = {
     metric.key: metric for metric in (*LOSSES, ACCURACY, *(replace(metric, of_table=True) for metric in _OF_TABLES))
