@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -240,11 +240,19 @@ def test_a_temporary_name_that_is_taken_by_a_link_does_not_write_to_its_target(t
     assert (tmp_path / "target").read_text() == "mine"
 
 
-def test_the_base_imports_the_standard_library_and_itself_alone() -> None:
+def test_the_base_imports_nothing_of_ours_but_itself_and_other_packages_inside_functions() -> None:
     for path in Path(base_files.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-            for name in names:
-                known = name.split(".")[0] in sys.stdlib_module_names or name.startswith("coupled_adam.base")
-                assert known, f"{path.name} imports {name}"
+        tree = ast.parse(path.read_text())
+        for name in imported(ast.walk(tree)):
+            assert name.split(".")[0] != "coupled_adam" or name.startswith("coupled_adam.base"), f"{path.name}: {name}"
+        for name in imported(tree.body):
+            known = name.split(".")[0] in sys.stdlib_module_names or name.startswith("coupled_adam.base")
+            assert known, f"{path.name} imports {name} when it is loaded"
+
+
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
