@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from coupled_adam.base.extras import require
 from coupled_adam.base.files import replacing, write_whole
 
 if TYPE_CHECKING:
@@ -69,9 +71,8 @@ class CaptionedFigure:
 
 def figure_style() -> AbstractContextManager[None]:
     """A context in which figures are drawn and rendered."""
-    import matplotlib
-
-    return matplotlib.rc_context(STYLE)
+    style: AbstractContextManager[None] = _matplotlib().rc_context(STYLE)
+    return style
 
 
 def captioned_figure(name: str, title: str, caption: str, figure: "Figure") -> CaptionedFigure:
@@ -83,11 +84,9 @@ def captioned_figure(name: str, title: str, caption: str, figure: "Figure") -> C
 
 def _to_svg(figure: "Figure", name: str) -> str:
     """The figure as an SVG element whose ids begin with `name`."""
-    import matplotlib
-
     buffer = io.StringIO()
     unnamed = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": name}):
+    with _matplotlib().rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, dpi=DOTS_PER_INCH, metadata=unnamed)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].strip()
@@ -122,9 +121,7 @@ def standalone_svg(svg: str) -> str:
 
 def panels(rows: int, columns: int, height: float, *, share_y: bool = False) -> "tuple[Figure, list[list[Axes]]]":
     """A figure of axes in rows and columns, each row `height` inches high."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, rows * height), layout="constrained")
+    figure: Figure = _matplotlib("figure").Figure(figsize=(WIDTH, rows * height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
     return figure, [list(row) for row in axes]
 
@@ -150,13 +147,20 @@ def powers_of_ten(axes: "Axes") -> None:
 
     matplotlib's own are mathematics, which `figure_style()` turns off.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
+    ticker = _matplotlib("ticker")
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() != "log":
             continue
         low, high = sorted(axis.get_view_interval())
         is_short = high < 10 * low  # at most one power of ten is on it
-        axis.set_major_locator(LogLocator(numticks=5))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: "10" + str(round(math.log10(value))).translate(RAISED)))
-        axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}") if is_short else NullFormatter())
+        axis.set_major_locator(ticker.LogLocator(numticks=5))
+        axis.set_major_formatter(ticker.FuncFormatter(_power_of_ten))
+        axis.set_minor_formatter(ticker.StrMethodFormatter("{x:g}") if is_short else ticker.NullFormatter())
+
+
+def _power_of_ten(value: float, _place: int | None) -> str:
+    return "10" + str(round(math.log10(value))).translate(RAISED)
+
+
+def _matplotlib(part: str = "") -> ModuleType:
+    return require(f"matplotlib.{part}" if part else "matplotlib", "study", "to draw figures")

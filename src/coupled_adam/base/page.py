@@ -5,8 +5,6 @@ A page is a template that extends `page.html.jinja`, which brings `page.css` and
 what is marked `unescaped` goes in as it is: figures, and what our own code has made.
 """
 
-import platform
-from datetime import datetime
 from pathlib import Path
 
 from coupled_adam.base.extras import require
@@ -41,16 +39,3 @@ def render_template(template: Path, **values: object) -> str:
     )
     environment.filters["unescaped"] = markupsafe.Markup
     return str(environment.get_template(template.name).render(**values))
-
-
-def page_facts(command: str, seconds: float, package_version: str) -> dict[str, str]:
-    """How a page was made: what it takes to make it again."""
-    import torch
-
-    return {
-        "command": command,
-        "date": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
-        "took": f"{seconds:.1f} s",
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "versions": f"coupled-adam {package_version}, torch {torch.__version__}",
-    }

@@ -1,8 +1,6 @@
 """`coupled-adam inspect`."""
 
 import json
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -10,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from coupled_adam import __version__
+from coupled_adam.commands.page_facts import page_facts
 from coupled_adam.commands.refusal import refuse, user_errors
 
 
@@ -60,9 +58,8 @@ def inspect(
     started = time.perf_counter()
 
     from coupled_adam.base.files import require_writable, write_whole
-    from coupled_adam.base.page import page_facts, require_page_packages
+    from coupled_adam.base.page import require_page_packages
     from coupled_adam.base.progress import progress_bar, warnings_as_notes
-    from coupled_adam.base.text import printable
     from coupled_adam.inspection.inspection_table import compare
     from coupled_adam.inspection.model_inspection import Request, inspect_models, json_object
     from coupled_adam.inspection.terminal import print_overview
@@ -85,9 +82,7 @@ def inspect(
     else:
         print_overview(Console(highlight=False), compare(models))
     if html is not None:
-        facts = page_facts(
-            printable(shlex.join(["coupled-adam", *sys.argv[1:]])), time.perf_counter() - started, __version__
-        )
+        facts = page_facts(time.perf_counter() - started)
         try:
             write_whole(html, render_page(models, facts))
         except OSError as error:

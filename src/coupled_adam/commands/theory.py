@@ -1,8 +1,6 @@
 """`coupled-adam theory`."""
 
 import json
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -14,8 +12,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from coupled_adam import __version__
 from coupled_adam.base.progress import ProgressBar, progress_bar, wide_enough
+from coupled_adam.commands.page_facts import page_facts
 from coupled_adam.commands.refusal import refuse, user_errors
 
 if TYPE_CHECKING:
@@ -134,11 +132,10 @@ def _rich_table(numbers: "Numbers") -> Table:
 
 
 def _write_pages(runs: Sequence[Path], measured: "dict[str, RunTheory]", seconds: float, *, is_quiet: bool) -> None:
-    from coupled_adam.base.page import page_facts
     from coupled_adam.base.text import printable
     from coupled_adam.theory.theory_page import write_page
 
-    facts = page_facts(printable(shlex.join(["coupled-adam", *sys.argv[1:]])), seconds, __version__)
+    facts = page_facts(seconds)
     for name, run in zip(measured, runs, strict=True):
         with user_errors():
             path = write_page(run, measured, name, facts)

@@ -1,0 +1,22 @@
+"""How a page was made, for its last table."""
+
+import platform
+import shlex
+import sys
+from datetime import datetime
+
+from coupled_adam import __version__
+from coupled_adam.base.text import printable
+
+
+def page_facts(seconds: float) -> dict[str, str]:
+    """What it takes to make the page of this command again, and how long that took."""
+    import torch
+
+    return {
+        "command": printable(shlex.join(["coupled-adam", *sys.argv[1:]])),
+        "date": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+        "took": f"{seconds:.1f} s",
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "versions": f"coupled-adam {__version__}, torch {torch.__version__}",
+    }
