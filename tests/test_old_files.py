@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coupled_adam.report.run_files import curve_of
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app
 from coupled_adam.report.result_tables import build_tables
+from coupled_adam.report.run_files import curve_of
 from coupled_adam.study.results import read_results
 
 WRITTEN = Path(__file__).parent / "fixtures" / "written-by-0.1.0"
