@@ -11,10 +11,7 @@ PACKAGE = Path(coupled_adam.__file__).parent
 # A command has the name of what it does, and so has the room that does it.
 COMMANDS = "commands"
 # Names that occur twice and should not. Take a name out when one of its modules is renamed; add none.
-KNOWN_TWICE = {
-    *("config", "measuring", "metrics", "overview", "page"),
-    *("figures", "files", "folder", "results", "table"),
-}
+KNOWN_TWICE = {"config", "results"}
 KNOWN_OF_THE_STANDARD_LIBRARY: set[str] = set()
 
 
