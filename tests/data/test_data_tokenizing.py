@@ -13,6 +13,7 @@ import pytest
 from data_corpora import documents, write_tokenizer
 from data_failing_worker import failing
 
+from coupled_adam.base.errors import UserOSError
 from coupled_adam.byte_level_bpe import train_bpe
 from coupled_adam.data.encoding import encoder, joined, packer
 from coupled_adam.data.prepare import prepare
@@ -168,7 +169,7 @@ def test_what_a_worker_raises_or_prints_reaches_the_parent(monkeypatch: pytest.M
     with pytest.raises(ValueError, match="no: way"), Workers(2, failing, "no") as workers:
         list(workers.map(["way", "way"]))
     ended = r"exit code 7\), perhaps for lack of memory"
-    with pytest.raises(ChildProcessError, match=ended), Workers(2, failing, "no") as workers:
+    with pytest.raises(UserOSError, match=ended), Workers(2, failing, "no") as workers:
         list(workers.map(["exit"]))
     with pytest.raises(ValueError, match="processes is 0"):
         Workers(0, failing, "no")
