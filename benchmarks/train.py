@@ -31,8 +31,8 @@ from torch import Tensor, nn
 
 from coupled_adam.config.run_config import load_config
 from coupled_adam.config.run_sections import OptimizerSection
-from coupled_adam.models.config import ModelConfig, flops_per_token, parameter_count
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig, flops_per_token, parameter_count
 from coupled_adam.optimizer import param_groups
 from coupled_adam.training import devices
 from coupled_adam.training.optimizers import build_optimizers

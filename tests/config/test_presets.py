@@ -10,7 +10,7 @@ import pytest
 
 from coupled_adam.config.builtin_files import PRESETS, preset_text
 from coupled_adam.config.run_config import load_config
-from coupled_adam.models.config import parameter_count
+from coupled_adam.models.model_config import parameter_count
 
 # Tab. model_sizes: preset -> N, lr, heads, layers, embedding dimension.
 SIZES = {

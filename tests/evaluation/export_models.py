@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from coupled_adam.config.run_config import load_config, to_toml
 from coupled_adam.data.corpus import Corpus, open_corpus
 from coupled_adam.data.manifest import Manifest, write_manifest
-from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig, build_model
 from coupled_adam.training.checkpoints import CheckpointWriter, Tables, make_optimizer_state, training_tensors
 
 TEXT = (

@@ -21,7 +21,7 @@ from coupled_adam.base.text import shorthand
 from coupled_adam.cli import app
 from coupled_adam.commands import eval as eval_command
 from coupled_adam.commands import eval_offline
-from coupled_adam.evaluation.downstream.results import read_downstream
+from coupled_adam.evaluation.downstream.task_results import read_downstream
 from coupled_adam.evaluation.held_out_loss import loss_over
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.metrics import TASK_LIMIT

@@ -21,8 +21,8 @@ from coupled_adam.evaluation.downstream.harness_model import answering_model
 from coupled_adam.evaluation.downstream.hub_folder import evaluate_folder
 from coupled_adam.evaluation.downstream.offline_scoring import answer_requests, evaluate_scores, write_task_requests
 from coupled_adam.evaluation.downstream.requests_file import Score
-from coupled_adam.evaluation.downstream.results import Downstream, file_name, read_downstream, read_file
 from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, read_documents
+from coupled_adam.evaluation.downstream.task_results import Downstream, file_name, read_downstream, read_file
 from coupled_adam.evaluation.run_export import export_run
 from coupled_adam.evaluation.run_tokenizer import open_json_tokenizer
 from coupled_adam.metrics import TASKS

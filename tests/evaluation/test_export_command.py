@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from coupled_adam.commands.export import export
 from coupled_adam.config.run_config import load_config
 from coupled_adam.inspection.model_tables import read_model
-from coupled_adam.models.config import parameter_count
+from coupled_adam.models.model_config import parameter_count
 
 app = typer.Typer()
 app.command()(export)

@@ -18,7 +18,7 @@ from coupled_adam.evaluation.export import export_model
 from coupled_adam.evaluation.model_card import Training, code, model_card
 from coupled_adam.evaluation.run_tokenizer import corpus_tokenizer
 from coupled_adam.inspection.model_tables import read_model
-from coupled_adam.models.config import ModelConfig, parameter_count
+from coupled_adam.models.model_config import ModelConfig, parameter_count
 from coupled_adam.tokenizer import Tokenizer
 
 MODEL_FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors"}

@@ -9,8 +9,8 @@ from export_models import logits_of, small_config, some_tokens, trained_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coupled_adam.evaluation.export import export_model
-from coupled_adam.models.config import ModelConfig
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig
 
 KINDS = [
     pytest.param(small_config(architecture, tied=tied, bias=bias), id=f"{architecture}-tied={tied}-bias={bias}")

@@ -11,9 +11,9 @@ from coupled_adam.data.corpus import Corpus
 from coupled_adam.data.manifest import Manifest, Shard, Split
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.evaluation.held_out_loss import loss_over, pick_split
-from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig, build_model
 
 V, T = 50, 8
 

@@ -20,7 +20,7 @@ from coupled_adam.evaluation.downstream.requests_file import (
     write_requests,
     write_scores,
 )
-from coupled_adam.evaluation.downstream.results import read_downstream
+from coupled_adam.evaluation.downstream.task_results import read_downstream
 from coupled_adam.evaluation.weights import load_run
 
 pytestmark = pytest.mark.usefixtures("small_index")

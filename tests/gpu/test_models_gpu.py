@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coupled_adam.models import fused, loss
-from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.loss import linear_cross_entropy
+from coupled_adam.models.model_config import ModelConfig, build_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 V, T = 1000, 128

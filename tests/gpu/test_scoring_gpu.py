@@ -6,9 +6,9 @@ import torch
 
 from coupled_adam.evaluation.downstream.requests_file import Score, TokenRequest
 from coupled_adam.evaluation.downstream.scoring import default_precision, score_requests
-from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig, build_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 V, T = 5000, 128

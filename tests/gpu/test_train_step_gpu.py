@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coupled_adam.config.run_sections import OptimizerSection
-from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig, build_model
 from coupled_adam.optimizer import param_groups
 from coupled_adam.training.optimizers import EmbeddingOptimizers, build_optimizers
 from coupled_adam.training.train_step import TrainStep

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from coupled_adam.models.config import ModelConfig, build_model, flops_per_token, parameter_count
+from coupled_adam.models.model_config import ModelConfig, build_model, flops_per_token, parameter_count
 
 # Tabs. model_architecture and model_sizes: name, architecture, layers, heads, width, context, nominal size.
 PAPER = [

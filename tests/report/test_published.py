@@ -14,7 +14,7 @@ from scipy import stats
 
 from coupled_adam.base.text import parse_shorthand
 from coupled_adam.metrics import MAIN, METRICS
-from coupled_adam.models.config import ModelConfig, parameter_count
+from coupled_adam.models.model_config import ModelConfig, parameter_count
 from coupled_adam.report.published import (
     ALL_TABLES,
     MODELS,

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from coupled_adam.models.config import parameter_count
+from coupled_adam.models.model_config import parameter_count
 from coupled_adam.study.cell import Task, write_error
 from coupled_adam.study.results import Result, write_evaluation
 

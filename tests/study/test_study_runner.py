@@ -41,8 +41,8 @@ from coupled_adam.config.run_config import Config, load_config
 from coupled_adam.config.study_config import load_study
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.evaluation.weights import load_run
-from coupled_adam.models.config import build_model
 from coupled_adam.models.initial import initialise
+from coupled_adam.models.model_config import build_model
 from coupled_adam.study import cell as study_cell
 from coupled_adam.study import launchers, measurement, runner
 from coupled_adam.study.cell import Task, read_error, run_cell

@@ -18,7 +18,7 @@ from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.config.toml_writing import to_toml
 from coupled_adam.data.manifest import MANIFEST_FILE
 from coupled_adam.evaluation.downstream import harness
-from coupled_adam.evaluation.downstream.results import read_downstream
+from coupled_adam.evaluation.downstream.task_results import read_downstream
 from coupled_adam.metrics import TASK_LIMIT
 from coupled_adam.paper_tasks import PAPER_NAMES, PAPER_TASKS
 from coupled_adam.report.grid import gather_grid

@@ -10,9 +10,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from small_runs import small_config, train, write_corpus
 
-from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig, build_model
 
 V, H, T = 48, 8, 12
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from coupled_adam.config.builtin_files import PRESETS, preset_text
 from coupled_adam.config.run_config import Config, load_config
 from coupled_adam.models import loss
-from coupled_adam.models.config import build_model, parameter_count
 from coupled_adam.models.initial import initialise
+from coupled_adam.models.model_config import build_model, parameter_count
 from coupled_adam.training import estimates
 from coupled_adam.training.optimizers import build_optimizers
 

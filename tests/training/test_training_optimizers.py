@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from coupled_adam import CoupledAdamW
 from coupled_adam.config.run_sections import OptimizerSection
-from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig, build_model
 from coupled_adam.training.optimizers import build_optimizers, centre
 
 V, H = 37, 8

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import open_corpus
-from coupled_adam.models.config import build_model
+from coupled_adam.models.model_config import build_model
 from coupled_adam.training.optimizers import build_optimizers, centre
 from coupled_adam.training.parallel import Ranks
 from coupled_adam.training.train_step import TrainStep

@@ -14,7 +14,7 @@ from coupled_adam.commands.eval_output import note, show, task_bar, tell_study
 from coupled_adam.commands.refusal import refuse, user_errors
 
 if TYPE_CHECKING:
-    from coupled_adam.evaluation.downstream.results import Downstream
+    from coupled_adam.evaluation.downstream.task_results import Downstream
 
 MODEL_IS_MISSING = "MODEL is missing: the folder of a run or of a Hugging Face model"
 
@@ -119,7 +119,7 @@ def _evaluate_model(
     """
     from coupled_adam.evaluation.downstream.evaluate import evaluate_run
     from coupled_adam.evaluation.downstream.hub_folder import evaluate_folder, is_hugging_face_folder
-    from coupled_adam.evaluation.downstream.results import file_name
+    from coupled_adam.evaluation.downstream.task_results import file_name
 
     if not of_both["tasks"] and not with_loss:
         raise UserError("--tasks none with --no-loss leaves nothing to evaluate; leave one of them out")

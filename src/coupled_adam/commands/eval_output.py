@@ -16,7 +16,7 @@ from coupled_adam.base.progress import progress_bar
 from coupled_adam.base.text import printable_lines
 
 if TYPE_CHECKING:
-    from coupled_adam.evaluation.downstream.results import Downstream, TaskResult
+    from coupled_adam.evaluation.downstream.task_results import Downstream, TaskResult
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def task_bar() -> Iterator[Callable[[str, int, int], None]]:
 def show(found: "Downstream", path: Path, *, as_json: bool) -> None:
     """Print results: a table, or JSON for a program."""
     from coupled_adam.base.text import shorthand
-    from coupled_adam.evaluation.downstream.results import to_json
+    from coupled_adam.evaluation.downstream.task_results import to_json
     from coupled_adam.paper_tasks import PAPER_NAMES, label_of
 
     if as_json:
@@ -102,7 +102,7 @@ def tell_study(run: Path, path: Path, found: "Downstream", *, aside: bool) -> No
         found: the results.
         aside: say so on the error output, because the other one is for a program.
     """
-    from coupled_adam.evaluation.downstream.results import file_name
+    from coupled_adam.evaluation.downstream.task_results import file_name
     from coupled_adam.study.results import add_metrics
     from coupled_adam.study.task_evaluation import task_metrics
 

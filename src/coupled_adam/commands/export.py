@@ -54,7 +54,7 @@ def export(
 
 def _print_summary(exported: "Exported", folder: Path, dtype: str) -> None:
     from coupled_adam.base.text import printable
-    from coupled_adam.models.config import parameter_count
+    from coupled_adam.models.model_config import parameter_count
 
     parameters = parameter_count(exported.model)
     typer.echo(f"Exported {exported.name}, step {exported.step:,}: {parameters:,} parameters in {dtype}.")

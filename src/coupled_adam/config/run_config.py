@@ -27,7 +27,7 @@ from coupled_adam.config.schedule import learning_rate
 from coupled_adam.config.schema import Section, all_keys
 from coupled_adam.config.table_rows import rows_for, token_count
 from coupled_adam.config.toml_writing import to_toml, toml_value
-from coupled_adam.models.config import ModelConfig
+from coupled_adam.models.model_config import ModelConfig
 
 __all__ = [
     "MATTERS_FOR_RESUME",

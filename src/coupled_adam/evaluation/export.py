@@ -24,7 +24,7 @@ from coupled_adam.base.text import size_text
 from coupled_adam.evaluation.hugging_face import hugging_face_config, hugging_face_name, hugging_face_weights
 from coupled_adam.evaluation.model_card import Training, model_card
 from coupled_adam.evaluation.whole_folder import replacing_folder, require_free
-from coupled_adam.models.config import ModelConfig, build_model
+from coupled_adam.models.model_config import ModelConfig, build_model
 from coupled_adam.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -67,7 +67,7 @@ def loss_over(
 
     Example:
         >>> import numpy as np, tempfile, pathlib
-        >>> from coupled_adam.models.config import ModelConfig, build_model
+        >>> from coupled_adam.models.model_config import ModelConfig, build_model
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "test.bin"
         >>> (np.arange(100, dtype="<u2") % 50).tofile(path)
         >>> model = build_model(ModelConfig("gpt2", layers=1, heads=1, width=8, context=16, vocabulary_size=50))

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.models import gpt2, llama
-from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import STANDARD_DEVIATION
+from coupled_adam.models.model_config import ModelConfig, build_model
 
 # What their names begin with, by what ours begin with.
 PREFIXES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coupled_adam import __version__
-from coupled_adam.models.config import ModelConfig, parameter_count
+from coupled_adam.models.model_config import ModelConfig, parameter_count
 
 if TYPE_CHECKING:
     from coupled_adam.config.run_config import Config

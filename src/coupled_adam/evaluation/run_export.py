@@ -13,7 +13,7 @@ from coupled_adam.evaluation.run_tokenizer import corpus_tokenizer, open_json_to
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, run_config, run_corpus
 from coupled_adam.evaluation.whole_folder import require_free
 from coupled_adam.inspection.safetensors_files import open_safetensors
-from coupled_adam.models.config import ModelConfig
+from coupled_adam.models.model_config import ModelConfig
 from coupled_adam.tables_file import TABLES_FILE
 from coupled_adam.tokenizer import Tokenizer
 from coupled_adam.training.checkpoint_record import Record, read_record

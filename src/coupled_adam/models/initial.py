@@ -32,7 +32,7 @@ def initialise(model: LanguageModel, seed: int) -> None:
         seed: two models of the same config and seed are equal.
 
     Example:
-        >>> from coupled_adam.models.config import ModelConfig, build_model
+        >>> from coupled_adam.models.model_config import ModelConfig, build_model
         >>> model = build_model(ModelConfig("gpt2", layers=1, heads=1, width=8, context=4, vocabulary_size=1000))
         >>> initialise(model, seed=1)
         >>> round(model.wte.weight.std().item(), 3)

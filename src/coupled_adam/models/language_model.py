@@ -6,8 +6,8 @@ Letters: V vocabulary rows, H width, B batch, T time.
 from torch import Tensor, nn
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.models.config import ModelConfig
 from coupled_adam.models.loss import linear_cross_entropy
+from coupled_adam.models.model_config import ModelConfig
 
 
 class LanguageModel(nn.Module):

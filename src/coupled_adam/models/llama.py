@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coupled_adam.models.config import ModelConfig
 from coupled_adam.models.fused import Linear, add_norm
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig
 
 NORM_EPS = 1e-5
 ROPE_BASE = 10_000.0

@@ -191,7 +191,7 @@ def _known_settings(plan: StudyPlan) -> set[tuple[Name, str]]:
 
 
 def _planned(cells: Sequence[Cell]) -> list[Planned]:
-    from coupled_adam.models.config import parameter_count
+    from coupled_adam.models.model_config import parameter_count
 
     by_id: dict[str, list[Cell]] = {}
     for cell in cells:

@@ -20,7 +20,7 @@ from coupled_adam.base.files import read_json, read_text, remove_leftovers, writ
 from coupled_adam.base.locks import LockHeld, locked
 from coupled_adam.config.run_config import Config, to_toml
 from coupled_adam.config.study_sections import EvaluationSection
-from coupled_adam.models.config import parameter_count
+from coupled_adam.models.model_config import parameter_count
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import Cell
 from coupled_adam.study.folder import CLAIM, CONFIG, ERROR, OUTPUT, StudyFolder, tail

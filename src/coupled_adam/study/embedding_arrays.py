@@ -22,8 +22,8 @@ from torch import Tensor
 from coupled_adam.base.files import replacing
 from coupled_adam.embeddings import EmbeddingMetrics
 from coupled_adam.inspection.sampling import axes_around, column_mean
-from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
+from coupled_adam.models.model_config import ModelConfig, build_model
 
 EMBEDDINGS_FILE = "embeddings.npz"
 CLOUD_ROWS = 1500

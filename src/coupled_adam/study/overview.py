@@ -12,7 +12,7 @@ from coupled_adam.base.text import short
 from coupled_adam.config.builtin_files import STUDIES
 from coupled_adam.config.study_config import Study, load_study
 from coupled_adam.metrics import METRICS
-from coupled_adam.models.config import parameter_count
+from coupled_adam.models.model_config import parameter_count
 from coupled_adam.study.cell import read_error
 from coupled_adam.study.expansion import Cell, cells_of, exact_amount
 from coupled_adam.study.folder import StudyFolder, last_row

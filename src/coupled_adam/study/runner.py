@@ -12,7 +12,7 @@ from typing import Literal
 from coupled_adam.config.run_config import load_config, with_rows
 from coupled_adam.config.study_config import Study
 from coupled_adam.data.workers import available_processes
-from coupled_adam.models.config import parameter_count
+from coupled_adam.models.model_config import parameter_count
 from coupled_adam.study.cell import Task
 from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.expansion import Cell, with_rows_in_numbers

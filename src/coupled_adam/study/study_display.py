@@ -18,7 +18,7 @@ from rich.text import Text
 
 from coupled_adam.base.text import duration
 from coupled_adam.metrics import METRICS
-from coupled_adam.models.config import flops_per_token
+from coupled_adam.models.model_config import flops_per_token
 from coupled_adam.study.expansion import Cell
 from coupled_adam.study.folder import last_row, newest_step
 

@@ -12,7 +12,7 @@ from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.data.corpus import open_known_corpus
 from coupled_adam.evaluation.downstream.evaluate import evaluate_run
 from coupled_adam.evaluation.downstream.harness import check_tasks
-from coupled_adam.evaluation.downstream.results import Downstream
+from coupled_adam.evaluation.downstream.task_results import Downstream
 from coupled_adam.evaluation.run_tokenizer import require_fit, run_tokenizer
 from coupled_adam.metrics import TASK_LIMIT
 from coupled_adam.paper_tasks import METRIC, task_key

@@ -12,7 +12,7 @@ from coupled_adam.config.run_config import Config
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
-from coupled_adam.models.config import parameter_count
+from coupled_adam.models.model_config import parameter_count
 from coupled_adam.theory.checkpoint import fits_of, measure_checkpoint
 from coupled_adam.theory.fits import has_scikit_learn, summarise
 from coupled_adam.theory.record import CheckpointTheory, RunTheory

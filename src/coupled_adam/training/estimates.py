@@ -14,7 +14,7 @@ from rich.table import Table
 from coupled_adam.base.text import duration, short
 from coupled_adam.config.builtin_files import PRESETS
 from coupled_adam.config.run_config import Config, load_config
-from coupled_adam.models.config import flops_per_token, parameter_count
+from coupled_adam.models.model_config import flops_per_token, parameter_count
 
 GB = 10**9
 DAY = 86400

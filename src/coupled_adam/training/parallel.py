@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.models.config import ModelConfig, build_model
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig, build_model
 from coupled_adam.training.checkpoint_ranks import Agreement
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.config.run_config import Config, load_config, with_rows
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
-from coupled_adam.models.config import flops_per_token
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import flops_per_token
 from coupled_adam.training import checkpoints, devices
 from coupled_adam.training.display import TrainingDisplay
 from coupled_adam.training.interruption import watching_signals

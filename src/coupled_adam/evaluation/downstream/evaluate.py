@@ -22,7 +22,8 @@ from coupled_adam.data.tokens import Tokens
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.harness_model import answering_model
 from coupled_adam.evaluation.downstream.requests_file import Score, TokenRequest
-from coupled_adam.evaluation.downstream.results import (
+from coupled_adam.evaluation.downstream.scoring import Precision, default_precision, score_requests
+from coupled_adam.evaluation.downstream.task_results import (
     Downstream,
     LossResult,
     Subject,
@@ -31,7 +32,6 @@ from coupled_adam.evaluation.downstream.results import (
     read_file,
     write_file,
 )
-from coupled_adam.evaluation.downstream.scoring import Precision, default_precision, score_requests
 from coupled_adam.evaluation.held_out_loss import SplitLoss, loss_over, pick_split
 from coupled_adam.evaluation.run_tokenizer import open_json_tokenizer, require_fit, run_tokenizer
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus

@@ -28,8 +28,8 @@ from coupled_adam.evaluation.downstream.evaluate import (
     loss_of_split,
 )
 from coupled_adam.evaluation.downstream.harness_model import LOGIT_BYTES, hugging_face_model
-from coupled_adam.evaluation.downstream.results import Downstream, LossResult, Subject, file_name
 from coupled_adam.evaluation.downstream.scoring import Precision, default_precision
+from coupled_adam.evaluation.downstream.task_results import Downstream, LossResult, Subject, file_name
 from coupled_adam.evaluation.held_out_loss import IGNORED, SplitLoss, loss_over
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.training.devices import pick_device

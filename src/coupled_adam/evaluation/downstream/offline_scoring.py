@@ -36,8 +36,8 @@ from coupled_adam.evaluation.downstream.requests_file import (
     write_requests,
     write_scores,
 )
-from coupled_adam.evaluation.downstream.results import Downstream, LossResult, Subject, file_name
 from coupled_adam.evaluation.downstream.scoring import Precision
+from coupled_adam.evaluation.downstream.task_results import Downstream, LossResult, Subject, file_name
 from coupled_adam.evaluation.run_tokenizer import tokenizer_of
 from coupled_adam.evaluation.weights import run_config
 from coupled_adam.tokenizer import Tokenizer

@@ -19,8 +19,8 @@ from torch import Tensor
 from coupled_adam.base.errors import UserError
 from coupled_adam.evaluation.downstream.requests_file import Score, TokenRequest
 from coupled_adam.evaluation.held_out_loss import TOKENS_AT_ONCE
-from coupled_adam.models.config import ModelConfig
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig
 
 Precision = Literal["float32", "bf16"]
 # Of the logits of one chunk, and once more for their softmax; on the CPU they should stay near its cache.
@@ -59,7 +59,7 @@ def score_requests(
         on_progress: called after each pass with the number of requests that are done, and of all.
 
     Example:
-        >>> from coupled_adam.models.config import build_model
+        >>> from coupled_adam.models.model_config import build_model
         >>> model = build_model(ModelConfig("gpt2", layers=1, heads=1, width=8, context=16, vocabulary_size=50))
         >>> _ = torch.nn.init.zeros_(model.get_parameter("wte.weight"))  # all tokens equally likely
         >>> score, = score_requests(model, [TokenRequest(context=(3, 1), continuation=(4, 1))])
