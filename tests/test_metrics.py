@@ -164,11 +164,12 @@ def test_summary_of_a_training_shows_labels_and_directions_of_the_registry(tmp_p
 
 def test_pages_and_tables_of_a_study_show_labels_and_directions_of_the_registry() -> None:
     report_tables = pytest.importorskip("coupled_adam.report.page_tables")
+    from coupled_adam.report.grid import gather_grid
     from coupled_adam.report.result_tables import build_tables
     from coupled_adam.study.results import read_results
 
     results = read_results(RESULTS / "single-gpu")
-    (runs,) = (table for table in build_tables(results) if table.name == "runs")
+    (runs,) = (table for table in build_tables(gather_grid(results)) if table.name == "runs")
     for column in runs.columns:
         if column.key in METRICS and column.key != "tokens_per_second":
             metric = METRICS[column.key]

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app
+from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.run_files import curve_of
 from coupled_adam.study.results import read_results
@@ -98,14 +99,17 @@ def test_killed_study_finishes_and_reports_the_numbers_it_had(old_files: Path) -
 
 
 def test_report_of_old_results_has_every_metric_and_curve(old_files: Path) -> None:
-    curves = pytest.importorskip("coupled_adam.study.report_curves")
+    pytest.importorskip("matplotlib")
+    from coupled_adam.report.page_data import curves_data
+
     study = old_files / "studies/small"
     results = read_results(study)
+    grid = gather_grid(results)
     before = list(_results(WRITTEN / "studies/small").values())
     assert [result.metrics["iso_score"] for result in results] == [each["metrics"]["isoscore"] for each in before]
-    (table,) = (table for table in build_tables(results) if table.name == "runs")
+    (table,) = (table for table in build_tables(grid) if table.name == "runs")
     assert "iso_score" in {column.key for column in table.columns}
-    assert {entry["quantity"] for entry in curves.curves_data(results)} == {
+    assert {entry["quantity"] for entry in curves_data(grid)} == {
         *("mean-embedding ratio", "training loss", "validation loss", "gradient norm"),  # one ISO is no curve
     }
 
