@@ -165,6 +165,6 @@ def test_word_pairs_of_a_training_can_be_downloaded(
     monkeypatch.chdir(tmp_path)
     train(small_config(corpus, log={"wordsim": "download"}), tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    (measured,) = (row for row in rows if "output_men_pearson" in row)
-    assert measured["output_men_pairs_used"] == 4
-    assert -100 <= measured["output_men_pearson"] <= 100
+    (measured,) = (row for row in rows if "men_pearson" in row)
+    assert measured["men_pairs_used"] == 4
+    assert -100 <= measured["men_pearson"] <= 100
