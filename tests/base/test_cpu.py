@@ -107,6 +107,19 @@ def test_nothing_to_remember_it_in_costs_time_only(sandbox: Path, monkeypatch: p
     assert os.environ[cpu.VARIABLE] == "AVX2"
 
 
+def test_a_user_without_a_home_folder_is_served_too(
+    sandbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    _permit(monkeypatch, sandbox, "AVX2")
+    assert cpu.limit_instructions() is not None
+    assert os.environ[cpu.VARIABLE] == "AVX2"
+    assert set(tmp_path.iterdir()) == before  # no folder called "~"
+
+
 def test_the_products_that_are_tried_run_in_this_torch() -> None:
     subprocess.run([sys.executable, "-c", cpu.PRODUCT], check=True, timeout=120)
 

@@ -80,7 +80,8 @@ def _cache_file(shown: str) -> Path:
     except importlib.metadata.PackageNotFoundError:
         torch_version = ""
     key = "\n".join((shown, platform.node(), platform.release(), platform.version(), torch_version))
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coupled-adam"
+    # os.path: a user without a home folder, as in some containers, gets "~" back and no error.
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "coupled-adam")
     return folder / f"cpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
@@ -95,6 +96,8 @@ def _remembered(cache: Path) -> str | None:
 def _remember(cache: Path, usable: str) -> None:
     """Write the answer, as a whole since ranks may do it at once; without a home folder the child runs again."""
     with suppress(OSError):
+        if not cache.is_absolute():
+            return
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=cache.parent, delete=False, encoding="utf-8") as file:
             json.dump({"instructions": usable}, file)
