@@ -19,7 +19,7 @@ from coupled_adam.data.encoding import encoder, joined, packer
 from coupled_adam.data.prepare import prepare
 from coupled_adam.data.settings import bpe_size
 from coupled_adam.data.workers import Workers
-from coupled_adam.tokenizer import GPT2, open_tokenizer
+from coupled_adam.tokenizer import GPT2, Tokenizer, open_tokenizer
 
 SHARED = os.environ.get("COUPLED_ADAM_TEST_DATA")
 with_shared = pytest.mark.skipif(SHARED is None, reason="COUPLED_ADAM_TEST_DATA names no folder with GPT-2's files")
@@ -207,3 +207,9 @@ def test_a_worker_loads_no_torch() -> None:
     code = "import sys, coupled_adam.data.encoding, coupled_adam.data.workers, coupled_adam.data.python_docs\n"
     code += "assert 'torch' not in sys.modules and 'datasets' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("size", [257, 2**16 - 1, 2**16, 2**16 + 1])
+def test_tokens_take_two_bytes_while_the_highest_fits(size: int) -> None:
+    fits = size - 1 <= np.iinfo(np.uint16).max
+    assert Tokenizer("json", "tokenizer.json", size, None).dtype == ("uint16" if fits else "uint32")
