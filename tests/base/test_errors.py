@@ -107,3 +107,11 @@ def test_the_traceback_reaches_the_terminal(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert done.stderr.rstrip().endswith("ValueError: planted")
+
+
+def test_an_error_of_the_user_keeps_its_own_kind_where_others_become_one() -> None:
+    for kind in (errors.MissingPackageError, errors.UserOSError, errors.UserConnectionError):
+        given = kind("the thing: the remedy")
+        with pytest.raises(kind) as caught, blaming_user():
+            raise given
+        assert caught.value is given

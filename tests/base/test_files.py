@@ -4,6 +4,7 @@ import ast
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from coupled_adam.base import files as base_files
+from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import (
     parse_json,
     parse_toml,
@@ -256,3 +258,13 @@ def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield str(node.module)
+
+
+def test_a_toml_file_may_have_a_megabyte_and_not_one_byte_more(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    start = "seed = 3\n#"
+    path.write_text(start + "x" * (2**20 - len(start)))
+    assert read_toml(path) == {"seed": 3}
+    path.write_text(start + "x" * (2**20 - len(start) + 1))
+    with pytest.raises(UserError, match=re.escape(str(path))):
+        read_toml(path)

@@ -273,3 +273,14 @@ def test_the_names_that_a_lock_leaves_are_known(tmp_path: Path, monkeypatch: pyt
     without_locks(monkeypatch)
     with locked(tmp_path / "lock"):
         assert {path.name for path in tmp_path.iterdir()} <= set(lock_names("lock"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not list open files")
+def test_a_refused_lock_leaves_no_file_open(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path):
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            with pytest.raises(LockHeld), locked(path):
+                pass
+        assert len(os.listdir("/proc/self/fd")) == before

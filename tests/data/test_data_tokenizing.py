@@ -13,13 +13,13 @@ import pytest
 from data_corpora import documents, write_tokenizer
 from data_failing_worker import failing
 
-from coupled_adam.base.errors import UserOSError
+from coupled_adam.base.errors import UserConnectionError, UserError, UserOSError
 from coupled_adam.byte_level_bpe import train_bpe
 from coupled_adam.data.encoding import encoder, joined, packer
 from coupled_adam.data.prepare import prepare
 from coupled_adam.data.settings import bpe_size
 from coupled_adam.data.workers import Workers
-from coupled_adam.tokenizer import GPT2, open_tokenizer
+from coupled_adam.tokenizer import GPT2, Tokenizer, open_tokenizer, tokenizer_path
 
 SHARED = os.environ.get("COUPLED_ADAM_TEST_DATA")
 with_shared = pytest.mark.skipif(SHARED is None, reason="COUPLED_ADAM_TEST_DATA names no folder with GPT-2's files")
@@ -130,7 +130,7 @@ def test_gpt2_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
-    with pytest.raises(ConnectionError, match=r"could not download 'gpt2' .*set TIKTOKEN_CACHE_DIR to a folder"):
+    with pytest.raises(UserConnectionError, match=r"could not download 'gpt2' .*set TIKTOKEN_CACHE_DIR to a folder"):
         open_tokenizer("gpt2")
     with pytest.raises(ValueError, match="'gpt5' is neither a file or folder here nor a tiktoken name"):
         open_tokenizer("gpt5")
@@ -207,3 +207,27 @@ def test_a_worker_loads_no_torch() -> None:
     code = "import sys, coupled_adam.data.encoding, coupled_adam.data.workers, coupled_adam.data.python_docs\n"
     code += "assert 'torch' not in sys.modules and 'datasets' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("size", [257, 2**16 - 1, 2**16, 2**16 + 1])
+def test_tokens_take_two_bytes_while_the_highest_fits(size: int) -> None:
+    fits = size - 1 <= np.iinfo(np.uint16).max
+    assert Tokenizer("json", "tokenizer.json", size, None).dtype == ("uint16" if fits else "uint32")
+
+
+def test_gpt2_is_the_tokenizer_of_that_name_beside_a_model_folder_called_like_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    assert tokenizer_path("gpt2") is None
+    write_tokenizer(tmp_path / "gpt2" / "tokenizer.json")
+    assert tokenizer_path("gpt2") is None
+    assert tokenizer_path("./gpt2") == Path("gpt2/tokenizer.json")
+
+
+@pytest.mark.parametrize("size", [256, 2**20 + 1])
+def test_a_tokenizer_without_room_for_every_byte_and_the_separator_is_not_trained(size: int, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"bpe:{size}"):
+        train_bpe(documents(3), size, tmp_path / "tokenizer.json")
+    assert not list(tmp_path.iterdir())

@@ -121,7 +121,8 @@ def test_loss_alone_needs_no_lm_eval(folder: Path, tmp_path: Path, monkeypatch: 
     assert "202 tokens" in result.stdout
 
 
-def test_run_of_a_study_adds_its_tasks_to_the_results(folder: Path, tmp_path: Path) -> None:
+def two_runs_of_a_study(folder: Path, tmp_path: Path) -> list[StudyResult]:
+    """A study in `tmp_path` whose two runs are copies of the run."""
     rows = []
     for number, optimizer in enumerate(("coupled", "adamw")):
         place = tmp_path / "runs" / f"small-{optimizer}" / "seed-1"
@@ -134,6 +135,11 @@ def test_run_of_a_study_adds_its_tasks_to_the_results(folder: Path, tmp_path: Pa
         )
         (place / EVALUATION).write_text(to_json(rows[-1]) + "\n")
     (tmp_path / RESULTS_FILE).write_text("".join(to_json(row) + "\n" for row in rows))
+    return rows
+
+
+def test_run_of_a_study_adds_its_tasks_to_the_results(folder: Path, tmp_path: Path) -> None:
+    rows = two_runs_of_a_study(folder, tmp_path)
     result = run(tmp_path / rows[1].run, "--task-data", folder / "tasks", "--tasks", TASKS, "--no-loss")
     assert result.exit_code == 0, result.output
     assert f"Added to the results of the study: {tmp_path}" in result.stdout
@@ -146,6 +152,25 @@ def test_run_of_a_study_adds_its_tasks_to_the_results(folder: Path, tmp_path: Pa
     # A try on a few documents is no result.
     run(tmp_path / rows[0].run, "--task-data", folder / "tasks", "--tasks", TASKS, "--no-loss", "--limit", 1)
     assert read_results(tmp_path)[0].metrics == {"loss": 3.0}
+
+
+def test_json_of_a_run_of_a_study_is_all_that_is_printed_there(folder: Path, tmp_path: Path) -> None:
+    rows = two_runs_of_a_study(folder, tmp_path)
+    here = ("--task-data", folder / "tasks", "--tasks", "arc_easy", "--no-loss")
+    result = run(tmp_path / rows[1].run, *here, "--json")
+    assert list(json.loads(result.stdout)["tasks"]) == ["arc_easy"]
+    assert str(tmp_path) in result.stderr
+    assert read_results(tmp_path)[1].metrics["arc_easy"] is not None
+
+
+def test_results_in_a_file_of_their_own_are_not_added_to_the_study(folder: Path, tmp_path: Path) -> None:
+    rows = two_runs_of_a_study(folder, tmp_path)
+    aside = tmp_path / "aside" / "downstream.json"
+    here = ("--task-data", folder / "tasks", "--tasks", "arc_easy", "--no-loss")
+    result = run(tmp_path / rows[1].run, *here, "--out", aside)
+    assert result.exit_code == 0, result.output
+    assert list(json.loads(aside.read_text())["tasks"]) == ["arc_easy"]
+    assert [each.metrics for each in read_results(tmp_path)] == [{"loss": 3.0}, {"loss": 4.0}]
 
 
 def test_unknown_names_and_other_kinds_of_tasks_are_refused(folder: Path) -> None:

@@ -4,10 +4,11 @@ from pathlib import Path
 
 from fabricated_study import COUPLED, STANDARD, fabricate, sgd
 
+from coupled_adam.config.study_sections import ReportSection
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.table_model import ReportTable
-from coupled_adam.study.results import merge_results
+from coupled_adam.study.results import merge_results, read_results
 
 SIZES = tuple(("S", 1000, 1000 * n) for n in range(2, 8))
 
@@ -60,3 +61,13 @@ def test_columns_that_are_missing_in_other_cells_have_notes_of_their_own(tmp_pat
     table = build_tables(gather_grid(results))[0]
     assert note_of(table, "accuracy (↑) is missing").endswith(": coupled (5 sizes).")
     assert note_of(table, "ISO (↑) is missing").endswith(": standard (5 sizes); coupled (1 size).")
+
+
+def test_what_a_study_says_of_its_loss_is_below_every_table_that_shows_one(tmp_path: Path) -> None:
+    results = read_results(fabricate(tmp_path / "s", metrics=("loss", "val_loss", "iso"), with_runs=False))
+    note = "This corpus is so small that the loss says little."
+    tables = build_tables(gather_grid(results), ReportSection(loss_note=note))
+    noted = {table.name for table in tables if note in table.notes}
+    assert {"main", "comparisons"} <= noted
+    assert "further" not in noted
+    assert not any(note in table.notes for table in build_tables(gather_grid(results)))

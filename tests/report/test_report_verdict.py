@@ -315,6 +315,13 @@ def test_a_pair_beside_as_many_other_sizes_is_not_the_whole_story(tmp_path: Path
     assert verdict(gather_grid(alone)).loss.startswith("Untied coupled reaches a lower test loss than standard Adam")
 
 
+def test_where_one_of_two_models_is_untied_the_output_embeddings_are_named(tmp_path: Path) -> None:
+    for tied, words in ((True, "The embeddings of"), (False, "The output embeddings of")):
+        settings = {"standard": STANDARD, "coupled": {**COUPLED, "tied": tied}}
+        results = read_results(fabricate(tmp_path / str(tied), optimizers=settings, with_runs=False))
+        assert verdict(gather_grid(results)).embeddings.startswith(words)
+
+
 def test_a_validation_loss_is_not_called_a_test_loss(tmp_path: Path) -> None:
     results = [replace(each, loss_split="val") for each in read_results(fabricate(tmp_path / "a", with_runs=False))]
     assert verdict(gather_grid(results)).loss.startswith(

@@ -173,6 +173,15 @@ def test_what_is_no_folder_of_a_study_is_refused_with_an_example(command: str, f
     assert result.output.count("\n") == 1
 
 
+def test_a_report_without_a_finished_run_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "results.jsonl").write_text("")
+    result = study("report", "none")
+    assert result.exit_code == 2
+    assert result.output.startswith("Error: none: ")
+    assert result.output.count("\n") == 1
+
+
 def test_folders_are_merged_into_one_report(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     study("run", str(file), "--out", "a", "--only", "*/seed-1")

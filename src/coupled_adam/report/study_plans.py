@@ -72,8 +72,12 @@ def read_plans(folders: Sequence[Path], results: Sequence[Result]) -> list[Study
 
 
 def all_planned(plans: Sequence[StudyPlan]) -> list[Planned]:
-    """The cells that any of the studies plans, each once."""
-    return list({each.cell: each for plan in plans for each in plan.planned}.values())
+    """The cells that any of the studies plans, each once, with the seeds that all of them plan for it."""
+    found: dict[str, Planned] = {}
+    for each in (each for plan in plans for each in plan.planned):
+        seeds = {*found.setdefault(each.cell, each).seeds, *each.seeds}
+        found[each.cell] = replace(each, seeds=tuple(sorted(seeds)))
+    return list(found.values())
 
 
 def shared_report(plans: Sequence[StudyPlan]) -> ReportSection:
