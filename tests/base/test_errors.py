@@ -2,15 +2,18 @@
 
 import errno
 import pickle
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
 
+import coupled_adam
 from coupled_adam.base import errors
 from coupled_adam.base.errors import UserError, as_user_error, blaming_user
 from coupled_adam.cli import app
@@ -69,6 +72,14 @@ COMMANDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def everything_imported() -> None:
+    """A module that is first imported while a function is replaced would keep the replacement for good."""
+    for module in pkgutil.walk_packages(coupled_adam.__path__, "coupled_adam."):
+        if not module.name.endswith(("__main__", "_kernels")):  # those need packages that may be missing
+            import_module(module.name)
+
+
 def _raising(error: Exception) -> Callable[..., NoReturn]:
     def fail(*_: Any, **__: Any) -> NoReturn:
         raise error
@@ -76,6 +87,7 @@ def _raising(error: Exception) -> Callable[..., NoReturn]:
     return fail
 
 
+@pytest.mark.usefixtures("everything_imported")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_bug_in_a_command_keeps_its_traceback(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments, function = COMMANDS[name]
