@@ -432,3 +432,9 @@ def test_a_study_is_frozen() -> None:
     study: Study = load_study("demo")
     with pytest.raises(ValueError, match="frozen"):
         study.name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("setting", ["seeds=[4]", "tokens=5k", "models=x", "optimizers=x"])
+def test_an_axis_of_the_grid_is_not_set_but_chosen_from_with_only(setting: str) -> None:
+    with pytest.raises(UserError, match=rf"^--set {re.escape(setting)}: .*--only"):
+        with_settings(load_study("demo"), [setting])

@@ -15,6 +15,7 @@ from conversion_runs import H, V, convert, llama, load, train_steps
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from coupled_adam import CoupledAdamW
+from coupled_adam.conversion import convert_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +251,24 @@ def test_what_is_there_already_is_not_overwritten(tmp_path: Path, checkpoint: Pa
     assert (tmp_path / "older.pt").read_text() == "older"
     assert convert(source / "optimizer.pt", tmp_path / "older.pt", "--to", "coupled", "--overwrite").exit_code == 0
     refused(tmp_path, source / "optimizer.pt", "--overwrite", out=tmp_path / "other")
+
+
+def test_a_folder_that_holds_the_input_is_not_replaced(tmp_path: Path) -> None:
+    outer = write_checkpoint(tmp_path / "outer")
+    inner = write_checkpoint(outer / "checkpoint-3")
+    before = {path: path.read_bytes() for path in outer.rglob("*") if path.is_file()}
+    assert str(outer) in refused(tmp_path, inner, "--overwrite", out=outer)
+    assert {path: path.read_bytes() for path in outer.rglob("*") if path.is_file()} == before
+
+
+def test_the_scheduler_beside_an_optimizer_is_converted_and_counted(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "checkpoint-3")
+    assert convert_checkpoint(source, tmp_path / "without", "coupled").schedulers == 0
+    optimizer = torch.optim.AdamW(llama().parameters(), lr=1e-2)
+    torch.save(torch.optim.lr_scheduler.ConstantLR(optimizer).state_dict(), source / "scheduler.pt")
+    converted = convert_checkpoint(source, tmp_path / "with", "coupled")
+    assert converted.schedulers == 1
+    assert len(load(tmp_path / "with" / "scheduler.pt")["base_lrs"]) == len(converted.groups) > 1
 
 
 @pytest.mark.parametrize("limit", [6000, 1000], ids=["in the optimizer", "in a file that is copied"])
