@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 from study_fake_worker import result_of
-from study_runs import ADAMW, write_study
+from study_runs import ADAMW, run_here, write_study
 
 from coupled_adam.config.study_config import load_study
 from coupled_adam.study import cell as study_cell
-from coupled_adam.study import measurement
+from coupled_adam.study import measurement, runner
 from coupled_adam.study.cell import Spent, Task, run_cell
 from coupled_adam.study.expansion import cells_of
+from coupled_adam.study.launchers import Ended
 from coupled_adam.study.measurement import Measured
 from coupled_adam.study.results import read_evaluation
 from coupled_adam.training.run_folder import RunFolder
@@ -42,3 +43,35 @@ def test_a_finished_run_hands_on_what_the_measuring_says(tmp_path: Path, monkeyp
     result = read_evaluation(task.folder, task.study_folder)
     assert result is not None
     assert (result.metrics, result.loss_split, result.tokens_per_second) == (measured.metrics, "val", 7.0)
+
+
+class BusyLauncher:
+    """Answers that another process works on the first task, and finishes none of the others."""
+
+    slots, leaves_on_stop = 1, False
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+
+    def start(self, task: Task) -> None:
+        self.tasks.append(task)
+
+    def wait(self, seconds: float) -> list[Ended]:
+        return [Ended(self.tasks[-1], "busy" if len(self.tasks) == 1 else "stopped")]
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_of_another_process_is_not_counted_among_those_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_study(tmp_path, ADAMW)
+    launcher = BusyLauncher()
+    monkeypatch.setattr(runner, "_machine", lambda *_: runner.Machine(launcher, 1, None, measure_energy=False))
+    outcome, _ = run_here(file, tmp_path / "out")
+    assert (len(launcher.tasks), list(outcome.busy)) == (2, [launcher.tasks[0].cell.label])
+    assert (outcome.finished, outcome.left) == (0, 1)
