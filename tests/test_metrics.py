@@ -183,3 +183,9 @@ def test_pages_and_tables_of_a_study_show_labels_and_directions_of_the_registry(
         label, meaning = report_tables.label_and_meaning(metric, results)
         assert label.split("\N{NO-BREAK SPACE}") == [metric.label, metric.arrow]
         assert meaning == metric.meaning
+
+
+def test_a_loss_of_both_splits_is_called_by_both() -> None:
+    assert registry.named(METRICS["loss"], {"test"}).label == "test loss"
+    assert registry.named(METRICS["loss"], {"val"}).label == "validation loss"
+    assert registry.named(METRICS["loss"], {"test", "val"}).label == "test or validation loss"

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from coupled_adam.base import extras
+from coupled_adam.base.errors import MissingPackageError, UserError
+from coupled_adam.base.extras import require
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GIT = {"vcs": "git", "requested_revision": "main", "commit_id": COMMIT}
@@ -81,3 +83,10 @@ def test_the_floor_loads_the_standard_library_alone() -> None:
     script += "print({name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{'coupled_adam'}"
+
+
+def test_a_missing_package_is_the_users_to_mend_and_an_import_error() -> None:
+    with pytest.raises(MissingPackageError) as caught:
+        require("no_such_package", "study", "to count tokens")
+    assert isinstance(caught.value, UserError)
+    assert isinstance(caught.value, ImportError)

@@ -438,3 +438,9 @@ def test_a_study_is_frozen() -> None:
 def test_an_axis_of_the_grid_is_not_set_but_chosen_from_with_only(setting: str) -> None:
     with pytest.raises(UserError, match=rf"^--set {re.escape(setting)}: .*--only"):
         with_settings(load_study("demo"), [setting])
+
+
+def test_a_later_set_wins_over_what_the_study_was_run_with() -> None:
+    study = with_override(*with_settings(load_study("demo"), ["log.every=3", "seed=1"]))
+    again = with_override(*with_settings(study, ["log.every=5"]))
+    assert again.override == {"log.every": 5, "seed": 1}

@@ -192,3 +192,15 @@ def test_error_if_nonfinite_names_the_tensor_and_writes_nothing(
     for index, state in saved[2].items():
         for key, value in state.items():
             assert torch.equal(optimizer.state_dict()["state"][index][key], value)
+
+
+def test_error_if_nonfinite_names_the_tensor_though_others_have_no_gradient() -> None:
+    param, rests, other = table((10, 4)), nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+    groups = [
+        {"params": [("wte.weight", param)], "coupled": True},
+        {"params": [("rests.bias", rests), ("norm.bias", other)]},
+    ]
+    optimizer = CoupledAdamW(groups, error_if_nonfinite=True)
+    param.grad, other.grad = torch.randn(10, 4), torch.full((3,), float("nan"))
+    with pytest.raises(RuntimeError, match=r"in 'norm\.bias'\."):
+        optimizer.step()
