@@ -157,6 +157,29 @@ def test_processes_that_ask_at_once_hold_it_one_after_the_other(tmp_path: Path, 
     assert not (tmp_path / "alone").exists()
 
 
+def test_a_lock_that_another_process_takes_between_our_looks_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was held, let go of, and taken anew: what is removed must be the file of a process that is gone."""
+    marker = tmp_path / f"lock{locks.MARKER}"
+    marker.write_text(record_of())  # held by a process that lives: this one
+    look, looks = locks._refuse_if_held, []
+
+    def look_and_others_act(path: Path) -> None:
+        looks.append(path)
+        if looks.count(marker) == 1:
+            marker.unlink()  # let go of as we look
+        look(path)
+        if looks.count(marker) == 2:
+            marker.write_text(record_of())  # taken just after we have looked
+
+    monkeypatch.setattr(locks, "_refuse_if_held", look_and_others_act)
+    with pytest.raises(LockHeld):
+        locks._acquire_marker(tmp_path / "lock")
+    assert marker.read_text() == record_of()
+    assert looks.count(marker) == 2
+
+
 def record_of(**changes: object) -> str:
     return json.dumps(json.loads(locks._own_record()) | changes)
 

@@ -192,7 +192,10 @@ def _take_over(marker: Path) -> None:
         ) from None
     try:
         _refuse_if_held(marker)  # the one before us may have taken it over just now
-        marker.unlink(missing_ok=True)
+        # Only the file of a process that is gone: it stays as it is, since we have the turn. One that is not there may
+        # be made by another process at any moment, and then it is that one's.
+        if _is_left_behind(marker):
+            marker.unlink(missing_ok=True)
         try:
             _make(marker)
         except FileExistsError:
@@ -239,6 +242,12 @@ def _may_hold(path: Path) -> bool:
         if time.monotonic() > until:
             return True
         time.sleep(0.05)
+
+
+def _is_left_behind(path: Path) -> bool:
+    """Whether there is a file, and the process that made it is gone."""
+    holder = _read_holder(path)
+    return holder is not None and holder.is_gone()
 
 
 def _read_holder(path: Path) -> Holder | None:
