@@ -13,9 +13,10 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from coupled_adam.base.files import read_json, write_whole
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 CPUINFO = Path("/proc/cpuinfo")
@@ -87,7 +88,7 @@ def _cache_file(shown: str) -> Path:
 
 def _remembered(cache: Path) -> str | None:
     try:
-        usable = json.loads(cache.read_text(encoding="utf-8"))["instructions"]
+        usable = read_json(cache)["instructions"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return usable if usable in INSTRUCTION_SETS else None
@@ -99,6 +100,4 @@ def _remember(cache: Path, usable: str) -> None:
         if not cache.is_absolute():
             return
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=cache.parent, delete=False, encoding="utf-8") as file:
-            json.dump({"instructions": usable}, file)
-        os.replace(file.name, cache)
+        write_whole(cache, json.dumps({"instructions": usable}))
