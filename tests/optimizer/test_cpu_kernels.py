@@ -288,7 +288,7 @@ def test_threads_that_work_at_one_time_keep_the_limit_of_temporaries(monkeypatch
         [1, 2, 3],
     ):
         whole = torch.empty(1, dtype=dtype).expand(shape)
-        rows, threads = blockwise._blocks_at_a_time(whole, 4 * temporaries)
+        rows, threads = blockwise.blocks_at_a_time(whole, 4 * temporaries)
         scratch = rows * threads * shape[1] * 4 * temporaries
         a_row = shape[1] * 4 * temporaries
         assert scratch <= min(whole.numel() * whole.itemsize / 4 + a_row, max(6 * 2**20, a_row))
