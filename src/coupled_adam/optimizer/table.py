@@ -20,6 +20,12 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 
+def needs_row_moments(group: dict[str, Any]) -> bool:
+    """Whether the tables of a group need `row_avg_sq`; a tensor may become other than zero at any time."""
+    row_exponent = group["row_exponent"]
+    return isinstance(row_exponent, Tensor) or row_exponent != 0
+
+
 @dataclass(slots=True)
 class Hyperparameters:
     """The numbers of one param group that enter the coupled update."""
@@ -109,6 +115,6 @@ class Table:
 
     @property
     def is_coupled_adam(self) -> bool:
-        """Whether the table is updated by the paper's method: no row moments, the whole of each column's, mean and all."""
+        """Whether this is the paper's method: row exponent 0 (no row moments), column exponent 1, the mean not removed."""
         x = self.hyper.column_exponent
         return self.row_avg_sq is None and not self.hyper.mean_free and not isinstance(x, Tensor) and x == 1.0
