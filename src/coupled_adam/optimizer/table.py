@@ -115,6 +115,6 @@ class Table:
 
     @property
     def is_coupled_adam(self) -> bool:
-        """Whether this is the paper's method: row exponent 0 (no row moments), column exponent 1, the mean not removed."""
+        """Whether this is the paper's method: no row moments, column exponent 1, and the mean update stays."""
         x = self.hyper.column_exponent
         return self.row_avg_sq is None and not self.hyper.mean_free and not isinstance(x, Tensor) and x == 1.0
