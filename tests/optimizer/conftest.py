@@ -34,7 +34,9 @@ def numba_loops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The compiled loops for tables of any size, in several pieces, of which the last is not full."""
     pytest.importorskip("numba")
     numba_kernels = importlib.import_module("coupled_adam.optimizer.numba_kernels")
+    family_numba = importlib.import_module("coupled_adam.optimizer.family_numba")
     monkeypatch.setattr(blockwise, "NUMBA_ELEMENTS", 1)
     monkeypatch.setattr(numba_kernels, "PIECE_ELEMENTS", 64)
     monkeypatch.setattr(numba_kernels, "SUM_PIECE_ROWS", 7)
+    monkeypatch.setattr(family_numba, "FLOAT32_ROWS", 3)
     return numba_kernels

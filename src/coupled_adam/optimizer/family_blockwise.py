@@ -14,6 +14,7 @@ averages of the mean squares of columns, rows and the table, divided by 1 - beta
 """
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from coupled_adam.optimizer.blockwise import (
     column_square_sums,
     for_each,
     gradient_weight,
+    numba_kernels_for,
 )
 from coupled_adam.optimizer.table import Table, sum_dtype
 
@@ -58,6 +60,10 @@ def square_sums(table: Table) -> tuple[Tensor, Tensor | None]:
     Returns:
         (P, H) partial sums, still to be added up over P, and (V, 1), both in float64 where the device has it.
     """
+    loops = _loops_for(table.grad)
+    if loops is not None and table.row_avg_sq is not None:
+        sums: tuple[Tensor, Tensor] = loops.square_sums(table.grad, table.real_rows)
+        return sums
     column_sums = column_square_sums(table.grad[: table.real_rows])
     return column_sums, None if table.row_avg_sq is None else row_square_sums(table.grad)
 
@@ -71,6 +77,9 @@ def first_pass(table: Table, grad_factor: Tensor | None) -> FirstPass:
         table: the table.
         grad_factor: what the gradient must be multiplied with (loss scale), None for 1.
     """
+    loops = _loops_for(table.grad, table.exp_avg)
+    if loops is not None:
+        return FirstPass(*loops.first_pass(table, gradient_weight(table, grad_factor)))
     column_sums, row_sums = square_sums(table)
     row_factor = None if row_sums is None else advance_row_moment(table, row_sums, grad_factor)
     return FirstPass(column_sums, advance_first_moment(table, row_factor, grad_factor), row_factor)
@@ -116,6 +125,10 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: T
     if torch.compiler.is_compiling():
         _advance_rows(table, slice(None), weight)
         return _weighted_sum(table, slice(0, table.real_rows), row_factor)
+    loops = _loops_for(table.grad, table.exp_avg)
+    if loops is not None:
+        sums: Tensor = loops.advance_first_moment(table, row_factor, weight)
+        return sums
     V, H = table.param.shape
     rows, threads = blocks_at_a_time(table.param, 3 * table.exp_avg_sq.itemsize)
     # Pieces of blocks, so few that their sums stay small.
@@ -185,7 +198,11 @@ def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, g
         _advance_rows(table, block, weight)
         _move_rows(table, block, coefficient, row_factor, None)
 
-    _for_blocks(table, update)
+    loops = _loops_for(table.param, table.grad, table.exp_avg)
+    if loops is not None:
+        loops.apply_update(table, coefficient, row_factor, weight)
+    else:
+        _for_blocks(table, update)
     table.step.add_(1)
 
 
@@ -198,7 +215,11 @@ def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offs
         row_factor: rho, (V, 1), None for ones.
         offset: the mean update, (1, H).
     """
-    _for_blocks(table, lambda block: _move_rows(table, block, coefficient, row_factor, offset))
+    loops = _loops_for(table.param, table.exp_avg)
+    if loops is not None:
+        loops.move_rows(table, coefficient, row_factor, offset)
+    else:
+        _for_blocks(table, lambda block: _move_rows(table, block, coefficient, row_factor, offset))
     table.step.add_(1)
 
 
@@ -231,6 +252,15 @@ def row_square_sums(grad: Tensor) -> Tensor:
 
     for_each(range(0, grad.shape[0], rows), sum_block, threads)
     return sums
+
+
+def _loops_for(*tensors: Tensor) -> ModuleType | None:
+    """The compiled loops, where numba is installed and they can work on these tensors."""
+    if numba_kernels_for(*tensors) is None:
+        return None
+    from coupled_adam.optimizer import family_numba  # imports numba, which takes a second
+
+    return family_numba
 
 
 def _next_step(table: Table) -> float | Tensor:
