@@ -18,6 +18,7 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.config.builtin_files import RUN
 from coupled_adam.config.loading import Setting, Values, build, given_settings, read_values
 from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differences, values_by_key, with_rows
+from coupled_adam.config.schema import all_keys
 from coupled_adam.config.study_config import Study
 from coupled_adam.config.study_sections import ModelAxis, OptimizerAxis
 
@@ -25,6 +26,18 @@ MOST_LINES = 12
 # The paper measures its theory at ten equidistant checkpoints.
 THEORY_MILESTONES = 10
 ROWS = "model.vocabulary_size"
+HASHED_SINCE_0_1_0 = frozenset(
+    [
+        "seed",
+        *(f"model.{key}" for key in "architecture layers heads width context vocabulary_size tied bias".split()),
+        *("data.tokenizer", "data.order"),
+        *(f"optimizer.{key}" for key in "embeddings lr couple scale_exponent sgd_factor sgd_momentum centre".split()),
+        *(f"optimizer.{key}" for key in "beta1 beta2 eps weight_decay max_grad_norm z_loss".split()),
+        *(f"schedule.{key}" for key in "kind warmup final_fraction decay".split()),
+        *(f"training.{key}" for key in "tokens batch_size precision".split()),
+    ]
+)
+"""What `config_hash` always covered."""
 
 
 @dataclass(frozen=True)
@@ -231,9 +244,15 @@ def config_hash(config: Config) -> str:
         >>> config_hash(a) == config_hash(b), config_hash(a) == config_hash(c)
         (True, False)
     """
-    values = {key: value for key, value in values_by_key(with_rows(config)).items() if key in MATTERS_FOR_RESUME}
+    given = values_by_key(with_rows(config))
+    values = {key: value for key, value in given.items() if key in MATTERS_FOR_RESUME and _is_hashed(key, value)}
     values["data"] = _text_name(config)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _is_hashed(key: str, value: Any) -> bool:
+    """A key that came later counts only where it is set: the runs of version 0.1.0 keep their hashes."""
+    return key in HASHED_SINCE_0_1_0 or value != all_keys(Config)[key].default
 
 
 def settings_that_differ(a: Config, b: Config) -> list[str]:

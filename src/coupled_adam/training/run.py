@@ -14,6 +14,7 @@ from torch import nn
 
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.optimizer_names import member_parts
 from coupled_adam.config.run_config import Config, load_config, with_rows
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
@@ -283,11 +284,12 @@ def _trainer(
 def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> str:
     model, optimizer = config.model, config.optimizer
     parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    extra = {
-        "adamw": "",
-        "coupled": f" (n = {optimizer.scale_exponent:g})" if optimizer.scale_exponent else "",
-        "sgd": f" (f = {optimizer.sgd_factor:g})" if optimizer.sgd_factor else "",
+    details = {
+        "adamw": [],
+        "coupled": member_parts(optimizer.model_dump()),
+        "sgd": [f"f = {optimizer.sgd_factor:g}"] if optimizer.sgd_factor else [],
     }[optimizer.embeddings]
+    extra = f" ({', '.join(details)})" if details else ""
     where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")
     return (
         f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide; "
