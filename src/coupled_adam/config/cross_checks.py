@@ -87,8 +87,8 @@ def _wrong_in_annealing(config: "Config") -> Iterator[str]:
         )
     elif start is None and anneal is not None:
         yield (
-            f"optimizer.row_exponent_start is missing: optimizer.anneal = {toml_value(anneal)} needs it; or leave anneal "
-            "out, and row_exponent is constant"
+            f"optimizer.row_exponent_start is missing: optimizer.anneal = {toml_value(anneal)} needs it; or leave "
+            "anneal out, and row_exponent is constant"
         )
     elif start is not None and start == end:
         yield (

@@ -1,19 +1,19 @@
 """What the members of the family of second moments are called: in tables, figures, folders and on a terminal.
 
-A member is one choice of column exponent x and row exponent y, with or without mean-free updates. All functions take the
-settings of an [optimizer] section with `embeddings = "coupled"`, as a config or the result of a run has them; results of
-version 0.1.0 have no exponents, and are Coupled Adam.
+A member is one choice of column exponent x and row exponent y, with or without mean-free updates. All functions take
+the settings of an [optimizer] section with `embeddings = "coupled"`, as a config or the result of a run has them;
+results of version 0.1.0 have no exponents, and are Coupled Adam.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # By column and row exponent: in words, and short for folders and narrow tables.
 CORNERS = {
     (1.0, 0.0): ("Coupled Adam", "coupled"),
     (1.0, 1.0): ("factored", "factored"),
-    (0.0, 1.0): ("one number a row", "per row"),
-    (0.0, 0.0): ("one number a table", "per table"),
+    (0.0, 1.0): ("one number a row", "per-row"),
+    (0.0, 0.0): ("one number a table", "per-table"),
 }
 BETWEEN = ("partially coupled", "partial")
 MEAN_FREE = "mean-free"
@@ -54,7 +54,17 @@ def short_member_name(settings: Mapping[str, Any]) -> str:
     """
     _, name = _corner(settings) or BETWEEN
     parts = [*([] if _corner(settings) else _exponents(settings)), *_further_parts(settings)]
-    return " ".join([name, *(part.replace(" = ", "=").replace(" to ", "-") for part in parts)])
+    return " ".join([name, *shortened(parts)])
+
+
+def shortened(parts: Sequence[str]) -> list[str]:
+    """Parts of a name without spaces.
+
+    Example:
+        >>> shortened(["y = 0.75 to 0.25", "n = 2"])
+        ['y=0.75-0.25', 'n=2']
+    """
+    return [part.replace(" = ", "=").replace(" to ", "-") for part in parts]
 
 
 def member_parts(settings: Mapping[str, Any]) -> list[str]:

@@ -5,8 +5,8 @@
     constant  stays at lr
     wsd       warm-up, stable, decay: stays at lr, then down in a straight line to final_fraction * lr at total_steps
 
-    annealed  from start in a straight line to end, then constant. The update of row i has the factor (s / r_i)^(y / 2), y
-              the row exponent: a straight line in y multiplies it by the same number at every step
+    annealed  from start in a straight line to end, then constant. The update of row i has the factor (s / r_i)^(y / 2),
+              y the row exponent: a straight line in y multiplies it by the same number at every step
 
 Steps count from 0, so a step's learning rate is the one for the update that makes it step + 1.
 """

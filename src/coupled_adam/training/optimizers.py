@@ -45,7 +45,7 @@ class EmbeddingOptimizers:
                     group["lr"] = lr * factor
 
     def set_row_exponent(self, row_exponent: float) -> None:
-        """Set the row exponent of the next step, in place on the device. For optimizers that were built to anneal it."""
+        """Set the row exponent of the next step, in place on the device. Only where it is annealed."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 if group.get("coupled"):
