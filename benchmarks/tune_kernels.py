@@ -38,7 +38,7 @@ def random_table(V: int, H: int) -> Table:
 
     hyper = Hyperparameters(1e-3, 0.9, 0.95, 1e-8, 0.0, 1.0, False)
     exp_avg_sq = torch.rand(1, H, device="cuda")
-    return Table(V, random(), random(), random(), exp_avg_sq, torch.ones((), device="cuda"), hyper)
+    return Table(V, random(), random(), random(), exp_avg_sq, torch.ones((), device="cuda"), hyper, H, V)
 
 
 def with_warps(launcher: Launcher, warps: int) -> Launcher:
