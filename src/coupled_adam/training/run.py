@@ -221,7 +221,8 @@ def _restore(parts: RunParts, run: RunFolder, last_step: int, expected: dict[str
     if path is None:
         say(f"No checkpoint in {run.checkpoints}: starting from the beginning.")
         return None
-    state = checkpoints.load(path, checkpoints.training_tensors(parts.model, parts.optimizers.optimizers))
+    tensors = checkpoints.training_tensors(parts.model, parts.optimizers.optimizers)
+    state = checkpoints.load(path, tensors, on_note=say)
     if state.get("data") != expected["data"]:
         raise UserError(f"{path} was trained on other tokens than data.folder now holds; bring those back")
     if state.get("precision") != expected["precision"]:
