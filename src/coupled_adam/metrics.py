@@ -186,6 +186,7 @@ TABLE_METRICS = tuple(metric for metric in (*MAIN, *OTHERS) if metric.of_table)
 PROGRESS = (
     Metric("tokens", "tokens", None, 0, "trained on so far"),
     Metric("lr", "learning rate", None, 4, "of the step", short="lr"),
+    Metric("row_exponent", "row exponent", None, 3, "of the coupled second moment at this step, where it is annealed"),
     Metric("grad_norm", "gradient norm", None, 3, "of all gradients, before clipping", short="grad"),
     Metric("tokens_per_second", "tokens per second", "higher", 0, "over all ranks", "tokens/s", short="tok/s"),
     Metric("mfu", "model FLOP utilisation", "higher", 2, "part of the device's peak, from 0 to 1", short="MFU"),

@@ -109,7 +109,8 @@ def test_a_bad_value_is_one_line_with_key_value_and_what_is_expected(override: s
         ("checkpoints.evry=8", "unknown key; did you mean checkpoints.every?"),
         ("xyzzy=3e-4", "unknown key; expected one of: name, seed, [model], [data], [optimizer], [schedule], "
          "[training], [checkpoints], [log]"),
-        ("optimizer.xyzzy=1", "unknown key; expected one of: embeddings, lr, couple, scale_exponent, sgd_factor, "
+        ("optimizer.xyzzy=1", "unknown key; expected one of: embeddings, lr, couple, scale_exponent, row_exponent, "
+         "column_exponent, mean_free, row_exponent_start, anneal, sgd_factor, "
          "sgd_momentum, centre, beta1, beta2, eps, weight_decay, max_grad_norm, z_loss"),
         ("tokenz=5B", "unknown key; did you mean training.tokens?"),
         ("optmizer=2", "unknown key; did you mean optimizer?"),

@@ -11,6 +11,7 @@ STUDIES = (
     "single-gpu",
     "untied-heads",
     "centring",
+    "partially-coupled",
     "single-gpu-scaled",
     "single-gpu-125m",
     "paper-small-scale",

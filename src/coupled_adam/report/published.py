@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from coupled_adam.base.text import shorthand
+from coupled_adam.config.optimizer_names import is_coupled_adam
 from coupled_adam.metrics import METRICS
 
 # Tables of the paper that show the same runs in one context; they differ in what is compared, so in what is bold.
@@ -130,7 +131,7 @@ def paper_optimizers(settings: Mapping[str, Any]) -> tuple[str, ...]:
     match settings.get("embeddings"):
         case "adamw":
             return ("Standard", "Standard Adam")
-        case "coupled":
+        case "coupled" if is_coupled_adam(settings):
             n = settings.get("scale_exponent", 0)
             return ("Coupled", "Coupled Adam", "Coupled (n=0)") if n == 0 else (f"Coupled (n={n:g})",)
         case "sgd" if settings.get("sgd_momentum", 0.9) == 0.9:

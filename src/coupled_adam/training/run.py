@@ -14,6 +14,7 @@ from torch import nn
 
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.optimizer_names import member_parts
 from coupled_adam.config.run_config import Config, load_config, with_rows
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
@@ -220,7 +221,8 @@ def _restore(parts: RunParts, run: RunFolder, last_step: int, expected: dict[str
     if path is None:
         say(f"No checkpoint in {run.checkpoints}: starting from the beginning.")
         return None
-    state = checkpoints.load(path, checkpoints.training_tensors(parts.model, parts.optimizers.optimizers))
+    tensors = checkpoints.training_tensors(parts.model, parts.optimizers.optimizers)
+    state = checkpoints.load(path, tensors, on_note=say)
     if state.get("data") != expected["data"]:
         raise UserError(f"{path} was trained on other tokens than data.folder now holds; bring those back")
     if state.get("precision") != expected["precision"]:
@@ -283,11 +285,12 @@ def _trainer(
 def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> str:
     model, optimizer = config.model, config.optimizer
     parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    extra = {
-        "adamw": "",
-        "coupled": f" (n = {optimizer.scale_exponent:g})" if optimizer.scale_exponent else "",
-        "sgd": f" (f = {optimizer.sgd_factor:g})" if optimizer.sgd_factor else "",
+    details = {
+        "adamw": [],
+        "coupled": member_parts(optimizer.model_dump()),
+        "sgd": [f"f = {optimizer.sgd_factor:g}"] if optimizer.sgd_factor else [],
     }[optimizer.embeddings]
+    extra = f" ({', '.join(details)})" if details else ""
     where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")
     return (
         f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide; "

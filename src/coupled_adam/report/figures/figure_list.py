@@ -65,13 +65,13 @@ ENTRIES = (
     _Entry(
         "results",
         "Difference against dataset size",
-        "{second} less {first}. Bars: one-sided 95% threshold; a filled marker is significant, a hollow one is not.",
+        "{pairs}. Bars: one-sided 95% threshold; a filled marker is significant, a hollow one is not.",
         differences.draw_differences,
     ),
     _Entry(
         "downstream",
         "Difference in accuracy, task by task",
-        "{second} less {first}, of the largest dataset of each model. Bars: one-sided 95% threshold; a filled marker "
+        "{pairs}, of the largest dataset of each model. Bars: one-sided 95% threshold; a filled marker "
         "is significant, a hollow one is not.",
         differences.draw_task_differences,
     ),
@@ -177,11 +177,11 @@ def write_figures(figures: Sequence[CaptionedFigure], folder: Path) -> None:
 
 
 def _caption_words(grid: Grid) -> dict[str, str]:
-    pair = grid.main_pair
-    first, second = ("", "") if pair is None else (pair[0].label, pair[1].label)
+    pairs = [f"{second.label} less {first.label}" for first, second in grid.difference_pairs]
+    what = pairs[0][:1].upper() + pairs[0][1:] if len(pairs) == 1 else "One optimizer less another, as the titles say"
     largest = (
         f"Shown: {size_labels(grid.sizes)[grid.largest_size]}, one run each."
         if len(grid.sizes) > 1
         else "One run each."
     )
-    return {"first": first, "second": second[:1].upper() + second[1:], "largest": largest}
+    return {"pairs": what, "largest": largest}
