@@ -18,6 +18,7 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.config.builtin_files import RUN
 from coupled_adam.config.loading import Setting, Values, build, given_settings, read_values
 from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differences, values_by_key, with_rows
+from coupled_adam.config.schema import all_keys
 from coupled_adam.config.study_config import Study
 from coupled_adam.config.study_sections import ModelAxis, OptimizerAxis
 
@@ -25,6 +26,8 @@ MOST_LINES = 12
 # The paper measures its theory at ten equidistant checkpoints.
 THEORY_MILESTONES = 10
 ROWS = "model.vocabulary_size"
+LATER_KEYS = frozenset({"model.output_bias"})
+"""Keys that version 0.1.0 did not have. They count where they are set, so that its runs keep their hashes."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,9 @@ def config_hash(config: Config) -> str:
         (True, False)
     """
     values = {key: value for key, value in values_by_key(with_rows(config)).items() if key in MATTERS_FOR_RESUME}
+    for key in LATER_KEYS:
+        if values[key] == all_keys(Config)[key].default:
+            del values[key]
     values["data"] = _text_name(config)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
