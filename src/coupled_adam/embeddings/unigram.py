@@ -54,9 +54,9 @@ def smoothed_log_probabilities(counts: Counts, rows: int) -> npt.NDArray[np.floa
     """
     if len(counts) > rows:
         raise UserError(f"unigram has {len(counts)} counts, expected at most {rows}, the rows of the table")
-    smoothed = np.ones(rows)
+    smoothed: npt.NDArray[np.float64] = np.ones(rows)
     smoothed[: len(counts)] += counts
-    return np.log(smoothed) - np.log(smoothed.sum())
+    return np.asarray(np.log(smoothed) - np.log(smoothed.sum()))
 
 
 def load_unigram(path: str | Path, vocabulary_size: int) -> Counts:

@@ -100,10 +100,10 @@ def _summed_loss(
     needs_bias_grad: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sum of the losses, and its gradients (N, H), (V, H) and (V,); empty where they are not needed."""
-    losses, *gradients = _walk_chunks(
+    losses, grad_hidden, grad_weight, grad_bias = _walk_chunks(
         hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad, bias, needs_bias_grad
     )
-    return losses.sum(), *gradients
+    return losses.sum(), grad_hidden, grad_weight, grad_bias
 
 
 @_summed_loss.register_fake
@@ -118,8 +118,8 @@ def _(
     bias: Tensor | None = None,
     needs_bias_grad: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    losses, *gradients = _results(hidden, weight, dtype, needs_grad, needs_bias_grad)
-    return losses.new_empty(()), *gradients
+    losses, grad_hidden, grad_weight, grad_bias = _results(hidden, weight, dtype, needs_grad, needs_bias_grad)
+    return losses.new_empty(()), grad_hidden, grad_weight, grad_bias
 
 
 def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
