@@ -12,15 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_runs import VOCABULARY, assert_same_tensors, rows, saved_tensors, small_config, train, write_corpus
+from test_training_run import stop_at
 from torch import Tensor
 
 from coupled_adam.config.run_config import Config
 from coupled_adam.evaluation.held_out_loss import loss_over
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.model_config import parameter_count
+from coupled_adam.training.checkpoint_state import make_optimizer_state
+from coupled_adam.training.estimates import memory
 from coupled_adam.training.optimizers import build_optimizers
 from coupled_adam.training.parallel import Ranks, build
-from coupled_adam.training.rank_batches import RankBatches
 
 ROWS = 64
 BIAS = "model.lm_head.bias"
@@ -87,6 +89,22 @@ def test_the_bias_is_in_a_group_without_decay_or_in_none(
     assert trained == parameter_count(without.to_model_config()) + (ROWS if kind == "learned" else 0)
 
 
+@pytest.mark.parametrize("kind", ["unigram", "learned"])
+def test_the_estimate_counts_the_bias_exactly(kind: str, corpus: Path) -> None:
+    config = biased(corpus, kind, training={"precision": "float32"})
+    counts = np.ones(VOCABULARY, np.int64)
+    _, model = build(config.to_model_config(), 1, ONE_PROCESS, bf16=False, compile=False, unigram=counts)
+    optimizers = build_optimizers(model, config.optimizer).optimizers
+    make_optimizer_state(optimizers)
+    states = [
+        value for each in optimizers for state in each.state.values() for key, value in state.items() if key != "step"
+    ]
+    estimated = memory(config)
+    assert estimated.weights == sum(p.nbytes for p in model.parameters())
+    assert estimated.gradients == sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    assert estimated.optimizer == sum(value.nbytes for value in states)
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 @pytest.mark.parametrize("kind", ["unigram", "learned"])
 def test_the_other_tensors_start_as_they_do_without_it(kind: str, architecture: str, corpus: Path) -> None:
@@ -139,17 +157,9 @@ def test_logits_and_losses_and_the_held_out_loss_have_it(
 def test_a_resumed_run_is_bit_exact(kind: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = biased(corpus, kind)
     train(config, tmp_path / "whole")
-    read = RankBatches.micro_batches
-
-    def failing(self: RankBatches, step: int) -> Any:
-        if step == 9:
-            raise KeyboardInterrupt
-        return read(self, step)
-
     with monkeypatch.context() as patched:
-        patched.setattr(RankBatches, "micro_batches", failing)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "resumed")
+        stop_at(9, patched)
+        train(config, tmp_path / "resumed")
     _, said = train(config, tmp_path / "resumed", resume=True)
     assert "Resuming" in said
     assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
