@@ -166,6 +166,18 @@ def test_a_resumed_run_is_bit_exact(kind: str, corpus: Path, tmp_path: Path, mon
     assert_same_tensors(saved_tensors(tmp_path / "resumed"), saved_tensors(tmp_path / "whole"))
 
 
+def test_a_fixed_bias_is_that_of_the_checkpoint(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens are checked on resumption, unigram.npy is not: another one must not change the model half way."""
+    shutil.copytree(corpus, tmp_path / "corpus")
+    config = biased(tmp_path / "corpus", "unigram")
+    with monkeypatch.context() as patched:
+        stop_at(6, patched)
+        train(config, tmp_path / "run")
+    np.save(tmp_path / "corpus" / "unigram.npy", np.arange(1, VOCABULARY + 1))
+    train(config, tmp_path / "run", resume=True)
+    torch.testing.assert_close(saved_tensors(tmp_path / "run", 12)[BIAS].double(), smoothed(corpus), rtol=1e-6, atol=0)
+
+
 def test_a_bias_cannot_be_added_on_resumption(corpus: Path, tmp_path: Path) -> None:
     train(small_config(corpus), tmp_path / "run")
     with pytest.raises(ValueError, match=r'model.output_bias = "none", now "learned"'):
