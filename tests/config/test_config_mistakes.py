@@ -117,7 +117,7 @@ def test_a_bad_value_is_one_line_with_key_value_and_what_is_expected(override: s
         ("model.layers.x=2", "unknown key; did you mean model.layers?"),
         ("seed.x=2", "unknown key; did you mean seed?"),
         ("model.xyzzy=2", "unknown key; expected one of: architecture, layers, heads, width, context, vocabulary_size, "
-         "tied, bias"),
+         "tied, bias, output_bias"),
         ("schedule=cosine", "schedule is a section; set one of its keys: schedule.kind, schedule.warmup, "
          "schedule.final_fraction, schedule.decay"),
         ("model.layers", "expected section.key=value, such as optimizer.lr=3e-4"),
@@ -207,7 +207,7 @@ def test_a_value_where_a_section_should_be_is_refused(file: Path, overrides: tup
     text = file.read_text()
     start, end = text.index("[model]"), text.index("[data]")
     file.write_text("model = 3\n" + text[:start] + text[end:])
-    keys = "architecture, layers, heads, width, context, vocabulary_size, tied, bias"
+    keys = "architecture, layers, heads, width, context, vocabulary_size, tied, bias, output_bias"
     assert refused(file, *overrides) == [f"{file}: model = 3: expected a section [model] with the keys {keys}"]
 
 

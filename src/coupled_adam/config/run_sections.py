@@ -40,6 +40,9 @@ class ModelSection(Section):
     """Whether the input and the output embeddings are one table."""
     bias: bool = False
     """gpt2 only: biases in the linear layers and norms."""
+    output_bias: Literal["none", "unigram", "learned"] = "none"
+    """Bias of the logits, one number per row of the table. unigram: fixed at the logarithm of the token's share of the
+    training text, each count plus one. learned: starts there and is trained, without weight decay."""
 
 
 class DataSection(Section):

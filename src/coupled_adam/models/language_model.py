@@ -24,7 +24,11 @@ class LanguageModel(nn.Module):
         self.config = config
 
     def _add_head(self, input_table: nn.Embedding, name: str) -> None:
-        self.lm_head = nn.Linear(self.config.width, self.config.vocabulary_size, bias=False)
+        has_bias = self.config.output_bias != "none"
+        self.lm_head = nn.Linear(self.config.width, self.config.vocabulary_size, bias=has_bias)
+        if has_bias:
+            # A parameter in either case, so that it is sharded, saved and loaded as the others are.
+            self.lm_head.bias.requires_grad_(self.config.output_bias == "learned")
         self.input_table_name = f"{name}.weight"
         self.output_table_name = "lm_head.weight"
         if self.config.tied:
@@ -70,6 +74,11 @@ class LanguageModel(nn.Module):
             return logits
         # Here and not in a function of the trainer: FSDP2 gathers the table for the time of this call.
         loss = linear_cross_entropy(
-            hidden.flatten(0, 1), self.lm_head.weight, targets.flatten(), z_loss=z_loss, reduction=reduction
+            hidden.flatten(0, 1),
+            self.lm_head.weight,
+            targets.flatten(),
+            bias=self.lm_head.bias,
+            z_loss=z_loss,
+            reduction=reduction,
         )
         return loss.view_as(targets) if reduction == "none" else loss

@@ -125,6 +125,8 @@ def paper_optimizers(settings: Mapping[str, Any]) -> tuple[str, ...]:
         >>> paper_optimizers({"embeddings": "sgd", "sgd_factor": 300.0})
         ('SGD (300)',)
     """
+    if settings.get("output_bias", "none") != "none":
+        return ()
     differs = not settings.get("tied", True) or settings.get("centre", False) or settings.get("z_loss", 0) != 0
     if differs:
         return ()

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differenc
 from coupled_adam.config.schema import all_keys
 from coupled_adam.config.study_config import Study
 from coupled_adam.config.study_sections import ModelAxis, OptimizerAxis
+from coupled_adam.models.model_config import parameter_count
 
 MOST_LINES = 12
 # The paper measures its theory at ten equidistant checkpoints.
 THEORY_MILESTONES = 10
 ROWS = "model.vocabulary_size"
+OUTPUT_BIAS = "model.output_bias"
 _KEYS_OF_0_1_0 = {
     "model": ("architecture", "layers", "heads", "width", "context", "vocabulary_size", "tied", "bias"),
     "data": ("tokenizer", "order"),
@@ -66,6 +68,18 @@ class Cell:
     def config_hash(self) -> str:
         """Of all settings that decide what the run computes."""
         return config_hash(self.config)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a report tells optimizers apart by: the section [optimizer], and what of the model they may set."""
+        model = self.config.model
+        bias = {} if model.output_bias == "none" else {"output_bias": model.output_bias}
+        return self.config.optimizer.model_dump() | {"tied": model.tied} | bias
+
+    @property
+    def parameters(self) -> int:
+        """N, without an output bias: a report compares runs with and without one at the same size."""
+        return parameter_count(replace(self.config.to_model_config(), output_bias="none"))
 
 
 @dataclass(frozen=True)
@@ -163,12 +177,22 @@ def _open_rows(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Variant]]:
-    variants = [variant for optimizer in study.optimizers for variant in variants_of(optimizer)]
+    variants = [
+        _named_after_bias(variant, optimizer) for optimizer in study.optimizers for variant in variants_of(optimizer)
+    ]
     models: Sequence[ModelAxis | None] = study.models or [None]
     for model in models:
         sizes: Sequence[int | None] = (model.tokens if model is not None else None) or study.tokens or [None]
         for tokens, variant in itertools.product(sizes, variants):
             yield model, tokens, variant
+
+
+def _named_after_bias(variant: Variant, optimizer: OptimizerAxis) -> Variant:
+    """An optimizer without a name of its own is also called after the output bias it sets: "coupled unigram bias"."""
+    bias = optimizer.set.get(OUTPUT_BIAS, "none")
+    if optimizer.name is not None or bias == "none":
+        return variant
+    return replace(variant, name=f"{variant.name} {bias} bias")
 
 
 def variants_of(optimizer: OptimizerAxis) -> list[Variant]:

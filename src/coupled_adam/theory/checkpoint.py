@@ -61,7 +61,8 @@ def measure_checkpoint(
     )
     table = training.output_table.detach()  # (V, H)
     mean = row_sums(table, len(unigram), "output")[:-1] / len(unigram)  # (H,)
-    statistics = TokenStatistics(table)
+    bias = None if model.lm_head.bias is None else model.lm_head.bias.detach()  # (V,)
+    statistics = TokenStatistics(table, bias)
     output = MeasuredTable(optimizer, mean)
     input = MeasuredTable(optimizer, row_sums(training.input_table, len(unigram), "input")[:-1] / len(unigram))
     sums: Series = {}
@@ -72,7 +73,7 @@ def measure_checkpoint(
     def look_at(hidden: Tensor, targets: Tensor) -> None:
         statistics.add(hidden, targets)
         if not errors:
-            errors.append(identity_error(hidden[:IDENTITY_TOKENS], table, targets[:IDENTITY_TOKENS]))
+            errors.append(identity_error(hidden[:IDENTITY_TOKENS], table, targets[:IDENTITY_TOKENS], bias))
 
     with exact_float32():
         for windows in batches:

@@ -188,7 +188,9 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
     if settings.cuda_graphs is True and not can_capture:
         raise UserError("training.cuda_graphs is true, but needs one CUDA device and no parallelism; set it to auto")
     uses_graphs = can_capture if settings.cuda_graphs == "auto" else settings.cuda_graphs
-    module, model = build(config.to_model_config(), config.seed, ranks, bf16=bf16, compile=compile)
+    counts = ranks.first_does(corpus.unigram)
+    unigram = None if config.model.output_bias == "none" else ranks.all_get(counts)
+    module, model = build(config.to_model_config(), config.seed, ranks, bf16=bf16, compile=compile, unigram=unigram)
     optimizers = build_optimizers(
         model, config.optimizer, capturable=uses_graphs, vocabulary_size=corpus.vocabulary_size
     )
@@ -201,7 +203,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
         model=model,
         optimizers=optimizers,
         precision=precision,
-        measures=build_measures(config, corpus, ranks, module, model, precision),
+        measures=build_measures(config, corpus, counts, ranks, module, model, precision),
         uses_graphs=uses_graphs,
         uses_bf16=bf16,
     )
@@ -284,7 +286,8 @@ def _trainer(
 
 def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> str:
     model, optimizer = config.model, config.optimizer
-    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters() if parameter.requires_grad)
+    bias = "" if model.output_bias == "none" else f", output bias {model.output_bias}"
     details = {
         "adamw": [],
         "coupled": member_parts(optimizer.model_dump()),
@@ -293,8 +296,9 @@ def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> s
     extra = f" ({', '.join(details)})" if details else ""
     where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")
     return (
-        f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide; "
-        f"embeddings by {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}; seed {config.seed}\n"
+        f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide"
+        f"{bias}; embeddings by {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}; "
+        f"seed {config.seed}\n"
         f"{len(corpus.tokens('train')):,} tokens in {corpus.folder}; {config.total_steps:,} steps of "
         f"{config.training.batch_size} x {model.context}; {where}"
     )
