@@ -113,7 +113,8 @@ def test_bins_weighted_by_their_tokens_are_the_loss(tmp_path: Path) -> None:
     found = loss_over(model, tokens, training_counts=zipf_counts())
     bins = by_frequency(found)
     assert sum(each.targets for each in bins) == found.targets
-    assert sum(each.targets * (each.loss or 0.0) for each in bins) / found.targets == pytest.approx(found.loss, rel=1e-9)
+    total = sum(each.targets * (each.loss or 0.0) for each in bins)
+    assert total / found.targets == pytest.approx(found.loss, rel=1e-9)
 
 
 @pytest.mark.parametrize("bf16", [False, True])

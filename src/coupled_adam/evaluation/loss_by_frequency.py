@@ -158,7 +158,7 @@ class FrequencyTally:
 
 
 def mean_over_windows(sums: Tensor, counts: Tensor) -> tuple[float | None, float | None]:
-    """A mean over tokens, and its error from how windows differ: tokens of one window are not independent of each other.
+    """A mean over tokens, and its error from how windows differ: those of one window are not independent of each other.
 
     Args:
         sums: (W,) float64, of each window.
