@@ -56,9 +56,7 @@ def forbidden(*_: Any, **__: Any) -> Any:
     raise AssertionError("this was done before")
 
 
-def test_table_has_a_row_for_every_bin_with_tokens(
-    folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_has_a_row_for_every_bin_with_tokens(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_extras(monkeypatch)
     result = run(place, "--tasks", "none")
     assert result.exit_code == 0, result.output
@@ -132,9 +130,7 @@ def test_corpus_without_counts_is_counted(folder: Path, place: Path, tmp_path: P
     assert list(stored_bins(place)) == list(expected_bins(folder, np.bincount(tokens, minlength=TOKENS)))
 
 
-def test_counts_that_cannot_be_read_are_a_note_and_the_loss_is_there(
-    folder: Path, place: Path, tmp_path: Path
-) -> None:
+def test_counts_that_cannot_be_read_are_a_note_and_the_loss_is_there(folder: Path, place: Path, tmp_path: Path) -> None:
     corpus = with_corpus(folder, place, tmp_path)
     (corpus / UNIGRAM_FILE).write_bytes(b"no array")
     result = run(place, "--tasks", "none", "--json")

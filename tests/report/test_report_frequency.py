@@ -12,6 +12,7 @@ import pytest
 from fabricated_study import COUPLED, STANDARD, fabricate, scaled
 from scipy import stats
 
+from coupled_adam.base.notation import MISSING
 from coupled_adam.report.contents import read_report
 from coupled_adam.report.grid import Grid, gather_grid
 from coupled_adam.report.report_writer import write_report
@@ -86,7 +87,7 @@ def test_table_has_the_mean_of_every_bin_and_the_difference_to_the_first_optimiz
         assert float(row["frequency_tokens_value"]) == 100 * number
         assert float(row["frequency_targets_value"]) == 4096 / 2**number
         if row["optimizer"] == "standard":
-            assert (row["difference_value"], row["difference"], row["verdict"]) == ("", "–", "–")
+            assert (row["difference_value"], row["difference"], row["verdict"]) == ("", MISSING, MISSING)
             continue
         first, second = (values_of(folder, name, f"frequency_loss_{number}") for name in ("standard", "coupled"))
         difference = statistics.fmean(second) - statistics.fmean(first)
@@ -129,7 +130,7 @@ def test_optimizers_without_bins_are_left_out(tmp_path: Path) -> None:
     folder = study(tmp_path / "study", ("coupled", "coupled n=2"), optimizers=optimizers)
     rows = table_rows(folder)
     assert {row["optimizer"] for row in rows} == {"coupled", "coupled n=2"}
-    assert {row["verdict"] for row in rows if row["optimizer"] == "coupled"} == {"–"}
+    assert {row["verdict"] for row in rows if row["optimizer"] == "coupled"} == {MISSING}
     assert [cell.variant.name for cell in figures.shown_cells(grid_of(folder))] == ["coupled", "coupled n=2"]
 
 

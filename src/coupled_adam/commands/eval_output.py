@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from coupled_adam.base.progress import progress_bar
+from coupled_adam.base.progress import progress_bar, wide_enough
 from coupled_adam.base.text import printable_lines
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def show(found: "Downstream", path: Path, *, as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(table)
     if found.loss is not None and found.loss.by_frequency is not None:
-        console.print(frequency_table(found.loss.split, found.loss.by_frequency))
+        bins = frequency_table(found.loss.split, found.loss.by_frequency)
+        wide_enough(console, bins).print(bins)
     console.print(f"Results: {printable_lines(str(path))}", markup=False, soft_wrap=True)
 
 
@@ -87,8 +88,8 @@ def frequency_table(split: str, bins: "Sequence[FrequencyBin]") -> Table:
 
     headings = ("bin", "seen in training", *(each.symbol for each in (BIN_TOKENS, BIN_TARGETS, BIN_LOSS)))
     table = Table(
-        *(Column(heading, justify="right", overflow="fold") for heading in (*headings, BIN_CALIBRATION.symbol)),
-        title=f"{BIN_LOSS.label}, {split} split",
+        *(Column(heading, justify="right") for heading in (*headings, BIN_CALIBRATION.symbol)),
+        title=f"{BIN_LOSS.label.capitalize()}, {split} split",
         caption="Bin 1: the most frequent tokens, half of the training text; each further bin: half of the rest. "
         "Calibration: log of the predicted over the observed share; below 0 the model underestimates these tokens.",
     )

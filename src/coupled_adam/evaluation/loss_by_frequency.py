@@ -50,7 +50,8 @@ class FrequencyBin:
     probability: float
     """What the model gives to the tokens of the bin together, mean over all positions."""
     calibration: float | None
-    """log(probability / share of the targets): below 0 the bin is underestimated. None without targets."""
+    """log(probability / share of the targets): below 0 the bin is underestimated. None without targets, and where the
+    model gives its tokens nothing at all."""
 
 
 def frequency_bins(counts: Counts) -> npt.NDArray[np.int64]:
