@@ -320,7 +320,7 @@ MISTAKES: dict[str, tuple[Any, list[str]]] = {
     "sgd without factor": (lambda text: text.replace('"coupled"', '"sgd"'), ["sgd_factor is missing; the paper"]),
     "an unknown evaluation": (
         lambda text: text + "[evaluation]\nlambada = true\n",
-        ["evaluation.lambada: unknown key; expected one of: test_loss, measures, wordsim"],
+        ["evaluation.lambada: unknown key; expected one of: test_loss, loss_by_frequency, measures, wordsim"],
     ),
     "a wrong base": (lambda text: text.replace('"tiny"', '"tony"'), ["study mine:", "tony"]),
     "an unknown setting": (

@@ -116,6 +116,9 @@ class EvaluationSection(Section):
 
     test_loss: bool = True
     """Mean loss over the whole test split."""
+    loss_by_frequency: bool | None = None
+    """Loss and calibration in ten bins of token frequency. none: wherever the test loss is measured, which takes one
+    pass for both; a result that has its loss already is finished without it. true: of those results too."""
     measures: bool = True
     """All measures of the embeddings."""
     wordsim: Text | None = None

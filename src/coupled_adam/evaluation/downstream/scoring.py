@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from coupled_adam.base.errors import UserError
 from coupled_adam.evaluation.downstream.requests_file import Score, TokenRequest
 from coupled_adam.evaluation.held_out_loss import TOKENS_AT_ONCE
-from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.language_model import LOGIT_BYTES, LanguageModel
 from coupled_adam.models.model_config import ModelConfig
 
 Precision = Literal["float32", "bf16"]
-# Of the logits of one chunk, and once more for their softmax; on the CPU they should stay near its cache.
-LOGIT_BYTES = {"cpu": 2**24, "cuda": 2**28}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from coupled_adam.report.figures import (
     differences,
     embedding_figures,
     experiments,
+    frequency_figures,
     theory_figures,
     training_curves,
 )
@@ -74,6 +75,15 @@ ENTRIES = (
         "{pairs}, of the largest dataset of each model. Bars: one-sided 95% threshold; a filled marker "
         "is significant, a hollow one is not.",
         differences.draw_task_differences,
+    ),
+    _Entry(
+        "loss_by_frequency",
+        "Loss and calibration by token frequency",
+        "Bin 1 holds the most frequent tokens, half of the training text; each further bin holds half of what is left, "
+        "bin 10 all the rest. Difference in loss to {baseline}: bars are the one-sided 95% threshold; a filled marker "
+        "is significant, a hollow one is not. Calibration, log(predicted / observed): 0 where the tokens of the bin "
+        "are predicted as often as they occur, below 0 where the model underestimates them. " + _BAND + "{binned}",
+        frequency_figures.draw_by_frequency,
     ),
     _Entry(
         "ablation_scale",
@@ -184,4 +194,10 @@ def _caption_words(grid: Grid) -> dict[str, str]:
         if len(grid.sizes) > 1
         else "One run each."
     )
-    return {"pairs": what, "largest": largest}
+    binned = frequency_figures.shown_cells(grid)
+    return {
+        "pairs": what,
+        "largest": largest,
+        "baseline": binned[0].variant.label if binned else "",
+        "binned": f" Shown: {binned[0].size.label}." if binned and len(grid.finished.places) > 1 else "",
+    }

@@ -74,7 +74,13 @@ def size_panels(
 
 
 def draw_difference(
-    axes: Axes, x: float, comparison: Comparison, number: int, label: str | None, marker_size: float = 7
+    axes: Axes,
+    x: float,
+    comparison: Comparison,
+    number: int,
+    label: str | None,
+    marker_size: float = 7,
+    colour: str | None = None,
 ) -> None:
     """A marker with the one-sided 95% threshold as its bar, filled where the difference is significant.
 
@@ -85,9 +91,10 @@ def draw_difference(
         number: which of the colours and markers for sizes.
         label: for the legend; None: not in it.
         marker_size: in points.
+        colour: of the optimizer; None: that of the number.
     """
     assert comparison.difference is not None
-    colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
+    colour = colour or SERIES_COLOURS[number % len(SERIES_COLOURS)]
     is_decided = comparison.significant or comparison.significantly_worse
     axes.errorbar(
         x,
