@@ -12,6 +12,7 @@ STUDIES = (
     "untied-heads",
     "centring",
     "partially-coupled",
+    "few-steps",
     "single-gpu-scaled",
     "single-gpu-125m",
     "paper-small-scale",
