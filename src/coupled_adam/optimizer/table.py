@@ -74,11 +74,13 @@ class Hyperparameters:
 
     def on(self, device: torch.device) -> "Hyperparameters":
         """The same with numbers in tensors brought to the device of the table."""
-        options = ("lr", "row_exponent", "column_exponent")
-        tensors = {option: value for option in options if isinstance(value := getattr(self, option), Tensor)}
-        if all(value.device == device for value in tensors.values()):
+        numbers = (self.lr, self.row_exponent, self.column_exponent)
+        if all(number.device == device for number in numbers if isinstance(number, Tensor)):
             return self
-        return replace(self, **{option: value.to(device) for option, value in tensors.items()})
+        lr, row_exponent, column_exponent = (
+            number.to(device) if isinstance(number, Tensor) else number for number in numbers
+        )
+        return replace(self, lr=lr, row_exponent=row_exponent, column_exponent=column_exponent)
 
 
 def _number(group: dict[str, Any], option: str) -> float | Tensor:
@@ -115,6 +117,6 @@ class Table:
 
     @property
     def is_coupled_adam(self) -> bool:
-        """Whether this is the paper's method: row exponent 0 (no row moments), column exponent 1, the mean not removed."""
+        """Whether this is the paper's method: no row moments, column exponent 1, and the mean update stays."""
         x = self.hyper.column_exponent
         return self.row_avg_sq is None and not self.hyper.mean_free and not isinstance(x, Tensor) and x == 1.0
