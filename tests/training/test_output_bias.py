@@ -208,6 +208,14 @@ def test_an_unknown_kind_is_refused(corpus: Path) -> None:
         biased(corpus, "bigram")
 
 
+@pytest.mark.parametrize("kind", ["unigram", "learned"])
+def test_a_model_without_counts_or_with_too_many_is_refused(kind: str, corpus: Path) -> None:
+    shape = biased(corpus, kind).to_model_config()
+    for counts in (None, np.ones(ROWS + 1, np.int64)):
+        with pytest.raises(ValueError, match="unigram"):
+            build(shape, 1, ONE_PROCESS, bf16=False, compile=False, unigram=counts)
+
+
 @pytest.fixture(scope="module")
 def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of output_bias_worker.py, on two ranks."""

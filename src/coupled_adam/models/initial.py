@@ -20,8 +20,8 @@ from coupled_adam.models.model_config import ModelConfig
 from coupled_adam.optimizer.inventory import plain_name
 
 STANDARD_DEVIATION = 0.02
-# The matrices that write into the residual stream, two per layer: GPT-2 and Llama.
 OUTPUT_BIAS = "lm_head.bias"
+# The matrices that write into the residual stream, two per layer: GPT-2 and Llama.
 RESIDUAL_PROJECTIONS = ("attn.c_proj.weight", "mlp.c_proj.weight", "self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
