@@ -122,8 +122,9 @@ def first_pass_kernel(
     tl.store(column_sums_ptr + partial, column_sums.to(tl.float64), mask=in_table)
     overflowed_columns = (column_sums < float("inf")) == 0
     if tl.max(overflowed_columns.to(tl.int32), axis=0) > 0:
+        first_tile = tl.program_id(0)
         _square_sums_again(
-            grad_ptr, column_sums_ptr + partial, overflowed_columns, in_table, grad_columns, tl.program_id(0), real_rows,
+            grad_ptr, column_sums_ptr + partial, overflowed_columns, in_table, grad_columns, first_tile, real_rows,
             stride_grad_v, BLOCK_V, BLOCK_H,
         )  # fmt: skip
 

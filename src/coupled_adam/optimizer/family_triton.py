@@ -7,7 +7,7 @@ order, so a step is deterministic.
 | a step | passes over the table |
 | --- | --- |
 | `first_pass`, `advance_column_moment`, `coefficients`, `move_rows` | reads g, m, writes m; reads m, e, writes e |
-| the same with clipping: `square_sums`, `advance_row_moment`, `advance_first_moment` for the first | reads g once more |
+| with clipping `square_sums`, `advance_row_moment`, `advance_first_moment` for the first | reads g once more |
 | `square_sums`, both moments, `coefficients`, `apply_update` | reads g; reads g, m, e, writes m, e |
 
 Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, P programs that each left a partial sum.
@@ -111,7 +111,7 @@ def first_pass(table: Table, grad_factor: Tensor | None, found_inf: Tensor | Non
     block_v, block_h, warps, programs = _tile(FIRST_PASS, V, H)
     sums = torch.empty(2, programs, H, dtype=torch.float64, device=grad.device)
     row_factor = None if row_avg_sq is None else torch.empty(V, 1, dtype=torch.float32, device=grad.device)
-    step, correction1, correction2 = _step(table)
+    step, _, correction2 = _step(table)
     exponent, exponent_value = _number(hyper.row_exponent)
     tile = (block_v, block_h, FIRST_PASS.stages)
     strides = (*grad.stride(), *exp_avg.stride())
@@ -369,7 +369,7 @@ def _first_pass_over_wide_rows(table: Table, grad_factor: Tensor | None, found_i
 
 
 def _tile(tiling: Tiling, V: int, H: int) -> tuple[int, int, int, int]:
-    """BLOCK_V, BLOCK_H, warps and programs. As many warps as a row fills: so each thread has all rows of its columns."""
+    """BLOCK_V, BLOCK_H, warps and programs. A row fills all warps, so that each thread adds up its own columns."""
     block_h = min(_next_power_of_2(max(H, 32)), tiling.columns)
     warps = max(min(block_h // tiling.columns_per_warp, MAX_WARPS), 1)
     block_v = max(min(tiling.elements // block_h, 32), 1)
