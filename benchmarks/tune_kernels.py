@@ -34,6 +34,7 @@ class Candidate(NamedTuple):
 
     part: str
     shape: tuple[int, int]
+    dtype: torch.dtype
     constants: dict[str, Any]
 
 
@@ -52,7 +53,7 @@ def milliseconds(function: Callable[[], object], repetitions: int = 15) -> float
         end.record()
         times.append((start, end))
     torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in times)
+    return statistics.median(float(start.elapsed_time(end)) for start, end in times)
 
 
 def random_table(V: int, H: int, dtype: torch.dtype = torch.float32, **options: Any) -> Table:
@@ -113,7 +114,8 @@ def partial_sums(P: int, H: int) -> Tensor:
 
 
 def small_kernels(table: Table) -> None:
-    sums = partial_sums(family_triton.FIRST_PASS.programs_per_column_block, table.width)
+    multiprocessors = torch.cuda.get_device_properties(table.param.device).multi_processor_count
+    sums = partial_sums(multiprocessors * family_triton.FIRST_PASS.programs, table.width)
     family_triton.advance_column_moment(table, sums, None)
     family_triton.coefficients(table, sums, None)
 
@@ -129,39 +131,35 @@ PARTS: dict[str, tuple[Callable[[Table], object], int]] = {
 }
 
 
-def candidates(shape: tuple[int, int]) -> Iterator[Candidate]:
-    wide = shape[1] > 2048
+def candidates(shape: tuple[int, int], dtype: torch.dtype) -> Iterator[Candidate]:
     Tiling = family_triton.Tiling
-    for columns_per_warp, rows, stages, programs in itertools.product(
-        (256, 512) if wide else (128, 256), (1, 2) if wide else (2, 4, 8), (1, 2, 3), (132, 264, 396, 528, 1056)
+    candidate = functools.partial(Candidate, shape=shape, dtype=dtype)
+    for columns_per_warp, elements, stages, programs in itertools.product(
+        (128, 256), (2048, 4096, 8192), (1, 2, 3), (1, 2, 3, 4, 8)
     ):
-        elements = rows * (4096 if wide else 1024)
         tiling = Tiling(family_triton.MAX_WIDTH, columns_per_warp, elements, programs, stages)
-        yield Candidate("first_pass", shape, {"FIRST_PASS": tiling})
+        yield candidate("first_pass", constants={"FIRST_PASS": tiling})
         if stages < 3:
             tiling = tiling._replace(elements=2 * elements)
-            yield Candidate("square_sums", shape, {"SQUARE_SUMS": tiling})
-    for columns, elements, stages, programs in itertools.product(
-        (512, 1024), (2048, 4096, 8192), (1, 2, 3), (264, 528, 1056)
-    ):
-        programs = programs // -(-shape[1] // columns)
-        tiling = Tiling(columns, 128, elements, programs, stages)
-        yield Candidate("advance_first_moment", shape, {"FIRST_MOMENT": tiling})
+            yield candidate("square_sums", constants={"SQUARE_SUMS": tiling})
+    for columns, elements, stages, programs in itertools.product((512, 1024), (2048, 4096, 8192), (1, 2, 3), (2, 4, 8)):
+        yield candidate(
+            "advance_first_moment", constants={"FIRST_MOMENT": Tiling(columns, 128, elements, programs, stages)}
+        )
     for block_h, block_v, warps in itertools.product((256, 512, 1024), (1, 2, 4, 8), (4, 8)):
         if 512 <= block_h * block_v <= 4096:
             constants = {"UPDATE_BLOCK_V": block_v, "UPDATE_BLOCK_H": block_h, "UPDATE_WARPS": warps}
-            yield Candidate("move_rows", shape, constants)
-            yield Candidate("apply_update", shape, constants)
-    for block_p, block_h in itertools.product((32, 64, 128, 256), (4, 8, 16, 32)):
-        if 256 <= block_p * block_h <= 4096:
-            yield Candidate("small kernels", shape, {"REDUCE_BLOCK_P": block_p, "REDUCE_BLOCK_H": block_h})
+            yield candidate("move_rows", constants=constants)
+            yield candidate("apply_update", constants=constants)
+    for block_p, programs in itertools.product((64, 128, 256), (64, 128, 256, 512)):
+        yield candidate("small kernels", constants={"REDUCE_BLOCK_P": block_p, "REDUCE_PROGRAMS": programs})
 
 
 def compile_all(share: list[Candidate]) -> None:
     """Run each candidate once, so that its kernels lie in Triton's cache on disk; for all V that 16 divides alike."""
     for candidate in share:
-        table = random_table(2**12, candidate.shape[1], row_exponent=0.25, mean_free=True)
-        with_constants(candidate.constants, lambda part=candidate.part, table=table: PARTS[part][0](table))
+        table = random_table(2**12, candidate.shape[1], candidate.dtype, row_exponent=0.25, mean_free=True)
+        with_constants(candidate.constants, functools.partial(PARTS[candidate.part][0], table))
 
 
 def with_constants(constants: dict[str, Any], function: Callable[[], Any]) -> Any:
@@ -175,12 +173,12 @@ def with_constants(constants: dict[str, Any], function: Callable[[], Any]) -> An
             setattr(family_triton, name, value)
 
 
-def compile_family(shapes: list[tuple[int, int]]) -> None:
+def compile_family(shapes: list[tuple[int, int]], dtype: torch.dtype, parts: list[str]) -> None:
     kinds = {}
-    every = [candidate for shape in shapes for candidate in candidates(shape)]
+    every = [candidate for shape in shapes for candidate in candidates(shape, dtype) if candidate.part in parts]
     for candidate in every:  # the number of programs is not compiled in
         compiled = {
-            name: value._replace(programs_per_column_block=0) if isinstance(value, family_triton.Tiling) else value
+            name: value._replace(programs=0) if isinstance(value, family_triton.Tiling) else value
             for name, value in candidate.constants.items()
         }
         kinds[repr((candidate.part, candidate.shape, compiled))] = candidate
@@ -189,18 +187,17 @@ def compile_family(shapes: list[tuple[int, int]]) -> None:
         pool.map(compile_all, [to_compile[i::COMPILERS] for i in range(COMPILERS)], chunksize=1)
 
 
-def tune_family(shapes: list[tuple[int, int]]) -> None:
-    every = [candidate for shape in shapes for candidate in candidates(shape)]
+def tune_family(shapes: list[tuple[int, int]], dtype: torch.dtype, parts: list[str]) -> None:
     for shape in shapes:
-        table = random_table(*shape, row_exponent=0.25, mean_free=True)
+        table = random_table(*shape, dtype, row_exponent=0.25, mean_free=True)
         size = table.param.numel() * table.param.element_size()
-        for part, (function, passes) in PARTS.items():
+        for part in parts:
+            function, passes = PARTS[part]
             results = []
-            for candidate in every:
-                if candidate.shape == shape and candidate.part == part:
+            for candidate in candidates(shape, dtype):
+                if candidate.part == part:
                     duration = with_constants(
-                        candidate.constants,
-                        lambda function=function, table=table: milliseconds(lambda: function(table)),
+                        candidate.constants, functools.partial(milliseconds, functools.partial(function, table))
                     )
                     results.append(
                         (duration, ", ".join(f"{name}={value}" for name, value in candidate.constants.items()))
@@ -222,7 +219,7 @@ def tune_coupled(shapes: list[tuple[int, int]]) -> None:
                 continue
             triton_kernels.BLOCK_H, triton_kernels.SUM_BLOCK_V = block_h, block_v
             triton_kernels.SUM, triton_kernels.SUM_PROGRAMS = with_warps(triton_kernels.SUM, warps), programs
-            duration = milliseconds(lambda table=table: triton_kernels.column_square_sums(table.grad))
+            duration = milliseconds(functools.partial(triton_kernels.column_square_sums, table.grad))
             results.append((duration, f"BLOCK_H {block_h} BLOCK_V {block_v} warps {warps} programs {programs}"))
         report(f"{V}x{H} sums", results, size / BYTES_PER_MS)
         triton_kernels.BLOCK_H, triton_kernels.SUM_BLOCK_V = 256, 16
@@ -234,7 +231,7 @@ def tune_coupled(shapes: list[tuple[int, int]]) -> None:
             triton_kernels.BLOCK_H, triton_kernels.UPDATE_BLOCK_V = block_h, block_v
             triton_kernels.UPDATE = with_warps(triton_kernels.UPDATE, warps)
             label = f"BLOCK_H {block_h} BLOCK_V {block_v} warps {warps}"
-            results.append((milliseconds(lambda table=table: coupled_step(table)), label))
+            results.append((milliseconds(functools.partial(coupled_step, table)), label))
         report(f"{V}x{H} sums and update", results, 6 * size / BYTES_PER_MS)
         del table
         torch.cuda.empty_cache()
@@ -260,7 +257,7 @@ def time_steps(shapes: list[tuple[int, int]]) -> None:
     for (V, H), dtype in itertools.product(shapes, (torch.float32, torch.bfloat16)):
         for name, step, passes, options in steps:
             table = random_table(V, H, dtype, **options)
-            duration = milliseconds(lambda step=step, table=table: step(table), repetitions=30)
+            duration = milliseconds(functools.partial(step, table), repetitions=30)
             floor = passes * V * H * dtype.itemsize / BYTES_PER_MS
             print(f"{V}x{H} {dtype} {name}: {duration:.4f} ms, {100 * floor / duration:.0f}% of {passes} passes")
             del table
@@ -273,6 +270,8 @@ def time_steps(shapes: list[tuple[int, int]]) -> None:
         del table
     table = random_table(64, 64, row_exponent=0.25, mean_free=True)
     for name, step, _, _ in steps:
+        step(table)
+        torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(200):
             step(table)
@@ -283,9 +282,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", choices=["coupled", "compile", "family", "steps"])
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first so many shapes")
+    parser.add_argument("--dtype", default="float32", help="of the table; for compile and family")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="for compile and family")
     arguments = parser.parse_args()
-    tuners = {"coupled": tune_coupled, "compile": compile_family, "family": tune_family, "steps": time_steps}
-    tuners[arguments.what](SHAPES[: arguments.shapes])
+    shapes = SHAPES[: arguments.shapes]
+    if arguments.what == "coupled":
+        tune_coupled(shapes)
+    elif arguments.what == "compile":
+        compile_family(shapes, getattr(torch, arguments.dtype), arguments.parts)
+    elif arguments.what == "family":
+        tune_family(shapes, getattr(torch, arguments.dtype), arguments.parts)
+    else:
+        time_steps(shapes)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,15 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The kernels with tiles so small that a small table has many, and several for each program."""
     module = importlib.import_module("coupled_adam.optimizer.family_triton")
     for name in ("FIRST_PASS", "SQUARE_SUMS", "FIRST_MOMENT"):
-        monkeypatch.setattr(module, name, getattr(module, name)._replace(elements=512, programs_per_column_block=5))
+        monkeypatch.setattr(module, name, getattr(module, name)._replace(elements=512))
     monkeypatch.setattr(module, "FIRST_MOMENT", module.FIRST_MOMENT._replace(columns=32))
-    for name, size in (("REDUCE_BLOCK_P", 2), ("UPDATE_BLOCK_V", 16), ("UPDATE_BLOCK_H", 32), ("ROW_BLOCK_V", 32)):
+    for name, size in (
+        ("REDUCE_BLOCK_P", 2),
+        ("REDUCE_PROGRAMS", 4),
+        ("UPDATE_BLOCK_V", 16),
+        ("UPDATE_BLOCK_H", 32),
+        ("ROW_BLOCK_V", 32),
+    ):
         monkeypatch.setattr(module, name, size)
     return module
 

@@ -13,6 +13,7 @@ order, so a step is deterministic.
 Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, P programs that each left a partial sum.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -33,27 +34,28 @@ from coupled_adam.optimizer.triton_kernels import (
 
 
 class Tiling(NamedTuple):
-    """How a kernel that adds up columns walks a table."""
+    """How a kernel that adds up columns walks a table. Each program leaves a partial sum per column: few are enough."""
 
     columns: int
     """The most columns of a tile."""
     columns_per_warp: int
+    """Of float32; of narrower elements, which a thread loads eight at a time, twice as many."""
     elements: int
-    """Rows of a tile are so many that it has this many elements."""
-    programs_per_column_block: int
-    """The most; each leaves a partial sum per column."""
+    """Of a tile: so many rows does it have."""
+    programs: int
+    """Per multiprocessor, over all columns."""
     stages: int
-    """How many tiles are on their way from memory at one time, and one less."""
+    """Tiles at one time, of which all but one are on their way from memory into shared memory."""
 
 
-# Found by benchmarks/tune_kernels.py on an H200, which has 132 multiprocessors. Wider rows are not kept in registers.
+# Found by benchmarks/tune_kernels.py on an H200. Wider rows are not kept in registers.
 MAX_WIDTH = 8192
-FIRST_PASS = Tiling(MAX_WIDTH, 128, 4096, 264, 1)
-SQUARE_SUMS = Tiling(MAX_WIDTH, 128, 4096, 264, 1)
-FIRST_MOMENT = Tiling(1024, 128, 4096, 264, 1)
-UPDATE_BLOCK_V, UPDATE_BLOCK_H, UPDATE_WARPS = 2, 256, 8
+FIRST_PASS = Tiling(MAX_WIDTH, 128, 8192, 1, 3)
+SQUARE_SUMS = Tiling(MAX_WIDTH, 256, 8192, 2, 1)
+FIRST_MOMENT = Tiling(1024, 128, 2048, 2, 3)
+UPDATE_BLOCK_V, UPDATE_BLOCK_H, UPDATE_WARPS = 2, 512, 8
 ROW_BLOCK_V, WIDE_ROW_BLOCK_H = 256, 2048
-REDUCE_BLOCK_P, REDUCE_BLOCK_H, MEAN_BLOCK_H = 64, 16, 1024
+REDUCE_BLOCK_P, REDUCE_PROGRAMS, MEAN_BLOCK_H = 256, 256, 1024
 MAX_WARPS = 16
 
 _WARPS = (1, 2, 4, 8, 16)
@@ -83,9 +85,8 @@ def square_sums(table: Table) -> tuple[Tensor, Tensor | None]:
         with on_device_of(grad):
             ROW_SQUARE_SUMS.launch((max(V, 1), 1, 1), kind, grad, row_sums, V, H, *strides, WIDE_ROW_BLOCK_H)
         return column_square_sums(grad[:real_rows]), row_sums
-    block_v, block_h, warps, programs = _tile(SQUARE_SUMS, V, H)
+    warps, programs, tile = _tile(SQUARE_SUMS, grad)
     column_sums = torch.empty(programs, H, dtype=torch.float64, device=grad.device)
-    tile = (block_v, block_h, SQUARE_SUMS.stages)
     with on_device_of(grad):
         SQUARE_SUMS_LAUNCHERS[warps].launch(
             (programs, 1, 1),
@@ -108,12 +109,11 @@ def first_pass(table: Table, grad_factor: Tensor | None, found_inf: Tensor | Non
     V, H = grad.shape
     if H > MAX_WIDTH:
         return _first_pass_over_wide_rows(table, grad_factor, found_inf)
-    block_v, block_h, warps, programs = _tile(FIRST_PASS, V, H)
+    warps, programs, tile = _tile(FIRST_PASS, grad, exp_avg)
     sums = torch.empty(2, programs, H, dtype=torch.float64, device=grad.device)
     row_factor = None if row_avg_sq is None else torch.empty(V, 1, dtype=torch.float32, device=grad.device)
     step, _, correction2 = _step(table)
     exponent, exponent_value = _number(hyper.row_exponent)
-    tile = (block_v, block_h, FIRST_PASS.stages)
     strides = (*grad.stride(), *exp_avg.stride())
     alignment = (grad.data_ptr() % 16, exp_avg.data_ptr() % 16, _alignment(row_avg_sq), programs * H % 2)
     dtypes = (grad.dtype, exp_avg.dtype, _dtype(exponent))
@@ -194,10 +194,10 @@ def advance_column_moment(
     P, H = square_sums.shape
     alignment = (square_sums.data_ptr() % 16, exp_avg_sq.data_ptr() % 16)
     kind = (exp_avg_sq.device, square_sums.dtype, alignment, grad_factor is None, found_inf is None, P, H, table.rows)
-    block = (REDUCE_BLOCK_P, REDUCE_BLOCK_H)
+    block = (REDUCE_BLOCK_P, _reduced_columns(H))
     with on_device_of(exp_avg_sq):
         COLUMN_MOMENT.launch(
-            (max(ceil_div(H, REDUCE_BLOCK_H), 1), 1, 1),
+            (max(ceil_div(H, block[1]), 1), 1, 1),
             (kind, block),
             square_sums,
             exp_avg_sq,
@@ -218,15 +218,14 @@ def advance_first_moment(
     """Update m_t in place and return sums of rho_i m_ih, (P, H); see `family_blockwise.advance_first_moment`."""
     grad, exp_avg, hyper = table.grad, table.exp_avg, table.hyper
     V, H = grad.shape
-    block_v, block_h, warps, programs = _tile(FIRST_MOMENT, V, H)
+    warps, programs, tile = _tile(FIRST_MOMENT, grad, exp_avg)
     weighted_sums = torch.empty(programs, H, dtype=torch.float64, device=grad.device)
-    tile = (block_v, block_h, FIRST_MOMENT.stages)
     strides = (*grad.stride(), *exp_avg.stride())
     alignment = (grad.data_ptr() % 16, exp_avg.data_ptr() % 16, _alignment(row_factor))
     missing = (row_factor is None, grad_factor is None, found_inf is None)
     with on_device_of(grad):
         FIRST_MOMENT_LAUNCHERS[warps].launch(
-            (programs, max(ceil_div(H, block_h), 1), 1),
+            (programs, max(ceil_div(H, tile[1]), 1), 1),
             (grad.device, grad.dtype, exp_avg.dtype, V, H, table.real_rows, strides, alignment, missing, tile),
             grad,
             exp_avg,
@@ -261,10 +260,10 @@ def coefficients(
     dtypes = tuple(map(_dtype, (weighted_sums, mean_second_moment, lr, row_exponent, column_exponent)))
     alignment = (exp_avg_sq.data_ptr() % 16, _alignment(weighted_sums), H % 4)
     kind = (exp_avg_sq.device, dtypes, alignment, step is None, table.row_avg_sq is None, table.rows, P, H)
-    block = (REDUCE_BLOCK_P, REDUCE_BLOCK_H, MEAN_BLOCK_H)
+    block = (REDUCE_BLOCK_P, _reduced_columns(H), MEAN_BLOCK_H)
     with on_device_of(exp_avg_sq):
         COEFFICIENTS.launch(
-            (max(ceil_div(H, REDUCE_BLOCK_H), 1), 1, 1),
+            (max(ceil_div(H, block[1]), 1), 1, 1),
             (kind, block),
             exp_avg_sq,
             weighted_sums,
@@ -329,8 +328,7 @@ def _update_rows(
     step = table.step if step_on_device(table) else None
     lr, lr_value = _number(hyper.lr)
     strides = (*param.stride(), *((0, 0) if grad is None else grad.stride()), *exp_avg.stride())
-    alignment = (param.data_ptr() % 16, exp_avg.data_ptr() % 16, coefficient.data_ptr() % 16)
-    alignment += tuple(map(_alignment, (grad, row_factor, offset)))
+    alignment = tuple(map(_alignment, (param, grad, exp_avg, coefficient, row_factor, offset)))
     dtypes = (param.dtype, exp_avg.dtype, _dtype(grad), _dtype(lr))
     missing = (grad_factor is None, found_inf is None, step is None)
     tile = (UPDATE_BLOCK_V, UPDATE_BLOCK_H)
@@ -368,12 +366,39 @@ def _first_pass_over_wide_rows(table: Table, grad_factor: Tensor | None, found_i
     return FirstPass(column_sums, advance_first_moment(table, row_factor, grad_factor, found_inf), row_factor)
 
 
-def _tile(tiling: Tiling, V: int, H: int) -> tuple[int, int, int, int]:
-    """BLOCK_V, BLOCK_H, warps and programs. A row fills all warps, so that each thread adds up its own columns."""
+def _tile(tiling: Tiling, *tensors: Tensor) -> tuple[int, int, tuple[int, int, int]]:
+    """Warps, programs per block of columns, and BLOCK_V, BLOCK_H, STAGES for a kernel that reads these tensors.
+
+    A row fills all warps, so that each thread adds up columns of its own.
+    """
+    V, H = tensors[0].shape
+    multiprocessors, shared_memory = _limits(tensors[0].device)
+    narrowest = min(tensor.element_size() for tensor in tensors)
     block_h = min(_next_power_of_2(max(H, 32)), tiling.columns)
-    warps = max(min(block_h // tiling.columns_per_warp, MAX_WARPS), 1)
-    block_v = max(min(tiling.elements // block_h, 32), 1)
-    return block_v, block_h, warps, max(min(ceil_div(V, block_v), tiling.programs_per_column_block), 1)
+    warps = max(min(block_h * narrowest // (4 * tiling.columns_per_warp), MAX_WARPS), 1)
+    block_v, stages = max(min(tiling.elements // block_h, 32), 1), tiling.stages
+    row_bytes = block_h * sum(tensor.element_size() for tensor in tensors)
+    while stages > 1 and block_v * row_bytes * (stages - 1) > shared_memory:
+        block_v, stages = (block_v // 2, stages) if block_v > 1 else (1, stages - 1)
+    programs = max(multiprocessors * tiling.programs // max(ceil_div(H, block_h), 1), 1)
+    return warps, max(min(ceil_div(V, block_v), programs), 1), (block_v, block_h, stages)
+
+
+@functools.cache
+def _limits(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors of a GPU, and bytes of shared memory that tiles of one program may take."""
+    if device.type == "cpu":  # Triton's interpreter
+        return 4, 2**16
+    properties = torch.cuda.get_device_properties(device)
+    # What Triton itself needs, for sums over a row and over a column, comes on top.
+    spare = 4 * MAX_WIDTH
+    shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    return properties.multi_processor_count, shared - spare
+
+
+def _reduced_columns(H: int) -> int:
+    """Columns of one program that adds up partial sums: few, so that many programs read at a time."""
+    return max(min(_next_power_of_2(max(H, 1)) // REDUCE_PROGRAMS, 16), 4)
 
 
 def _next_power_of_2(n: int) -> int:
