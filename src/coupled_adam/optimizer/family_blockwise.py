@@ -98,6 +98,10 @@ def advance_row_moment(table: Table, row_sums: Tensor, grad_factor: Tensor | Non
     """
     hyper, row_avg_sq = table.hyper, table.row_avg_sq
     assert row_avg_sq is not None
+    loops = _loops_for(table.grad)
+    if loops is not None:
+        factors: Tensor = loops.advance_row_moment(table, row_sums, gradient_weight(table, grad_factor))
+        return factors
     wide = sum_dtype(row_avg_sq.device)
     mean_square = row_sums.to(wide) / table.width
     if grad_factor is not None:

@@ -59,14 +59,6 @@ def first_pass(table: Table, factor: float) -> tuple[Tensor, Tensor, Tensor | No
     row_factor = torch.empty(V, 1, dtype=torch.float32)
     starts, real_pieces = _pieces_of_sums(table.grad, table.real_rows)
     column_sums, weighted_sums = _partial_sums(starts, table.grad), _partial_sums(starts, table.grad)
-    row_numbers = (
-        factor**2,
-        float(table.width),
-        hyper.beta2,
-        float(bias_correction(hyper.beta2, table.step.item() + 1)),
-        hyper.eps,
-        row_exponent,
-    )
     _run(
         _take_first_pass,
         _array(table.grad),
@@ -76,12 +68,31 @@ def first_pass(table: Table, factor: float) -> tuple[Tensor, Tensor, Tensor | No
         starts,
         column_sums,
         weighted_sums,
-        row_numbers,
+        _row_numbers(table, row_exponent, factor),
         _moment_numbers(table, factor),
         FLOAT32_ROWS,
     )
     _count_as_written(table.exp_avg, row_avg_sq)
     return _total(column_sums, real_pieces), _total(weighted_sums, real_pieces), row_factor if has_rows else None
+
+
+def advance_row_moment(table: Table, row_sums: Tensor, factor: float) -> Tensor:
+    """Update r_t of one table in place and return rho, (V, 1); see `family_blockwise.advance_row_moment`.
+
+    In torch this is a dozen operations with a barrier each.
+
+    Args:
+        table: the table, with `row_avg_sq`; numbers of `hyper` on the host.
+        row_sums: row sums of squares of the gradient as it was read, over all ranks, (V, 1) float64.
+        factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
+    """
+    assert table.row_avg_sq is not None
+    row_factor = torch.empty(table.row_avg_sq.shape, dtype=torch.float32)
+    vectors = (_column(row_sums.to(torch.float64)), _column(table.row_avg_sq), _column(row_factor))
+    numbers = _row_numbers(table, float(table.hyper.row_exponent), factor)
+    _run(_advance_row_moments, *vectors, numbers, numba_kernels.SUM_PIECE_ROWS)
+    _count_as_written(table.row_avg_sq)
+    return row_factor
 
 
 def advance_first_moment(table: Table, row_factor: Tensor | None, factor: float) -> Tensor:
@@ -135,7 +146,10 @@ def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offs
 
 
 def _pieces_of_sums(grad: Tensor, real_rows: int) -> tuple[npt.NDArray[np.int64], int]:
-    """The first row of each piece and V at the end, (P + 1,), and how many pieces have real rows. None has both kinds."""
+    """The first row of each piece and V at the end, (P + 1,), and how many pieces have real rows.
+
+    No piece has both real rows and padding.
+    """
     V, H = grad.shape
     most_pieces = max(numba_kernels.PARTIAL_SUM_BYTES // (8 * H), 1)
     rows = max(numba_kernels.SUM_PIECE_ROWS, -(-V // most_pieces))
@@ -161,6 +175,12 @@ def _column(tensor: Tensor) -> npt.NDArray[Any]:
 
 def _row_factors(table: Table, row_factor: Tensor | None) -> npt.NDArray[np.float32]:
     return np.ones(table.param.shape[0], np.float32) if row_factor is None else _column(row_factor)
+
+
+def _row_numbers(table: Table, row_exponent: float, factor: float) -> tuple[float, ...]:
+    hyper = table.hyper
+    bias_correction2 = float(bias_correction(hyper.beta2, table.step.item() + 1))
+    return factor * factor, float(table.width), hyper.beta2, bias_correction2, hyper.eps, row_exponent
 
 
 def _moment_numbers(table: Table, factor: float) -> tuple[np.float32, np.float32, np.float32]:
@@ -245,6 +265,17 @@ def _add_squares(grad, starts, column_sums, row_sums, next_piece):
         column_sums[piece] = 0.0
         for i in range(starts[piece], starts[piece + 1]):
             row_sums[i] = _add_row_squares(grad[i], column_sums[piece])
+
+
+@_compiled
+def _advance_row_moments(row_sums, row_avg_sq, row_factor, row_numbers, rows, next_piece):
+    V = row_sums.shape[0]
+    while True:
+        start = rows * _claim(next_piece)
+        if start >= V:
+            return
+        for i in range(start, min(start + rows, V)):
+            row_factor[i] = _row_factor(row_avg_sq, i, row_sums[i], row_numbers)
 
 
 @_compiled
