@@ -27,6 +27,7 @@ from coupled_adam.base.files import (
     write_whole,
 )
 from coupled_adam.base.text import size_text
+from special_files import make_special_file
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,14 +142,7 @@ def test_what_is_not_a_regular_file_is_refused_before_it_is_read(
     tmp_path: Path, read: Callable[[Path], object], kind: str
 ) -> None:
     path = tmp_path / "a"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        os.mknod(path, 0o140600)
+    make_special_file(path, kind)
     with pytest.raises(UserError, match=rf"^{path}: .*{kind_of_file(path.stat().st_mode)}"):
         read(path)
 

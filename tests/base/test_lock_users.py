@@ -19,6 +19,7 @@ from coupled_adam.study.cell import Task, run_cell
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import CLAIM, is_claimed
 from coupled_adam.training.run_folder import RunFolder
+from special_files import make_special_file
 
 
 @contextmanager
@@ -97,10 +98,7 @@ def test_a_complete_corpus_is_opened_while_another_process_holds_its_lock(tmp_pa
 @pytest.mark.parametrize("user", ["train", "data"])
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 def test_a_pipe_or_a_device_in_the_place_of_the_lock_is_refused(tmp_path: Path, user: str, kind: str) -> None:
-    if kind == "fifo":
-        os.mkfifo(tmp_path / "lock")
-    else:
-        (tmp_path / "lock").symlink_to("/dev/zero")
+    make_special_file(tmp_path / "lock", kind)
     kind_found = kind_of_file((tmp_path / "lock").lstat().st_mode)
     with pytest.raises(UserError, match=rf"^{tmp_path / 'lock'}: .*{kind_found}"), USERS[user](tmp_path):
         pytest.fail("no lock is held")

@@ -20,6 +20,7 @@ from coupled_adam.base import locks
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import kind_of_file, process_start, where_processes_live
 from coupled_adam.base.locks import Holder, LockHeld, is_held, lock_names, locked
+from special_files import make_special_file
 
 PREPARED = """
 import fcntl, os, sys, time
@@ -252,16 +253,12 @@ def test_a_lock_taken_when_the_file_system_still_had_locks_holds_when_it_has_non
 @pytest.mark.usefixtures("missing")
 def test_anything_but_a_file_is_refused_as_a_lock(tmp_path: Path, kind: str) -> None:
     path, target = tmp_path / "lock", tmp_path / "target"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "folder":
-        path.mkdir()
-    else:
+    if "link" in kind:
         path.symlink_to(target)
         if kind == "link":
             target.write_text("mine")
+    else:
+        make_special_file(path, kind)
     with pytest.raises(UserError, match=rf"^{path}: .*{kind_of_file(path.lstat().st_mode)}"), locked(path):
         pytest.fail("not a lock")
     assert not is_held(path)

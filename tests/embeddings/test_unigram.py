@@ -2,7 +2,6 @@
 
 import json
 import lzma
-import os
 import zipfile
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from measure_reference import data_path, needs_test_data
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings import count_unigram, count_unigram_text, load_unigram, open_tokenizer
+from special_files import make_special_file
 
 TOKENS = np.random.default_rng(0).integers(0, 50, 10_000)
 COUNTS = np.bincount(TOKENS, minlength=60)
@@ -205,12 +205,8 @@ def test_a_real_text_and_its_tokens_count_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "huge", "npz", "object", "text", "scalar"])
 def test_counts_that_are_no_array_of_a_file_are_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "unigram.npy"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "folder":
-        path.mkdir()
+    if kind in ("fifo", "device", "folder"):
+        make_special_file(path, kind)
     elif kind == "huge":
         header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (4611686018427387904,), }"
         path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)

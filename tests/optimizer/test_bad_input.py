@@ -28,7 +28,7 @@ from coupled_adam import CoupledAdamW
         ({"max_grad_norm": float("nan")}, "Invalid max_grad_norm value: nan"),
         ({"couple": "lm_head.weight"}, r"couple=\['lm_head.weight'\]"),
         ({"couple": ["no.such.*"]}, r"'no\.such\.\*'"),
-        ({"couple": ["norm.weight"]}, r"'norm.weight' has shape \(6,\), expected \(V, H\)"),
+        ({"couple": ["norm.weight"]}, r"'norm\.weight'.*\(6,\).*\(V, H\)"),
         ({"couple": "none"}, r"torch\.optim\.AdamW\(param_groups\(model, couple='none'\)\)"),
         ({"couple": None}, r"couple\b.*None\b.*torch\.optim\.AdamW\(param_groups\(model, couple='none'\)\)"),
         ({"couple": 3}, r"couple\b.* 3\b.*'output', 'input', 'all'"),
@@ -79,7 +79,7 @@ def test_a_learning_rate_tensor_that_is_not_finite_is_refused(value: float) -> N
 
 def test_no_coupled_group_is_never_a_silent_adamw() -> None:
     for params in ([nn.Parameter(torch.zeros(3, 2))], list(LanguageModel().named_parameters())):
-        with pytest.raises(ValueError, match=r"No coupled group.*CoupledAdamW\(model"):
+        with pytest.raises(ValueError, match=r"torch\.optim\.AdamW.*CoupledAdamW\(model"):
             CoupledAdamW(params)
 
 
@@ -92,9 +92,9 @@ def test_couple_without_a_model_is_refused() -> None:
     ("param", "message"),
     [
         (torch.zeros(768), r"'ln_f\.weight'.*\(768,\).*\(V, H\).*coupled=True"),
-        (torch.zeros(2, 3, 4), r"shape \(2, 3, 4\), expected \(V, H\)"),
-        (torch.zeros(3, 2, dtype=torch.complex64), "complex dtype"),
-        (torch.zeros(0, 4), "without elements"),
+        (torch.zeros(2, 3, 4), r"\(2, 3, 4\).*\(V, H\)"),
+        (torch.zeros(3, 2, dtype=torch.complex64), "complex64.*coupled=True"),
+        (torch.zeros(0, 4), r"'ln_f\.weight'.*\(0, 4\)(?!.*\(V, H\))"),
     ],
     ids=["1-D", "3-D", "complex", "empty"],
 )
@@ -116,7 +116,7 @@ def test_a_table_that_was_flattened_after_construction_is_named_at_the_step() ->
     optimizer = CoupledAdamW([{"params": [("wte.weight", param)], "coupled": True}])
     param.data = param.data.flatten()
     param.grad = torch.zeros(12)
-    with pytest.raises(ValueError, match=r"'wte.weight' has shape \(12,\).*fully_shard"):
+    with pytest.raises(ValueError, match=r"'wte\.weight'.*\(12,\).*fully_shard"):
         optimizer.step()
 
 

@@ -137,7 +137,7 @@ def test_a_file_with_other_groups_is_converted_by_name(named: bool) -> None:
     else:
         with pytest.raises(ValueError, match=r"groups of \[\d+\].*coupled_adam.convert_state_dict"):
             optimizer.load_state_dict(written)
-        with pytest.raises(ValueError, match="no parameter names"):
+        with pytest.raises(ValueError, match=r"param_names\b.*model\.named_parameters\(\)"):
             convert_state_dict(written, optimizer)
         optimizer.load_state_dict(convert_state_dict(written, optimizer, param_names=names))
     assert optimizer.param_groups[0]["lr"] == 0.5
@@ -173,10 +173,10 @@ def test_conversion_names_what_does_not_fit() -> None:
         convert_state_dict(adamw.state_dict(), optimizer, param_names=renamed)
     others = [f"other.{i}" for i in range(300)]
     many = torch.optim.AdamW([(name, nn.Parameter(torch.ones(1))) for name in others])
-    with pytest.raises(ValueError, match=r"'other.7'\] and 292 more") as caught:
+    with pytest.raises(ValueError, match=r"'other\.7'\].* 292\b") as caught:
         convert_state_dict(adamw.state_dict(), many, param_names=names)
     assert len(str(caught.value)) < 600
-    with pytest.raises(ValueError, match=r"\bnames\b(?!.*\[)"):
+    with pytest.raises(ValueError, match=r"optimizer\b.*\(name, tensor\)"):
         convert_state_dict(adamw.state_dict(), coupled(table((3, 2))), param_names=names)
 
 
@@ -203,7 +203,7 @@ def test_a_module_around_the_model_does_not_matter_to_conversion(outer_wrote: bo
     for parameter in model.parameters():
         assert torch.equal(optimizer.state[parameter]["exp_avg"], adamw.state[parameter]["exp_avg"])
     half = torch.optim.AdamW([pair for pair in writer.named_parameters() if "head" not in pair[0]])
-    with pytest.raises(ValueError, match="different parameters"):
+    with pytest.raises(ValueError, match=r"\[.*head\.weight.*\].*\[.*\].*param_names"):
         convert_state_dict(half.state_dict(), optimizer)
 
 
