@@ -90,8 +90,12 @@ class Peer:
         return sum(t.numel() * t.itemsize for t in self.optimizer.state[self.table].values())
 
 
-def coupled_group(table: nn.Parameter) -> list[dict[str, object]]:
-    return [{"params": [table], "coupled": True, "weight_decay": 0.0}]
+def coupled_group(table: nn.Parameter, **options: object) -> list[dict[str, object]]:
+    return [{"params": [table], "coupled": True, "weight_decay": 0.0, **options}]
+
+
+def partially_coupled_group(table: nn.Parameter) -> list[dict[str, object]]:
+    return coupled_group(table, row_exponent=0.25, mean_free=True)
 
 
 def peers(device: str) -> list[Peer]:
@@ -110,6 +114,16 @@ def peers(device: str) -> list[Peer]:
             "CoupledAdamW(max_grad_norm)",
             6,
             lambda table: CoupledAdamW(coupled_group(table), fused=True, max_grad_norm=1.0),
+        ),
+        Peer(
+            "CoupledAdamW, partially coupled",
+            6,
+            lambda table: CoupledAdamW(partially_coupled_group(table), fused=True),
+        ),
+        Peer(
+            "CoupledAdamW(max_grad_norm), partially coupled",
+            7,
+            lambda table: CoupledAdamW(partially_coupled_group(table), fused=True, max_grad_norm=1.0),
         ),
     ]
     if not numba:

@@ -1,65 +1,217 @@
-"""Try tile shapes for the Triton kernels on this GPU; the best become constants of triton_kernels.py.
+"""Try tile shapes for the Triton kernels on this GPU; the best become constants of the modules that launch them.
 
-python benchmarks/tune_kernels.py
+python benchmarks/tune_kernels.py coupled   # triton_kernels.py
+python benchmarks/tune_kernels.py compile   # all that the next one tries, on all cores
+python benchmarks/tune_kernels.py family    # family_triton.py
+python benchmarks/tune_kernels.py steps     # whole steps of both, with the constants as they are
 """
 
+import argparse
 import functools
 import itertools
+import multiprocessing
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from coupled_adam.optimizer import triton_kernels
+from coupled_adam.optimizer import family_triton, triton_kernels
 from coupled_adam.optimizer.table import Hyperparameters, Table
 from coupled_adam.optimizer.triton_kernels import Launcher
 
 SHAPES = [(50304, 768), (128256, 4096), (50304, 2560), (262144, 2304)]
+# Bytes that this GPU copies in a millisecond, read and written: no pass over a table can be faster.
+BYTES_PER_MS = 4.27e9
+FLUSH_BYTES = 2**28  # several times the L2 cache
+COMPILERS = 14
 
 
-def milliseconds(function: Callable[[], object]) -> float:
-    for _ in range(3):
-        function()
+class Candidate(NamedTuple):
+    """Constants of `family_triton` to try, and the part of a step that they matter for."""
+
+    part: str
+    shape: tuple[int, int]
+    constants: dict[str, Any]
+
+
+def milliseconds(function: Callable[[], object], repetitions: int = 15) -> float:
+    """Median time on the device, with a cold cache."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    function()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(10_000_000)  # about 5 ms, in which the host gets ahead
     times = []
-    for _ in range(5):
+    for _ in range(repetitions):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
         start.record()
-        for _ in range(10):
-            function()
+        function()
         end.record()
-        torch.cuda.synchronize()
-        times.append(float(start.elapsed_time(end)) / 10)
-    return statistics.median(times)
+        times.append((start, end))
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in times)
 
 
-def random_table(V: int, H: int) -> Table:
-    def random() -> torch.Tensor:
-        return torch.randn(V, H, device="cuda")
+def random_table(V: int, H: int, dtype: torch.dtype = torch.float32, **options: Any) -> Table:
+    def random() -> Tensor:
+        return torch.randn(V, H, device="cuda", dtype=dtype)
 
-    hyper = Hyperparameters(1e-3, 0.9, 0.95, 1e-8, 0.0, 1.0, False)
-    exp_avg_sq = torch.rand(1, H, device="cuda")
-    return Table(V, random(), random(), random(), exp_avg_sq, torch.ones((), device="cuda"), hyper)
+    hyper = Hyperparameters(1e-3, 0.9, 0.95, 1e-8, 0.0, 1.0, False, **options)
+    return Table(
+        rows=V,
+        param=random(),
+        grad=random(),
+        exp_avg=random(),
+        exp_avg_sq=torch.rand(1, H, device="cuda"),
+        step=torch.ones((), device="cuda"),
+        hyper=hyper,
+        width=H,
+        real_rows=V,
+        row_avg_sq=torch.rand(V, 1, device="cuda") if "row_exponent" in options else None,
+    )
 
 
-def with_warps(launcher: Launcher, warps: int) -> Launcher:
-    return Launcher(launcher.kernel, warps)
-
-
-def sums_and_update(table: Table) -> None:
+def coupled_step(table: Table) -> None:
     sums = triton_kernels.column_square_sums(table.grad)
     coefficient = triton_kernels.advance_second_moment(table, sums, None)
     triton_kernels.apply_update(table, coefficient, None)
 
 
-def report(title: str, results: list[tuple[float, str]], floor: float) -> None:
-    print(f"{title}: floor {floor:.4f} ms")
-    for time, label in sorted(results)[:6]:
-        print(f"  {time:.4f} ms  {100 * floor / time:.0f}%  {label}")
+def family_step(table: Table) -> None:
+    sums = family_triton.first_pass(table, None)
+    family_triton.advance_column_moment(table, sums.column_sums, None)
+    coefficient, offset = family_triton.coefficients(table, sums.weighted_sums, None)
+    family_triton.move_rows(table, coefficient, sums.row_factor, offset)
 
 
-def main() -> None:
-    bytes_per_ms = 4.27e9
-    for V, H in SHAPES:
+def clipped_family_step(table: Table) -> None:
+    column_sums, row_sums = family_triton.square_sums(table)
+    assert row_sums is not None
+    _, factor = triton_kernels.clip_factor(column_sums.sum(), None, 1.0)
+    row_factor = family_triton.advance_row_moment(table, row_sums, factor)
+    family_triton.advance_column_moment(table, column_sums, factor)
+    weighted_sums = family_triton.advance_first_moment(table, row_factor, factor)
+    coefficient, offset = family_triton.coefficients(table, weighted_sums, None)
+    family_triton.move_rows(table, coefficient, row_factor, offset)
+
+
+def family_step_with_mean(table: Table) -> None:
+    column_sums, row_sums = family_triton.square_sums(table)
+    assert row_sums is not None
+    row_factor = family_triton.advance_row_moment(table, row_sums, None)
+    family_triton.advance_column_moment(table, column_sums, None)
+    coefficient, _ = family_triton.coefficients(table, None, None)
+    family_triton.apply_update(table, coefficient, row_factor, None)
+
+
+@functools.cache
+def partial_sums(P: int, H: int) -> Tensor:
+    return torch.rand(P, H, device="cuda", dtype=torch.float64)
+
+
+def small_kernels(table: Table) -> None:
+    sums = partial_sums(family_triton.FIRST_PASS.programs_per_column_block, table.width)
+    family_triton.advance_column_moment(table, sums, None)
+    family_triton.coefficients(table, sums, None)
+
+
+# Each part of a step with what is timed, and with the passes over a table that it cannot do without.
+PARTS: dict[str, tuple[Callable[[Table], object], int]] = {
+    "first_pass": (lambda table: family_triton.first_pass(table, None), 3),
+    "square_sums": (family_triton.square_sums, 1),
+    "advance_first_moment": (lambda table: family_triton.advance_first_moment(table, table.row_avg_sq, None), 3),
+    "move_rows": (family_step, 6),  # together: what the first pass leaves in the cache counts
+    "apply_update": (family_step_with_mean, 6),
+    "small kernels": (small_kernels, 0),
+}
+
+
+def candidates(shape: tuple[int, int]) -> Iterator[Candidate]:
+    wide = shape[1] > 2048
+    Tiling = family_triton.Tiling
+    for columns_per_warp, rows, stages, programs in itertools.product(
+        (256, 512) if wide else (128, 256), (1, 2) if wide else (2, 4, 8), (1, 2, 3), (132, 264, 396, 528, 1056)
+    ):
+        elements = rows * (4096 if wide else 1024)
+        tiling = Tiling(family_triton.MAX_WIDTH, columns_per_warp, elements, programs, stages)
+        yield Candidate("first_pass", shape, {"FIRST_PASS": tiling})
+        if stages < 3:
+            tiling = tiling._replace(elements=2 * elements)
+            yield Candidate("square_sums", shape, {"SQUARE_SUMS": tiling})
+    for columns, elements, stages, programs in itertools.product(
+        (512, 1024), (2048, 4096, 8192), (1, 2, 3), (264, 528, 1056)
+    ):
+        programs = programs // -(-shape[1] // columns)
+        tiling = Tiling(columns, 128, elements, programs, stages)
+        yield Candidate("advance_first_moment", shape, {"FIRST_MOMENT": tiling})
+    for block_h, block_v, warps in itertools.product((256, 512, 1024), (1, 2, 4, 8), (4, 8)):
+        if 512 <= block_h * block_v <= 4096:
+            constants = {"UPDATE_BLOCK_V": block_v, "UPDATE_BLOCK_H": block_h, "UPDATE_WARPS": warps}
+            yield Candidate("move_rows", shape, constants)
+            yield Candidate("apply_update", shape, constants)
+    for block_p, block_h in itertools.product((32, 64, 128, 256), (4, 8, 16, 32)):
+        if 256 <= block_p * block_h <= 4096:
+            yield Candidate("small kernels", shape, {"REDUCE_BLOCK_P": block_p, "REDUCE_BLOCK_H": block_h})
+
+
+def compile_all(share: list[Candidate]) -> None:
+    """Run each candidate once, so that its kernels lie in Triton's cache on disk; for all V that 16 divides alike."""
+    for candidate in share:
+        table = random_table(2**12, candidate.shape[1], row_exponent=0.25, mean_free=True)
+        with_constants(candidate.constants, lambda part=candidate.part, table=table: PARTS[part][0](table))
+
+
+def with_constants(constants: dict[str, Any], function: Callable[[], Any]) -> Any:
+    before = {name: getattr(family_triton, name) for name in constants}
+    for name, value in constants.items():
+        setattr(family_triton, name, value)
+    try:
+        return function()
+    finally:
+        for name, value in before.items():
+            setattr(family_triton, name, value)
+
+
+def compile_family(shapes: list[tuple[int, int]]) -> None:
+    kinds = {}
+    every = [candidate for shape in shapes for candidate in candidates(shape)]
+    for candidate in every:  # the number of programs is not compiled in
+        compiled = {
+            name: value._replace(programs_per_column_block=0) if isinstance(value, family_triton.Tiling) else value
+            for name, value in candidate.constants.items()
+        }
+        kinds[repr((candidate.part, candidate.shape, compiled))] = candidate
+    to_compile = list(kinds.values())
+    with multiprocessing.get_context("spawn").Pool(COMPILERS) as pool:
+        pool.map(compile_all, [to_compile[i::COMPILERS] for i in range(COMPILERS)], chunksize=1)
+
+
+def tune_family(shapes: list[tuple[int, int]]) -> None:
+    every = [candidate for shape in shapes for candidate in candidates(shape)]
+    for shape in shapes:
+        table = random_table(*shape, row_exponent=0.25, mean_free=True)
+        size = table.param.numel() * table.param.element_size()
+        for part, (function, passes) in PARTS.items():
+            results = []
+            for candidate in every:
+                if candidate.shape == shape and candidate.part == part:
+                    duration = with_constants(
+                        candidate.constants,
+                        lambda function=function, table=table: milliseconds(lambda: function(table)),
+                    )
+                    results.append(
+                        (duration, ", ".join(f"{name}={value}" for name, value in candidate.constants.items()))
+                    )
+            report(f"{shape[0]}x{shape[1]} {part}", results, passes * size / BYTES_PER_MS)
+        del table
+        torch.cuda.empty_cache()
+
+
+def tune_coupled(shapes: list[tuple[int, int]]) -> None:
+    for V, H in shapes:
         table = random_table(V, H)
         size = V * H * 4
         results = []
@@ -70,9 +222,9 @@ def main() -> None:
                 continue
             triton_kernels.BLOCK_H, triton_kernels.SUM_BLOCK_V = block_h, block_v
             triton_kernels.SUM, triton_kernels.SUM_PROGRAMS = with_warps(triton_kernels.SUM, warps), programs
-            time = milliseconds(functools.partial(triton_kernels.column_square_sums, table.grad))
-            results.append((time, f"BLOCK_H {block_h} BLOCK_V {block_v} warps {warps} programs {programs}"))
-        report(f"{V}x{H} sums", results, size / bytes_per_ms)
+            duration = milliseconds(lambda table=table: triton_kernels.column_square_sums(table.grad))
+            results.append((duration, f"BLOCK_H {block_h} BLOCK_V {block_v} warps {warps} programs {programs}"))
+        report(f"{V}x{H} sums", results, size / BYTES_PER_MS)
         triton_kernels.BLOCK_H, triton_kernels.SUM_BLOCK_V = 256, 16
         triton_kernels.SUM, triton_kernels.SUM_PROGRAMS = with_warps(triton_kernels.SUM, 4), 1056
         results = []
@@ -82,10 +234,58 @@ def main() -> None:
             triton_kernels.BLOCK_H, triton_kernels.UPDATE_BLOCK_V = block_h, block_v
             triton_kernels.UPDATE = with_warps(triton_kernels.UPDATE, warps)
             label = f"BLOCK_H {block_h} BLOCK_V {block_v} warps {warps}"
-            results.append((milliseconds(functools.partial(sums_and_update, table)), label))
-        report(f"{V}x{H} sums and update", results, 6 * size / bytes_per_ms)
+            results.append((milliseconds(lambda table=table: coupled_step(table)), label))
+        report(f"{V}x{H} sums and update", results, 6 * size / BYTES_PER_MS)
         del table
         torch.cuda.empty_cache()
+
+
+def with_warps(launcher: Launcher, warps: int) -> Launcher:
+    return Launcher(launcher.kernel, warps)
+
+
+def report(title: str, results: list[tuple[float, str]], floor: float) -> None:
+    print(f"{title}: floor {floor:.4f} ms")
+    for duration, label in sorted(results)[:8]:
+        print(f"  {duration:.4f} ms  {100 * floor / duration:.0f}%  {label}")
+
+
+def time_steps(shapes: list[tuple[int, int]]) -> None:
+    steps: list[tuple[str, Callable[[Table], None], int, dict[str, Any]]] = [
+        ("coupled", coupled_step, 6, {}),
+        ("family, mean-free", family_step, 6, {"row_exponent": 0.25, "mean_free": True}),
+        ("family, mean-free, clipped", clipped_family_step, 7, {"row_exponent": 0.25, "mean_free": True}),
+        ("family", family_step_with_mean, 6, {"row_exponent": 0.25}),
+    ]
+    for (V, H), dtype in itertools.product(shapes, (torch.float32, torch.bfloat16)):
+        for name, step, passes, options in steps:
+            table = random_table(V, H, dtype, **options)
+            duration = milliseconds(lambda step=step, table=table: step(table), repetitions=30)
+            floor = passes * V * H * dtype.itemsize / BYTES_PER_MS
+            print(f"{V}x{H} {dtype} {name}: {duration:.4f} ms, {100 * floor / duration:.0f}% of {passes} passes")
+            del table
+            torch.cuda.empty_cache()
+    for shape in shapes:
+        table = random_table(*shape, row_exponent=0.25, mean_free=True)
+        for part, (function, _) in PARTS.items():
+            duration = milliseconds(functools.partial(function, table), repetitions=30)
+            print(f"{shape[0]}x{shape[1]} {part}: {duration:.4f} ms")
+        del table
+    table = random_table(64, 64, row_exponent=0.25, mean_free=True)
+    for name, step, _, _ in steps:
+        begin = time.perf_counter()
+        for _ in range(200):
+            step(table)
+        print(f"{name}: {(time.perf_counter() - begin) / 200 * 1e6:.0f} us of the host")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", choices=["coupled", "compile", "family", "steps"])
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first so many shapes")
+    arguments = parser.parse_args()
+    tuners = {"coupled": tune_coupled, "compile": compile_family, "family": tune_family, "steps": time_steps}
+    tuners[arguments.what](SHAPES[: arguments.shapes])
 
 
 if __name__ == "__main__":

@@ -186,6 +186,7 @@ TABLE_METRICS = tuple(metric for metric in (*MAIN, *OTHERS) if metric.of_table)
 PROGRESS = (
     Metric("tokens", "tokens", None, 0, "trained on so far"),
     Metric("lr", "learning rate", None, 4, "of the step", short="lr"),
+    Metric("row_exponent", "row exponent", None, 3, "of the coupled second moment at this step, where it is annealed"),
     Metric("grad_norm", "gradient norm", None, 3, "of all gradients, before clipping", short="grad"),
     Metric("tokens_per_second", "tokens per second", "higher", 0, "over all ranks", "tokens/s", short="tok/s"),
     Metric("mfu", "model FLOP utilisation", "higher", 2, "part of the device's peak, from 0 to 1", short="MFU"),
@@ -215,6 +216,25 @@ METRICS: dict[str, Metric] = {metric.key: metric for metric in (*MAIN, *TASKS, *
 
 # Of these there is no better or worse, so they are not among METRICS; `theory_metrics` says what each is.
 THEORY_PREFIX = "theory_"
+
+FREQUENCY_BINS = 10
+"""Bins of tokens by their count in the training text: `evaluation.loss_by_frequency` says which token is in which."""
+FREQUENCY_PREFIX = "frequency_"
+# Of one bin each, under `bin_key`: so they are not among METRICS.
+BIN_LOSS = Metric(
+    f"{FREQUENCY_PREFIX}loss", "loss by token frequency", "lower", 3, NATS, "loss", r"$\mathcal{L}$", single_decimals=3
+)
+BIN_CALIBRATION = Metric(
+    f"{FREQUENCY_PREFIX}calibration",
+    "calibration by token frequency",
+    None,
+    3,
+    "log of predicted over observed share of the bin's tokens; below 0: underestimated",
+    "calibration",
+)
+BIN_TOKENS = Metric(f"{FREQUENCY_PREFIX}tokens", "tokens", None, 0, "of the vocabulary, in the bin")
+BIN_TARGETS = Metric(f"{FREQUENCY_PREFIX}targets", "targets", None, 0, "evaluated tokens that are in the bin")
+BY_FREQUENCY = (BIN_LOSS, BIN_CALIBRATION, BIN_TOKENS, BIN_TARGETS)
 # Not measured itself: the documents of a task that were evaluated, from the first; None or absent: all.
 TASK_LIMIT = "task_limit"
 
@@ -236,6 +256,22 @@ def table_key(role: str, key: str) -> str:
     """
     assert role in ("output", "input"), role
     return INPUT_PREFIX + key if role == "input" else key
+
+
+def bin_key(metric: Metric, number: int) -> str:
+    """The key of a metric of one bin.
+
+    Args:
+        metric: of BY_FREQUENCY.
+        number: of the bin, from 1 for the most frequent tokens to 10.
+
+    Example:
+        >>> bin_key(BIN_LOSS, 10)
+        'frequency_loss_10'
+    """
+    assert metric in BY_FREQUENCY, metric.key
+    assert 1 <= number <= FREQUENCY_BINS, number
+    return f"{metric.key}_{number}"
 
 
 def logged_key(kind: str, name: str) -> str:
@@ -275,7 +311,7 @@ def other_tasks(found: Iterable[Mapping[str, float | None]]) -> list[Metric]:
         found: what each run has measured.
     """
     keys = {key for values in found for key in values if key not in METRICS and key != TASK_LIMIT}
-    names = sorted(key for key in keys if not key.startswith(THEORY_PREFIX))
+    names = sorted(key for key in keys if not key.startswith((THEORY_PREFIX, FREQUENCY_PREFIX)))
     return [Metric(name, name, "higher", 2, TASKS[0].meaning) for name in names]
 
 

@@ -327,7 +327,7 @@ MISTAKES: dict[str, tuple[Any, list[str]]] = {
     ),
     "an unknown evaluation": (
         lambda text: text + "[evaluation]\nlambada = true\n",
-        [r"evaluation\.lambada: .*test_loss, measures, wordsim"],
+        [r"evaluation\.lambada: .*\btest_loss, .*\bmeasures, wordsim\b"],
     ),
     "a wrong base": (lambda text: text.replace('"tiny"', '"tony"'), [r"^study mine: .*tony"]),
     "an unknown setting": (

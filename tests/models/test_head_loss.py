@@ -112,7 +112,7 @@ def test_the_weight_gradient_adds_up_in_float32_over_many_bf16_chunks(monkeypatc
     monkeypatch.setattr(loss_module, "chunk_rows", lambda N, row_bytes, budget: 1)
     hidden = torch.ones(2000, 1, dtype=torch.bfloat16)
     weight = torch.zeros(2, 1, dtype=torch.bfloat16)
-    _, _, gradient = torch.ops.coupled_adam.summed_loss(
+    _, _, gradient, _ = torch.ops.coupled_adam.summed_loss(
         hidden, weight, torch.zeros(2000, dtype=torch.int64), 0.0, -100, torch.bfloat16, True
     )
     assert gradient.tolist() == [[-1000.0], [1000.0]]

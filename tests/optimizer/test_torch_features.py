@@ -134,13 +134,13 @@ import sys, warnings
 from types import SimpleNamespace
 sys.modules["coupled_adam.optimizer.triton_kernels"] = None  # as if its imports failed
 import torch
-from coupled_adam.optimizer import blockwise, step
+from coupled_adam.optimizer import blockwise, table_step
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    assert step.kernels_for(torch.zeros(1)) is blockwise
+    assert table_step.kernels_for(torch.zeros(1)) is blockwise
     assert caught == []
     on_cuda = SimpleNamespace(is_cuda=True, dtype=torch.float32)
-    assert [step.kernels_for(on_cuda) for _ in range(2)] == [blockwise, blockwise]
+    assert [table_step.kernels_for(on_cuda) for _ in range(2)] == [blockwise, blockwise]
 for warning in caught:
     print(warning.category.__name__, warning.message)
 """

@@ -78,6 +78,8 @@ def fabricate(
                     "loss": loss,
                     "val_loss": loss + 0.02,
                     "train_loss": loss - 0.1,
+                    "arc_easy": 0.40 + 0.01 * centred + 0.001 * seed,
+                    "race": 0.25 + 0.001 * seed,
                     "acc": 0.34 + 0.01 * centred + 0.001 * generator.standard_normal(),
                     "iso": (0.97 if centred else 0.6) + 0.01 * generator.standard_normal(),
                     "mu_norm": (0.01 if centred else 0.5) + 0.001 * abs(generator.standard_normal()),

@@ -118,7 +118,7 @@ def test_gradient_identity_holds_and_a_wrong_formula_is_seen(monkeypatch):
     assert identity_error(*inputs) < 1e-13
     right = identity.gradient_by_formula
     monkeypatch.setattr(
-        identity, "gradient_by_formula", lambda h, E, t: right(h, E, t) + 1e-6 * F.one_hot(t[0], V).sum()
+        identity, "gradient_by_formula", lambda h, E, t, b: right(h, E, t, b) + 1e-6 * F.one_hot(t[0], V).sum()
     )
     assert identity_error(*inputs) > 1e-8
 

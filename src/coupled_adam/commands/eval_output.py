@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from coupled_adam.base.progress import progress_bar
+from coupled_adam.base.progress import progress_bar, wide_enough
 from coupled_adam.base.text import printable_lines
 
 if TYPE_CHECKING:
     from coupled_adam.evaluation.downstream.task_results import Downstream, TaskResult
+    from coupled_adam.evaluation.loss_by_frequency import FrequencyBin
 
 
 @contextmanager
@@ -73,7 +74,37 @@ def show(found: "Downstream", path: Path, *, as_json: bool) -> None:
         table.add_row("mean of the seven", "Acc", shorthand(found.accuracy, found.accuracy_error, 3), "", "")
     console = Console(highlight=False)
     console.print(table)
+    if found.loss is not None and found.loss.by_frequency is not None:
+        bins = frequency_table(found.loss.split, found.loss.by_frequency)
+        wide_enough(console, bins).print(bins)
     console.print(f"Results: {printable_lines(str(path))}", markup=False, soft_wrap=True)
+
+
+def frequency_table(split: str, bins: "Sequence[FrequencyBin]") -> Table:
+    """Loss and calibration by token frequency, a row for each bin that has tokens."""
+    from coupled_adam.base.notation import MISSING
+    from coupled_adam.base.text import shorthand
+    from coupled_adam.metrics import BIN_CALIBRATION, BIN_LOSS, BIN_TARGETS, BIN_TOKENS
+
+    headings = ("bin", "seen in training", *(each.symbol for each in (BIN_TOKENS, BIN_TARGETS, BIN_LOSS)))
+    table = Table(
+        *(Column(heading, justify="right") for heading in (*headings, BIN_CALIBRATION.symbol)),
+        title=f"{BIN_LOSS.label.capitalize()}, {split} split",
+        caption="Bin 1: the most frequent tokens, half of the training text; each further bin: half of the rest. "
+        "Calibration: log of the predicted over the observed share; below 0 the model underestimates these tokens.",
+    )
+    for number, each in enumerate(bins, 1):
+        if each.tokens:
+            seen = dict.fromkeys(f"{count:,}" for count in (each.lowest_count, each.highest_count) if count is not None)
+            table.add_row(
+                str(number),
+                " to ".join(seen),
+                f"{each.tokens:,}",
+                f"{each.targets:,}",
+                MISSING if each.loss is None else shorthand(each.loss, each.standard_error, BIN_LOSS.decimals),
+                MISSING if each.calibration is None else f"{each.calibration:.{BIN_CALIBRATION.decimals}f}",
+            )
+    return table
 
 
 def _place(name: str, order: tuple[str, ...]) -> int:

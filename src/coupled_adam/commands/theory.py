@@ -47,9 +47,9 @@ def theory(
 ) -> None:
     """Measure why embeddings shift, on the checkpoints of a run.
 
-    Which sums over the vocabulary vanish: of gradients, and of the updates of SGD, Adam and Coupled Adam, by the layer
-    they come from. How the second moment follows the unigram probability. Each beside the paper's value. Nothing is
-    trained: the learning rate is zero.
+    Which sums over the vocabulary vanish: of gradients, and of the updates of SGD, Adam, Coupled Adam and the run's own
+    optimizer, by the layer they come from. How the second moment follows the unigram probability. Each beside the
+    paper's value. Nothing is trained: the learning rate is zero.
 
     Writes RUN/theory: theory.html, figures, all numbers. What was measured before is not measured again.
 
@@ -100,7 +100,7 @@ def _show_progress(bar: ProgressBar, name: str, done: int, total: int, step: int
 def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
     from coupled_adam.base.text import printable
     from coupled_adam.theory.story import findings
-    from coupled_adam.theory.theory_numbers import LEGEND, fits_table, sums_table
+    from coupled_adam.theory.theory_numbers import LEGEND, fits_table, own_note, sums_table
 
     for name, run in measured.items():
         count = len(run.checkpoints)
@@ -109,7 +109,7 @@ def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
         for numbers in (sums_table(run), fits_table(run)):
             table = _rich_table(numbers)
             wide_enough(console, table).print(table)
-        console.print(Text(LEGEND, style="dim"), soft_wrap=True)
+        console.print(Text(f"{own_note(run)} {LEGEND}".lstrip(), style="dim"), soft_wrap=True)
         for sentence in findings(run):
             console.print(Text(sentence), soft_wrap=True)
         for note in run.notes:

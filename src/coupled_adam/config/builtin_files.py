@@ -11,6 +11,8 @@ STUDIES = (
     "single-gpu",
     "untied-heads",
     "centring",
+    "partially-coupled",
+    "few-steps",
     "single-gpu-scaled",
     "single-gpu-125m",
     "paper-small-scale",

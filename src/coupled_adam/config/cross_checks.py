@@ -64,8 +64,37 @@ def _wrong_in_optimizer(config: "Config") -> Iterator[str]:
             f"optimizer.couple = {toml_value(optimizer.couple)}: a tied model has one table, which counts as "
             'output; expected "output", or model.tied = false'
         )
+    yield from _wrong_in_annealing(config)
+    if optimizer.centre and optimizer.mean_free:
+        yield (
+            "optimizer.centre = true: expected false with optimizer.mean_free = true, which keeps the mean embedding "
+            "where it is; leave one of them out"
+        )
     if config.training.cuda_graphs is True and config.training.device == "cpu":
         yield 'training.cuda_graphs = true: expected false or "auto" with training.device = "cpu"'
+
+
+def _wrong_in_annealing(config: "Config") -> Iterator[str]:
+    start, end, anneal = (
+        config.optimizer.row_exponent_start,
+        config.optimizer.row_exponent,
+        config.optimizer.anneal,
+    )
+    if start is not None and anneal is None:
+        yield (
+            f'optimizer.anneal is missing: optimizer.row_exponent_start = {start} needs it, such as "10%"; or leave '
+            "row_exponent_start out"
+        )
+    elif start is None and anneal is not None:
+        yield (
+            f"optimizer.row_exponent_start is missing: optimizer.anneal = {toml_value(anneal)} needs it; or leave "
+            "anneal out, and row_exponent is constant"
+        )
+    elif start is not None and start == end:
+        yield (
+            f"optimizer.row_exponent_start = {start}: expected another value than optimizer.row_exponent, or there is "
+            "nothing to anneal; leave row_exponent_start and anneal out"
+        )
 
 
 def _wrong_in_length(config: "Config") -> Iterator[str]:
@@ -91,6 +120,11 @@ def _wrong_in_length(config: "Config") -> Iterator[str]:
             f"schedule.decay = {toml_value(config.schedule.decay)}: expected at most the {total - config.warmup_steps} "
             f"steps that the warm-up leaves of {total}"
         )
+    if config.optimizer.anneal is not None and not 0 < config.anneal_steps <= total:
+        yield (
+            f"optimizer.anneal = {toml_value(config.optimizer.anneal)}: expected from 1 to the run's {total} steps "
+            f"(training.tokens = {training.tokens})"
+        )
     if config.checkpoints.milestones > total:
         yield f"checkpoints.milestones = {config.checkpoints.milestones}: expected at most the run's {total} steps"
 
@@ -105,6 +139,11 @@ def _without_effect(config: "Config") -> Iterator[str]:
         )
     for section, key, choice, chosen, needed in (
         ("optimizer", "scale_exponent", "embeddings", embeddings, ("coupled",)),
+        ("optimizer", "row_exponent", "embeddings", embeddings, ("coupled",)),
+        ("optimizer", "column_exponent", "embeddings", embeddings, ("coupled",)),
+        ("optimizer", "mean_free", "embeddings", embeddings, ("coupled",)),
+        ("optimizer", "row_exponent_start", "embeddings", embeddings, ("coupled",)),
+        ("optimizer", "anneal", "embeddings", embeddings, ("coupled",)),
         ("optimizer", "sgd_factor", "embeddings", embeddings, ("sgd",)),
         ("optimizer", "sgd_momentum", "embeddings", embeddings, ("sgd",)),
         ("schedule", "final_fraction", "kind", kind, ("cosine", "wsd")),

@@ -39,7 +39,10 @@ SYNONYMS = {
         "optimizer.max_grad_norm": "clip grad_clip clip_grad clip_grad_norm clip_norm gradient_clip gradient_clipping "
         "gradient_clip_val max_norm clipping",
         "optimizer.sgd_momentum": "momentum",
-        "optimizer.centre": "center centering centring mean_free",
+        "optimizer.mean_free": "meanfree mean_free_updates zero_mean",
+        "optimizer.anneal": "annealing anneal_steps row_exponent_anneal",
+        "optimizer.row_exponent_start": "row_exponent_initial initial_row_exponent start_row_exponent",
+        "optimizer.centre": "center centering centring",
         "schedule.kind": "scheduler lr_scheduler lr_schedule lr_scheduler_type",
         "schedule.warmup": "warmup_steps warmup_iters warmup_ratio warm_up",
         "schedule.final_fraction": "min_lr final_lr min_lr_ratio",

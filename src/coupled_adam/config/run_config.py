@@ -23,7 +23,7 @@ from coupled_adam.config.run_sections import (
     ScheduleSection,
     TrainingSection,
 )
-from coupled_adam.config.schedule import learning_rate
+from coupled_adam.config.schedule import annealed, learning_rate
 from coupled_adam.config.schema import Section, all_keys
 from coupled_adam.config.table_rows import rows_for, token_count
 from coupled_adam.config.toml_writing import to_toml, toml_value
@@ -111,6 +111,25 @@ class Config(Section):
             final_fraction=self.schedule.final_fraction,
             decay_steps=self.decay_steps,
         )
+
+    @property
+    def anneal_steps(self) -> int:
+        """Steps over which row_exponent goes to its end; 0 where it is constant."""
+        return 0 if self.optimizer.anneal is None else steps(self.optimizer.anneal, self.total_steps)
+
+    def row_exponent(self, step: int) -> float | None:
+        """The row exponent of one step, counted from 0; None where it is constant and nothing has to be set.
+
+        Example:
+            >>> changes = ["row_exponent=0.25", "row_exponent_start=0.75", "anneal=100"]
+            >>> config = load_config("tiny", [f"optimizer.{change}" for change in changes])
+            >>> [config.row_exponent(step) for step in (0, 50, 100, 200)], load_config("tiny").row_exponent(0)
+            ([0.75, 0.5, 0.25, 0.25], None)
+        """
+        start = self.optimizer.row_exponent_start
+        if start is None:
+            return None
+        return annealed(step, start=start, end=self.optimizer.row_exponent, steps=self.anneal_steps)
 
     def micro_batch_size(self, ranks: int) -> int:
         """Samples that each of `ranks` ranks runs at once: training.micro_batch_size, or its whole share if smaller."""

@@ -40,6 +40,9 @@ class ModelSection(Section):
     """Whether the input and the output embeddings are one table."""
     bias: bool = False
     """gpt2 only: biases in the linear layers and norms."""
+    output_bias: Literal["none", "unigram", "learned"] = "none"
+    """Bias of the logits, one number per row of the table. unigram: fixed at the logarithm of the token's share of the
+    training text, each count plus one. learned: starts there and is trained, without weight decay."""
 
 
 class DataSection(Section):
@@ -67,12 +70,25 @@ class OptimizerSection(Section):
     """Which embeddings `embeddings` and `centre` act on, in an untied model. A tied table counts as output."""
     scale_exponent: Number = 0.0
     """coupled only: n in 2^-n times the second moment; 0 is the paper's method."""
+    row_exponent: Share = 0.0
+    """coupled only: how far the second moment follows the mean square of a token's row. 0: not at all, which is Coupled
+    Adam; 1: fully, which with column_exponent = 1 is Adafactor's second moment; between: partially coupled."""
+    column_exponent: Share = 1.0
+    """coupled only: how far the second moment follows the mean square of a column; 0: not at all."""
+    mean_free: bool = False
+    """coupled only: subtract the mean over the vocabulary from every update, so that the mean embedding never moves."""
+    row_exponent_start: Share | None = None
+    """coupled only: row_exponent of the first step; it then goes in a straight line to `row_exponent` over `anneal`.
+    none: row_exponent is constant."""
+    anneal: Steps | None = None
+    """coupled only: how long row_exponent takes from row_exponent_start to its end: steps, or a share of the run such
+    as "10%"."""
     sgd_factor: Positive | None = None
     """sgd only, and needed there: the embeddings' learning rate is this factor f times lr."""
     sgd_momentum: Decay = 0.9
     """sgd only: the momentum."""
     centre: bool = False
-    """Subtract the mean embedding after each step, whatever the optimizer."""
+    """Subtract the mean embedding after each step, whatever the optimizer. For coupled see also mean_free."""
     beta1: Decay = 0.9
     """AdamW: decay of the first moment."""
     beta2: Decay = 0.95

@@ -1,9 +1,12 @@
-"""The learning rate at each step, as a pure function of the step.
+"""The learning rate and the annealed row exponent at each step, as pure functions of the step.
 
     warm-up   lr * step / warmup_steps, from zero
     cosine    down to final_fraction * lr at total_steps, half a cosine wave
     constant  stays at lr
     wsd       warm-up, stable, decay: stays at lr, then down in a straight line to final_fraction * lr at total_steps
+
+    annealed  from start in a straight line to end, then constant. The update of row i has the factor (s / r_i)^(y / 2),
+              y the row exponent: a straight line in y multiplies it by the same number at every step
 
 Steps count from 0, so a step's learning rate is the one for the update that makes it step + 1.
 """
@@ -57,3 +60,21 @@ def learning_rate(
     else:
         raise UserError(f'schedule {kind!r}: expected "cosine", "constant" or "wsd"')
     return lr * (final_fraction + (1 - final_fraction) * above_final)
+
+
+def annealed(step: int, *, start: float, end: float, steps: int) -> float:
+    """A value that goes in a straight line from `start` to `end`, and stays there.
+
+    Args:
+        step: the step, from 0.
+        start: the value at step 0.
+        end: the value from step `steps` on.
+        steps: length of the line, 1 or more.
+
+    Example:
+        >>> [annealed(step, start=1.0, end=0.5, steps=10) for step in (0, 5, 10, 1000)]
+        [1.0, 0.75, 0.5, 0.5]
+    """
+    if step < 0:
+        raise UserError(f"step {step}: expected 0 or above")
+    return start + (end - start) * step / steps if step < steps else end

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from coupled_adam.config.field_types import Count, Expected, Name, Number, Positive, Text, Tokens
+from coupled_adam.config.field_types import Count, Expected, Name, Number, Positive, Share, Steps, Text, Tokens
 from coupled_adam.config.schema import Section
 from coupled_adam.paper_tasks import with_those_of_paper
 
@@ -61,6 +61,9 @@ TaskNames = Annotated[
 ]
 
 
+ExponentAxis = Annotated[list[Share], Axis, Field(min_length=1), Expected("a number from 0 to 1 or a list of them")]
+
+
 class ModelAxis(Section):
     """One entry of [[models]]: a size N."""
 
@@ -78,13 +81,24 @@ class OptimizerAxis(Section):
     """One entry of [[optimizers]]: one way to train the embeddings, or one for each value of a list."""
 
     name: Label | None = None
-    """What it is called in folders and tables; none: standard, coupled, coupled n=2, sgd f=300, ..."""
+    """What it is called in folders and tables; none: standard, coupled, coupled n=2, partial y=0.25 mean-free,
+    sgd f=300, ..."""
     embeddings: Literal["adamw", "coupled", "sgd"]
     """Optimizer of the embeddings."""
     scale_exponent: (
         Annotated[list[Number], Axis, Field(min_length=1), Expected("a number or a list of numbers")] | None
     ) = None
     """coupled only: n, or a list of them."""
+    row_exponent: ExponentAxis | None = None
+    """coupled only: y, or a list of them."""
+    column_exponent: ExponentAxis | None = None
+    """coupled only: x, or a list of them."""
+    mean_free: bool | None = None
+    """coupled only: subtract the mean from every update."""
+    row_exponent_start: Share | None = None
+    """coupled only: where an annealed row exponent begins."""
+    anneal: Steps | None = None
+    """coupled only: how long it takes to row_exponent."""
     sgd_factor: (
         Annotated[list[Positive], Axis, Field(min_length=1), Expected("a number above 0 or a list of them")] | None
     ) = None
@@ -102,6 +116,9 @@ class EvaluationSection(Section):
 
     test_loss: bool = True
     """Mean loss over the whole test split."""
+    loss_by_frequency: bool | None = None
+    """Loss and calibration in ten bins of token frequency. none: wherever the test loss is measured, which takes one
+    pass for both; a result that has its loss already is finished without it. true: of those results too."""
     measures: bool = True
     """All measures of the embeddings."""
     wordsim: Text | None = None

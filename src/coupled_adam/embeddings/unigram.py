@@ -41,6 +41,24 @@ def check_counts(counts: Array | Tensor, vocabulary_size: int, name: str = "unig
     return counts.astype(np.int64)
 
 
+def smoothed_log_probabilities(counts: Counts, rows: int) -> npt.NDArray[np.float64]:
+    """The logarithm of each row's share of a text, every count plus one; (rows,).
+
+    Args:
+        counts: how often each token occurs, at most `rows` of them.
+        rows: of the table; those without a count are padding, and count as tokens that do not occur.
+
+    Example:
+        >>> np.exp(smoothed_log_probabilities(np.array([5, 0, 1]), rows=4)).round(2).tolist()
+        [0.6, 0.1, 0.2, 0.1]
+    """
+    if len(counts) > rows:
+        raise UserError(f"unigram has {len(counts)} counts, expected at most {rows}, the rows of the table")
+    smoothed: npt.NDArray[np.float64] = np.ones(rows)
+    smoothed[: len(counts)] += counts
+    return np.asarray(np.log(smoothed) - np.log(smoothed.sum()))
+
+
 def load_unigram(path: str | Path, vocabulary_size: int) -> Counts:
     """Read unigram.npy, (V,) integers.
 

@@ -17,6 +17,13 @@ from torch import Tensor
 from coupled_adam.base.errors import UserError
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.data.tokens import Tokens
+from coupled_adam.evaluation.loss_by_frequency import (
+    Counts,
+    FrequencyBin,
+    FrequencyTally,
+    losses_and_probabilities,
+    mean_over_windows,
+)
 from coupled_adam.models.language_model import LanguageModel
 
 IGNORED = -100
@@ -35,6 +42,8 @@ class SplitLoss:
     targets: int
     """Tokens that were predicted."""
     windows: int
+    by_frequency: tuple[FrequencyBin, ...] | None = None
+    """The same in ten bins of token frequency, the most frequent first; None where it was not asked for."""
 
 
 def pick_split(corpus: Corpus) -> tuple[str, str | None]:
@@ -55,13 +64,20 @@ def pick_split(corpus: Corpus) -> tuple[str, str | None]:
 
 @torch.no_grad()
 def loss_over(
-    model: LanguageModel, tokens: Tokens, *, bf16: bool | None = None, windows_at_once: int | None = None
+    model: LanguageModel,
+    tokens: Tokens,
+    *,
+    training_counts: Counts | None = None,
+    bf16: bool | None = None,
+    windows_at_once: int | None = None,
 ) -> SplitLoss:
     """The loss of a model over all tokens of a split.
 
     Args:
         model: on the device where it is to run.
         tokens: of the split, at least two.
+        training_counts: (V,), how often each token occurs in the training split: the loss by token frequency is
+            measured too, in the same pass.
         bf16: autocast to it; None: on CUDA.
         windows_at_once: B; None: as many as keep the device busy.
 
@@ -85,13 +101,22 @@ def loss_over(
     model.eval()
     sums: list[Tensor] = []  # (B,) each: loss of a window, float64 on the device
     counts: list[int] = []  # targets of a window
-    for inputs, targets, lengths in batches(tokens, T, B):
+    tally = None if training_counts is None else FrequencyTally(training_counts)
+    for host_inputs, host_targets, lengths in batches(tokens, T, B):
+        inputs, targets = host_inputs.to(device), host_targets.to(device)
         with torch.autocast(device.type, torch.bfloat16) if use_bf16 else nullcontext():
-            losses = model(inputs.to(device), targets.to(device), reduction="none")  # (B, T)
+            if tally is None:
+                losses = model(inputs, targets, reduction="none")  # (B, T)
+            else:
+                flat, probabilities = losses_and_probabilities(model.logit_chunks(inputs), targets.flatten(), IGNORED)
+                losses = flat.view_as(targets)
+                tally.add(losses, targets, probabilities, IGNORED)
         sums.append(losses.double().sum(dim=1))
         counts += lengths
     model.train(was_training)
-    return _summary(torch.cat(sums).cpu(), torch.tensor(counts, dtype=torch.float64))
+    loss, error = mean_over_windows(torch.cat(sums).cpu(), torch.tensor(counts, dtype=torch.float64))
+    assert loss is not None
+    return SplitLoss(loss, error, sum(counts), len(counts), None if tally is None else tally.bins())
 
 
 def batches(tokens: Tokens, T: int, B: int) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
@@ -106,20 +131,3 @@ def batches(tokens: Tokens, T: int, B: int) -> Iterator[tuple[Tensor, Tensor, li
         inputs[:size], targets[:size] = read[:-1], read[1:]
         lengths = [T] * (windows - 1) + [size - T * (windows - 1)]
         yield inputs.view(windows, T), targets.view(windows, T), lengths
-
-
-def _summary(sums: Tensor, counts: Tensor) -> SplitLoss:
-    """The mean, and its error from how windows differ: tokens of one window are not independent of each other.
-
-    Args:
-        sums: (W,) float64, the loss of each window.
-        counts: (W,) float64, its targets.
-    """
-    W, total = len(sums), float(counts.sum())
-    loss = float(sums.sum()) / total
-    error = None
-    if W > 1:
-        # The error of a ratio of two sums, for windows of different lengths.
-        deviations = sums - loss * counts
-        error = math.sqrt(float(deviations.square().sum()) * W / (W - 1)) / total
-    return SplitLoss(loss, error, int(total), W)

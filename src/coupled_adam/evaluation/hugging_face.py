@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.toml_writing import toml_value
 from coupled_adam.models import gpt2, llama
 from coupled_adam.models.initial import STANDARD_DEVIATION
 from coupled_adam.models.model_config import ModelConfig, build_model
@@ -114,6 +115,7 @@ def hugging_face_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> 
         >>> theirs["transformer.h.0.attn.c_attn.weight"].shape, theirs["transformer.h.0.attn.c_attn.bias"].shape
         (torch.Size([8, 24]), torch.Size([24]))
     """
+    require_class(config)
     _check_weights(config, weights)
     theirs = {}
     for name, weight in weights.items():
@@ -122,6 +124,16 @@ def hugging_face_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> 
         if kind == "weight" and layer.endswith(BIASED[config.architecture]) and f"{layer}.bias" not in weights:
             theirs[hugging_face_name(config, f"{layer}.bias")] = torch.zeros(weight.shape[0], dtype=weight.dtype)
     return theirs
+
+
+def require_class(config: ModelConfig) -> None:
+    """Refuse a model that none of their classes can be."""
+    if config.output_bias != "none":
+        raise UserError(
+            f"the model has an output bias (model.output_bias = {toml_value(config.output_bias)}), for which neither "
+            "GPT2LMHeadModel nor StableLmForCausalLM has a place, so it cannot be exported; `coupled-adam eval` takes "
+            'the run as it is, and a run with model.output_bias = "none" can be exported'
+        )
 
 
 def hugging_face_name(config: ModelConfig, name: str) -> str:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coupled_adam import __version__
+from coupled_adam.config.optimizer_names import is_coupled_adam, member_name
 from coupled_adam.models.model_config import ModelConfig, parameter_count
 
 if TYPE_CHECKING:
     from coupled_adam.config.run_config import Config
+    from coupled_adam.config.run_sections import OptimizerSection
 
 CLASSES = {
     "gpt2": "GPT-2 with exact GELU, as GPT2LMHeadModel",
@@ -95,7 +97,7 @@ def _training_facts(training: Training) -> list[str]:
         f"data: {code(source)}",
         f"{step * run.tokens_per_step:,} tokens: {step:,} of {run.total_steps:,} steps of "
         f"{run.training.batch_size:,} x {run.model.context:,}",
-        f"embeddings: {EMBEDDINGS[optimizer.embeddings]}"
+        f"embeddings: {_embedding_optimizer(optimizer)}"
         + ("" if run.model.tied or optimizer.embeddings == "adamw" else f", {which}")
         + (f" (scale exponent {optimizer.scale_exponent:g})" if optimizer.scale_exponent else "")
         + ("; centred after each step" if optimizer.centre else ""),
@@ -104,6 +106,18 @@ def _training_facts(training: Training) -> list[str]:
         f"learning rate {optimizer.lr:g}, {run.schedule.kind}, {run.warmup_steps:,} steps of warm-up",
         f"seed {run.seed}",
     ]
+
+
+def _embedding_optimizer(optimizer: "OptimizerSection") -> str:
+    """What trained the embeddings, in a few words; the scale exponent is said elsewhere."""
+    settings = optimizer.model_dump(exclude={"scale_exponent"})
+    if optimizer.embeddings != "coupled" or is_coupled_adam(settings):
+        return EMBEDDINGS[optimizer.embeddings]
+    return f"{member_name(settings)}: CoupledAdamW, column exponent {optimizer.column_exponent:g}, row exponent " + (
+        f"{optimizer.row_exponent:g}"
+        if optimizer.row_exponent_start is None
+        else f"{optimizer.row_exponent_start:g} to {optimizer.row_exponent:g}"
+    )
 
 
 def _listed(facts: list[str]) -> str:

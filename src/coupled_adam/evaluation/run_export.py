@@ -8,6 +8,7 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.config.run_config import Config
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.evaluation.export import export_model
+from coupled_adam.evaluation.hugging_face import require_class
 from coupled_adam.evaluation.model_card import Training
 from coupled_adam.evaluation.run_tokenizer import corpus_tokenizer, open_json_tokenizer
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, run_config, run_corpus
@@ -55,6 +56,7 @@ def export_run(
     """
     config = run_config(run)
     model = config.to_model_config()
+    require_class(model)
     require_free(folder, overwrite=overwrite)  # now, not after the reading
     path = find_checkpoint(run, checkpoint, on_skip)
     record = read_record(path)

@@ -3,7 +3,7 @@
 Each parameter has a generator of its own, so its values do not depend on the order of the others, on the device, or
 on how many ranks share it: every rank draws the whole tensor and keeps its part.
 
-Letters: L layers.
+Letters: L layers, V vocabulary rows.
 """
 
 import hashlib
@@ -14,22 +14,27 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.embeddings.unigram import Counts, smoothed_log_probabilities
 from coupled_adam.models.language_model import LanguageModel
+from coupled_adam.models.model_config import ModelConfig
 from coupled_adam.optimizer.inventory import plain_name
 
 STANDARD_DEVIATION = 0.02
+OUTPUT_BIAS = "lm_head.bias"
 # The matrices that write into the residual stream, two per layer: GPT-2 and Llama.
 RESIDUAL_PROJECTIONS = ("attn.c_proj.weight", "mlp.c_proj.weight", "self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
-def initialise(model: LanguageModel, seed: int) -> None:
+def initialise(model: LanguageModel, seed: int, unigram: Counts | None = None) -> None:
     """Fill all parameters: matrices and tables from a normal distribution, norms with 1, biases with 0.
 
-    The standard deviation is 0.02, and 0.02 / sqrt(2L) for the projections that write into the residual stream.
+    The standard deviation is 0.02, and 0.02 / sqrt(2L) for the projections that write into the residual stream. The
+    bias of the logits, where the model has one, starts at the smoothed log probabilities of the tokens.
 
     Args:
         model: plain or sharded by `fully_shard`, on any device but meta.
         seed: two models of the same config and seed are equal.
+        unigram: how often each token occurs in the training text, at most V counts; needed for a bias of the logits.
 
     Example:
         >>> from coupled_adam.models.model_config import ModelConfig, build_model
@@ -41,7 +46,21 @@ def initialise(model: LanguageModel, seed: int) -> None:
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise UserError(f"parameter {name!r} is on the meta device; call model.to_empty(device=...) first")
-        _copy_part(parameter, _values(plain_name(name), parameter.shape, seed, model.config.layers))
+        if plain_name(name) == OUTPUT_BIAS:
+            values = _output_bias(model.config, unigram)
+        else:
+            values = _values(plain_name(name), parameter.shape, seed, model.config.layers)
+        _copy_part(parameter, values)
+
+
+def _output_bias(config: ModelConfig, unigram: Counts | None) -> Tensor:
+    """(V,) float32 on the CPU."""
+    if unigram is None:
+        raise UserError(
+            f"output_bias is {config.output_bias!r}, but no token counts are given; pass unigram=, the counts of the "
+            "training text"
+        )
+    return torch.from_numpy(smoothed_log_probabilities(unigram, config.vocabulary_size)).float()
 
 
 def _values(name: str, shape: torch.Size, seed: int, layers: int) -> Tensor:

@@ -3,11 +3,16 @@
 Letters: V vocabulary rows, H width, B batch, T time.
 """
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.models.loss import linear_cross_entropy
+from coupled_adam.models.loss import chunk_rows, linear_cross_entropy
 from coupled_adam.models.model_config import ModelConfig
+
+# Of the logits of one chunk, and once more for their softmax; on the CPU they should stay near its cache.
+LOGIT_BYTES = {"cpu": 2**24, "cuda": 2**28}
 
 
 class LanguageModel(nn.Module):
@@ -24,7 +29,11 @@ class LanguageModel(nn.Module):
         self.config = config
 
     def _add_head(self, input_table: nn.Embedding, name: str) -> None:
-        self.lm_head = nn.Linear(self.config.width, self.config.vocabulary_size, bias=False)
+        has_bias = self.config.output_bias != "none"
+        self.lm_head = nn.Linear(self.config.width, self.config.vocabulary_size, bias=has_bias)
+        if has_bias:
+            # A parameter in either case, so that it is sharded, saved and loaded as the others are.
+            self.lm_head.bias.requires_grad_(self.config.output_bias == "learned")
         self.input_table_name = f"{name}.weight"
         self.output_table_name = "lm_head.weight"
         if self.config.tied:
@@ -43,6 +52,21 @@ class LanguageModel(nn.Module):
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """The input of the head, (B, T, H), from tokens (B, T)."""
         raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits (..., V) of hidden states (..., H)."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def logit_chunks(self, tokens: Tensor) -> Iterator[Tensor]:
+        """The logits of all positions of tokens (B, T), one position after the other, (n, V) at a time.
+
+        All of them are never in memory at once.
+        """
+        hidden = self.hidden_states(tokens).flatten(0, 1)  # (B * T, H)
+        budget = LOGIT_BYTES.get(hidden.device.type, LOGIT_BYTES["cpu"])
+        rows = chunk_rows(len(hidden), 4 * self.config.vocabulary_size, budget)
+        yield from map(self.logits, hidden.split(rows))
 
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, *, z_loss: float = 0.0, reduction: str = "mean"
@@ -66,10 +90,14 @@ class LanguageModel(nn.Module):
             )
         hidden = self.hidden_states(tokens)
         if targets is None:
-            logits: Tensor = self.lm_head(hidden)
-            return logits
+            return self.logits(hidden)
         # Here and not in a function of the trainer: FSDP2 gathers the table for the time of this call.
         loss = linear_cross_entropy(
-            hidden.flatten(0, 1), self.lm_head.weight, targets.flatten(), z_loss=z_loss, reduction=reduction
+            hidden.flatten(0, 1),
+            self.lm_head.weight,
+            targets.flatten(),
+            bias=self.lm_head.bias,
+            z_loss=z_loss,
+            reduction=reduction,
         )
         return loss.view_as(targets) if reduction == "none" else loss

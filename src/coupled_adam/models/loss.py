@@ -4,7 +4,7 @@ When gradients are wanted, those of a chunk are taken while its logits are there
 forward leaves the gradients of the summed loss behind, and backward only multiplies them by a number. They are dense;
 every row of the head gets its push from every token.
 
-Letters: N tokens, V vocabulary rows, H width. With logits z (N, V), target y and lse = logsumexp(z):
+Letters: N tokens, V vocabulary rows, H width. With logits z (N, V), bias included, target y and lse = logsumexp(z):
     loss_n = lse_n - z_{n,y} + z_loss * lse_n^2
     d loss_n / d z_n = (1 + 2 * z_loss * lse_n) * softmax(z_n) - onehot(y)
 """
@@ -32,19 +32,22 @@ def linear_cross_entropy(
     weight: Tensor,
     targets: Tensor,
     *,
+    bias: Tensor | None = None,
     z_loss: float = 0.0,
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Tensor:
-    """`F.cross_entropy(F.linear(hidden, weight), targets)` without holding the logits.
+    """`F.cross_entropy(F.linear(hidden, weight, bias), targets)` without holding the logits.
 
-    Under autocast the products are taken in its dtype; the softmax and the sums over chunks in float32 at least.
+    Under autocast the products are taken in its dtype; the bias is added, the softmax taken and the chunks summed up in
+    float32 at least.
     Can be differentiated once. With reduction="none" the backward pass computes the logits again.
 
     Args:
         hidden: (N, H).
         weight: (V, H).
         targets: (N,) int64, rows of the weight, or `ignore_index`. Others are not noticed on CUDA.
+        bias: (V,), added to the logits; None for none.
         z_loss: weight of the squared logsumexp, added to each token's loss.
         reduction: "mean" over the targets that are not ignored (NaN if there are none), or "none".
         ignore_index: a target that is left out.
@@ -61,6 +64,8 @@ def linear_cross_entropy(
         raise UserError(
             f"hidden has shape {tuple(hidden.shape)} and weight {tuple(weight.shape)}, expected (N, H) and (V, H)"
         )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise UserError(f"bias has shape {tuple(bias.shape)}, expected {tuple(weight.shape[:1])}, one number per row")
     if targets.shape != hidden.shape[:1]:
         raise UserError(f"targets have shape {tuple(targets.shape)}, expected {tuple(hidden.shape[:1])}")
     if reduction not in ("mean", "none"):
@@ -73,10 +78,11 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(device_type)
     options = float(z_loss), ignore_index, dtype
     if reduction == "none":
-        losses: Tensor = _token_losses(hidden, weight, targets, *options)
+        losses: Tensor = _token_losses(hidden, weight, targets, *options, bias)
         return losses
-    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    total: Tensor = _summed_loss(hidden, weight, targets, *options, needs_grad)[0]
+    needs_bias_grad = torch.is_grad_enabled() and bias is not None and bias.requires_grad
+    needs_grad = needs_bias_grad or (torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad))
+    total: Tensor = _summed_loss(hidden, weight, targets, *options, needs_grad, bias, needs_bias_grad)[0]
     return total / (targets != ignore_index).sum()
 
 
@@ -90,12 +96,14 @@ def _summed_loss(
     ignore_index: int,
     dtype: torch.dtype,
     needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of the losses, and its gradients (N, H) and (V, H); both are empty without `needs_grad`."""
-    losses, grad_hidden, grad_weight = _walk_chunks(
-        hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad
+    bias: Tensor | None = None,
+    needs_bias_grad: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sum of the losses, and its gradients (N, H), (V, H) and (V,); empty where they are not needed."""
+    losses, grad_hidden, grad_weight, grad_bias = _walk_chunks(
+        hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad, bias, needs_bias_grad
     )
-    return losses.sum(), grad_hidden, grad_weight
+    return losses.sum(), grad_hidden, grad_weight, grad_bias
 
 
 @_summed_loss.register_fake
@@ -107,26 +115,31 @@ def _(
     ignore_index: int,
     dtype: torch.dtype,
     needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    losses, grad_hidden, grad_weight = _results(hidden, weight, dtype, needs_grad)
-    return losses.new_empty(()), grad_hidden, grad_weight
+    bias: Tensor | None = None,
+    needs_bias_grad: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    losses, grad_hidden, grad_weight, grad_bias = _results(hidden, weight, dtype, needs_grad, needs_bias_grad)
+    return losses.new_empty(()), grad_hidden, grad_weight, grad_bias
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, grad_hidden, grad_weight = output
-    ctx.mark_non_differentiable(grad_hidden, grad_weight)
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    hidden, weight, *_, bias, needs_bias_grad = inputs
+    _, *gradients = output
+    ctx.mark_non_differentiable(*gradients)
     ctx.set_materialize_grads(False)  # else zeros of their size would be made for the backward pass
-    ctx.save_for_backward(grad_hidden, grad_weight)
-    ctx.dtypes = inputs[0].dtype, inputs[1].dtype
+    ctx.save_for_backward(*gradients)
+    ctx.dtypes = hidden.dtype, weight.dtype, bias.dtype if needs_bias_grad else None
 
 
 def _scale_gradients(ctx: Any, grad_total: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     _refuse_second_derivative()
     if grad_total is None:
-        return (None,) * 7
-    grad_hidden, grad_weight = ctx.saved_tensors
-    hidden_dtype, weight_dtype = ctx.dtypes
-    return (grad_hidden * grad_total).to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), *(None,) * 5
+        return (None,) * 9
+    grad_hidden, grad_weight, grad_bias = (
+        None if dtype is None else (gradient * grad_total).to(dtype)
+        for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+    )
+    return grad_hidden, grad_weight, *(None,) * 5, grad_bias, None
 
 
 _summed_loss.register_autograd(_scale_gradients, setup_context=_keep_gradients)
@@ -134,27 +147,46 @@ _summed_loss.register_autograd(_scale_gradients, setup_context=_keep_gradients)
 
 @torch.library.custom_op("coupled_adam::token_losses", mutates_args=())
 def _token_losses(
-    hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, ignore_index: int, dtype: torch.dtype
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    z_loss: float,
+    ignore_index: int,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The losses (N,). The weight of each in what is differentiated is known in backward only."""
-    return _walk_chunks(hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad=False)[0]
+    return _walk_chunks(hidden, weight, targets, None, z_loss, ignore_index, dtype, False, bias, False)[0]
 
 
 @_token_losses.register_fake
-def _(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    return _results(hidden, weight, dtype, needs_grad=False)[0]
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    z_loss: float,
+    ignore_index: int,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Tensor:
+    return _results(hidden, weight, dtype, needs_grad=False, needs_bias_grad=False)[0]
 
 
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3])
-    ctx.options = inputs[3:]
+    hidden, weight, targets, *options, bias = inputs
+    ctx.save_for_backward(hidden, weight, targets, bias)
+    ctx.options = options
 
 
 def _compute_gradients(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
     _refuse_second_derivative()
-    hidden, weight, targets = ctx.saved_tensors
-    grad_hidden, grad_weight = _token_gradients(hidden, weight, targets, grad_losses, *ctx.options)
-    return grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype), *(None,) * 4
+    hidden, weight, targets, bias = ctx.saved_tensors
+    needs_bias_grad = bias is not None and ctx.needs_input_grad[6]
+    grad_hidden, grad_weight, grad_bias = _token_gradients(
+        hidden, weight, targets, grad_losses, *ctx.options, bias, needs_bias_grad
+    )
+    for_bias = grad_bias.to(bias.dtype) if needs_bias_grad else None
+    return grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype), *(None,) * 4, for_bias
 
 
 _token_losses.register_autograd(_compute_gradients, setup_context=_keep_inputs)
@@ -169,12 +201,13 @@ def _token_gradients(
     z_loss: float,
     ignore_index: int,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+    bias: Tensor | None = None,
+    needs_bias_grad: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the sum of the losses, each times its weight (N,)."""
-    _, grad_hidden, grad_weight = _walk_chunks(
-        hidden, weight, targets, token_weights, z_loss, ignore_index, dtype, needs_grad=True
-    )
-    return grad_hidden, grad_weight
+    return _walk_chunks(
+        hidden, weight, targets, token_weights, z_loss, ignore_index, dtype, True, bias, needs_bias_grad
+    )[1:]
 
 
 @_token_gradients.register_fake
@@ -186,9 +219,10 @@ def _(
     z_loss: float,
     ignore_index: int,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    _, grad_hidden, grad_weight = _results(hidden, weight, dtype, needs_grad=True)
-    return grad_hidden, grad_weight
+    bias: Tensor | None = None,
+    needs_bias_grad: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _results(hidden, weight, dtype, True, needs_bias_grad)[1:]
 
 
 def _refuse_second_derivative() -> None:
@@ -196,7 +230,7 @@ def _refuse_second_derivative() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
             "linear_cross_entropy can be differentiated once only; for second derivatives use "
-            "F.cross_entropy(F.linear(hidden, weight), targets), or leave out create_graph=True"
+            "F.cross_entropy(F.linear(hidden, weight, bias), targets), or leave out create_graph=True"
         )
 
 
@@ -209,22 +243,27 @@ def _walk_chunks(
     ignore_index: int,
     dtype: torch.dtype,
     needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    bias: Tensor | None,
+    needs_bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The losses, and the gradients of their sum.
 
     Args:
-        hidden, weight, targets, z_loss, ignore_index: as in `linear_cross_entropy`.
+        hidden, weight, targets, z_loss, ignore_index, bias: as in `linear_cross_entropy`.
         token_weights: (N,) weights of the losses in the sum, None for 1.
         dtype: of the matrix products.
-        needs_grad: whether the gradients are wanted.
+        needs_grad: whether the gradients of hidden and weight are wanted.
+        needs_bias_grad: whether that of the bias is wanted too; a fixed bias is spared the pass over the logits.
 
     Returns:
-        losses (N,), grad_hidden (N, H) in `dtype` and grad_weight (V, H) in float32 at least; without `needs_grad`
-        both are empty.
+        losses (N,), grad_hidden (N, H) in `dtype`, grad_weight (V, H) and grad_bias (V,) in float32 at least; those
+        that are not wanted are empty.
     """
     N, V = hidden.shape[0], weight.shape[0]
-    losses, grad_hidden, grad_weight = _results(hidden, weight, dtype, needs_grad)
+    losses, grad_hidden, grad_weight, grad_bias = _results(hidden, weight, dtype, needs_grad, needs_bias_grad)
     hidden, weight = hidden.to(dtype), weight.to(dtype)
+    # Not rounded to the dtype of the products: the logarithm of a rare token's probability is as large as -20.
+    bias = None if bias is None else bias.to(losses.dtype).contiguous()
     rows = chunk_rows(N, V * hidden.itemsize, CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cuda"]))
     buffer = hidden.new_empty(rows, V)
     operations = operations_for(hidden)
@@ -232,22 +271,29 @@ def _walk_chunks(
         part = slice(start, start + rows)
         logits = torch.mm(hidden[part], weight.T, out=buffer[: len(targets[part])])
         weights = None if token_weights is None else token_weights[part]
-        operations.cross_entropy(logits, targets[part], losses[part], weights, z_loss, ignore_index, needs_grad)
+        operations.cross_entropy(logits, targets[part], losses[part], weights, z_loss, ignore_index, needs_grad, bias)
         if needs_grad:  # the logits are now their gradient
             torch.mm(logits, weight, out=grad_hidden[part])
             operations.add_product(grad_weight, logits.T, hidden[part], first=start == 0)
-    if needs_grad and N == 0:
+        if needs_bias_grad:
+            column_sums = logits.sum(dim=0, dtype=grad_bias.dtype)
+            grad_bias = column_sums if start == 0 else grad_bias + column_sums
+    if N == 0:
         grad_weight.zero_()
-    return losses, grad_hidden, grad_weight
+        grad_bias.zero_()
+    return losses, grad_hidden, grad_weight, grad_bias
 
 
-def _results(hidden: Tensor, weight: Tensor, dtype: torch.dtype, needs_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _results(
+    hidden: Tensor, weight: Tensor, dtype: torch.dtype, needs_grad: bool, needs_bias_grad: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Memory for what `_walk_chunks` returns."""
     wide = torch.promote_types(dtype, torch.float32)
     losses = hidden.new_empty(hidden.shape[0], dtype=wide)
     grad_hidden = hidden.new_empty(hidden.shape if needs_grad else (0,), dtype=dtype)
     grad_weight = weight.new_empty(weight.shape if needs_grad else (0,), dtype=wide)
-    return losses, grad_hidden, grad_weight
+    grad_bias = weight.new_empty(weight.shape[:1] if needs_bias_grad else (0,), dtype=wide)
+    return losses, grad_hidden, grad_weight, grad_bias
 
 
 def chunk_rows(N: int, row_bytes: int, budget: int) -> int:

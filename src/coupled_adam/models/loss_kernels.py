@@ -1,7 +1,8 @@
 """The softmax of one chunk of logits as a Triton kernel, and the matrix product that adds up in float32.
 
 One program per token. It reads its row once for the logsumexp, in blocks, and once more, now from the cache, to write
-the gradient over it. `loss_operations` has the same functions in torch operations.
+the gradient over it. A bias is read beside the logits both times: it is small and stays in the cache.
+`loss_operations` has the same functions in torch operations.
 
 Letters: N tokens of the chunk, V vocabulary rows.
 """
@@ -31,23 +32,31 @@ def _base_2(reference):
 
 
 @triton.jit
-def _sum_of_exponentials(logits_ptr, reference, V, BLOCK_V: tl.constexpr):
+def _read(logits_ptr, bias_ptr, first, columns, V):
+    """A block of a row of logits with its bias, in float32; -inf past the end of the row."""
+    z = tl.load(logits_ptr + first + columns, mask=first + columns < V, other=-float("inf")).to(tl.float32)
+    if bias_ptr is not None:
+        z += tl.load(bias_ptr + first + columns, mask=first + columns < V, other=0.0, eviction_policy="evict_last")
+    return z
+
+
+@triton.jit
+def _sum_of_exponentials(logits_ptr, bias_ptr, reference, V, BLOCK_V: tl.constexpr):
     columns = tl.arange(0, BLOCK_V)
     c, factor = _base_2(reference)
     sums = tl.zeros((BLOCK_V,), dtype=tl.float32)
     for first in range(0, V, BLOCK_V):
-        z = tl.load(logits_ptr + first + columns, mask=first + columns < V, other=-float("inf")).to(tl.float32)
+        z = _read(logits_ptr, bias_ptr, first, columns, V)
         sums += tl.exp2(z * LOG2_E - c)
     return tl.sum(sums, axis=0) * factor
 
 
 @triton.jit
-def _largest(logits_ptr, V, BLOCK_V: tl.constexpr):
+def _largest(logits_ptr, bias_ptr, V, BLOCK_V: tl.constexpr):
     columns = tl.arange(0, BLOCK_V)
     maxima = tl.full((BLOCK_V,), -float("inf"), dtype=tl.float32)
     for first in range(0, V, BLOCK_V):
-        z = tl.load(logits_ptr + first + columns, mask=first + columns < V, other=-float("inf")).to(tl.float32)
-        maxima = tl.maximum(maxima, z)
+        maxima = tl.maximum(maxima, _read(logits_ptr, bias_ptr, first, columns, V))
     return tl.max(maxima, axis=0)
 
 
@@ -57,6 +66,7 @@ def _cross_entropy_kernel(
     targets_ptr,
     losses_ptr,
     token_weights_ptr,
+    bias_ptr,
     z_loss,
     ignore_index,
     V,
@@ -73,13 +83,15 @@ def _cross_entropy_kernel(
     kept = target != ignore_index
     target = tl.where(kept, target, 0)
     target_logit = tl.load(logits_ptr + target).to(tl.float32)
+    if bias_ptr is not None:
+        target_logit += tl.load(bias_ptr + target)
 
     # Relative to the target's logit: the largest would have to be found first, in another pass.
     reference = target_logit
-    total = _sum_of_exponentials(logits_ptr, reference, V, BLOCK_V)
+    total = _sum_of_exponentials(logits_ptr, bias_ptr, reference, V, BLOCK_V)
     if not total < float("inf"):  # some logit is 88 or more above the target's
-        reference = _largest(logits_ptr, V, BLOCK_V)
-        total = _sum_of_exponentials(logits_ptr, reference, V, BLOCK_V)
+        reference = _largest(logits_ptr, bias_ptr, V, BLOCK_V)
+        total = _sum_of_exponentials(logits_ptr, bias_ptr, reference, V, BLOCK_V)
     log_total = tl.log(total)
     lse = reference + log_total
     loss = log_total + (reference - target_logit) + z_loss * lse * lse
@@ -98,6 +110,8 @@ def _cross_entropy_kernel(
             place = logits_ptr + first + columns
             # Evicted first: the rows that are still to be read a second time should stay in the cache instead.
             z = tl.load(place, mask=in_row, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
+            if bias_ptr is not None:
+                z += tl.load(bias_ptr + first + columns, mask=in_row, other=0.0, eviction_policy="evict_last")
             gradient = (push * tl.exp2(z * LOG2_E - c)).to(logits_ptr.dtype.element_ty)
             tl.store(place, gradient, mask=in_row, eviction_policy="evict_first")
         tl.debug_barrier()
@@ -113,6 +127,7 @@ def cross_entropy(
     z_loss: float,
     ignore_index: int,
     needs_grad: bool,
+    bias: Tensor | None = None,
 ) -> None:
     """Write the losses, turn the logits into their gradient; see `loss_operations.cross_entropy`."""
     N, V = logits.shape
@@ -122,6 +137,7 @@ def cross_entropy(
             targets,
             losses,
             token_weights,
+            bias,
             z_loss,
             ignore_index,
             V,

@@ -15,24 +15,31 @@ def cross_entropy(
     z_loss: float,
     ignore_index: int,
     needs_grad: bool,
+    bias: Tensor | None = None,
 ) -> None:
     """Write the losses of a chunk, and where gradients are wanted turn its logits into theirs, in place.
 
     Args:
-        logits: (N, V); afterwards their gradient of sum_n token_weights_n * loss_n, or anything.
+        logits: (N, V), without the bias; afterwards their gradient of sum_n token_weights_n * loss_n, or anything.
         targets: (N,) int64.
         losses: (N,), written, in the dtype in which the softmax is taken.
         token_weights: (N,), None for 1.
         z_loss: weight of the squared logsumexp in the loss.
         ignore_index: a target whose loss and gradient are 0.
         needs_grad: whether the gradient is wanted.
+        bias: (V,) in the dtype of the losses, added to the logits; None for none.
     """
     kept = targets != ignore_index
     column = targets.where(kept, 0).unsqueeze(1)  # (N, 1)
-    target_logit = logits.gather(1, column).to(losses.dtype)
     # In place where the logits already have the dtype of the losses.
     in_place = logits.dtype == losses.dtype
-    log_p = torch.log_softmax(logits, dim=1, dtype=losses.dtype, out=logits if in_place else None)
+    if bias is None:
+        z, out = logits, logits if in_place else None
+    else:
+        z = logits.add_(bias) if in_place else logits + bias  # (N, V) in the dtype of the losses
+        out = z
+    target_logit = z.gather(1, column).to(losses.dtype)
+    log_p = torch.log_softmax(z, dim=1, dtype=losses.dtype, out=out)
     target_log_p = log_p.gather(1, column)
     lse = target_logit - target_log_p
     losses.copy_((z_loss * lse.square() - target_log_p).squeeze(1).where(kept, 0))

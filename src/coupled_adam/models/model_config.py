@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from coupled_adam.models.language_model import LanguageModel
 
 ARCHITECTURES = ("gpt2", "llama")
+OUTPUT_BIASES = ("none", "unigram", "learned")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class ModelConfig:
         vocabulary_size: V, rows of the table; at least the tokens of the tokenizer.
         tied: one table for input and output.
         bias: biases in linear layers and LayerNorms; GPT-2 only.
+        output_bias: of the logits: "none", "unigram" (fixed at the log unigram probabilities of the training text) or
+            "learned" (starts there).
 
     Example:
         >>> ModelConfig("gpt2", layers=12, heads=12, width=768).head_size
@@ -41,11 +44,15 @@ class ModelConfig:
     vocabulary_size: int = 50304
     tied: bool = True
     bias: bool = False
+    output_bias: str = "none"
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
             expected = " or ".join(repr(name) for name in ARCHITECTURES)
             raise UserError(f"Invalid architecture: {self.architecture!r}; expected {expected}")
+        if self.output_bias not in OUTPUT_BIASES:
+            expected = ", ".join(repr(name) for name in OUTPUT_BIASES)
+            raise UserError(f"Invalid output_bias: {self.output_bias!r}; expected one of {expected}")
         for name in ("layers", "heads", "width", "context", "vocabulary_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -95,7 +102,7 @@ def build_model(config: ModelConfig) -> "LanguageModel":
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """N: all parameters, a tied table counted once.
+    """N: all parameters that are trained, a tied table counted once.
 
     Example:
         >>> parameter_count(ModelConfig("gpt2", layers=12, heads=12, width=768))
@@ -110,7 +117,8 @@ def parameter_count(config: ModelConfig) -> int:
         matrices = 4 * H * H + 3 * H * config.mlp_width
         biases = 0
     blocks = config.layers * (matrices + biases + 2 * norm)
-    return table * (1 if config.tied else 2) + _position_parameters(config) + blocks + norm
+    head_bias = config.vocabulary_size if config.output_bias == "learned" else 0
+    return table * (1 if config.tied else 2) + _position_parameters(config) + blocks + norm + head_bias
 
 
 def flops_per_token(config: ModelConfig) -> int:

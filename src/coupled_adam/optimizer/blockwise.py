@@ -47,7 +47,7 @@ def column_square_sums(grad: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return _fused_square_sums(grad)
-    kernels = _numba_kernels_for(grad)
+    kernels = numba_kernels_for(grad)
     if kernels is not None:
         sums: Tensor = kernels.column_square_sums(grad)
         return sums
@@ -78,15 +78,21 @@ def advance_second_moment(table: Table, square_sums: Tensor, grad_factor: Tensor
     table.step.add_(1)
     on_host = table.step.device.type == "cpu" and not torch.compiler.is_compiling()
     t = table.step.item() if on_host else table.step
+    advance_column_moment(table, square_sums, grad_factor)
+    bias_correction1 = bias_correction(hyper.beta1, t)
+    bias_correction2 = bias_correction(hyper.beta2, t)
+    v_hat = table.exp_avg_sq.to(sum_dtype(table.exp_avg_sq.device)) * (hyper.second_moment_scale / bias_correction2)
+    return ((-hyper.lr / bias_correction1) / (v_hat.sqrt() + hyper.eps)).to(table.exp_avg_sq.dtype)
+
+
+def advance_column_moment(table: Table, square_sums: Tensor, grad_factor: Tensor | None) -> None:
+    """v_t = beta2 v_{t-1} + (1 - beta2) mean_i(g_i^2), in place; arguments as for `advance_second_moment`."""
+    hyper = table.hyper
     wide = sum_dtype(table.exp_avg_sq.device)
     mean_square = square_sums.to(wide).sum(dim=0, keepdim=True) / table.rows
     if grad_factor is not None:
         mean_square = mean_square * grad_factor.to(wide).square()
     table.exp_avg_sq.copy_(hyper.beta2 * table.exp_avg_sq.to(wide) + (1 - hyper.beta2) * mean_square)
-    bias_correction1 = _bias_correction(hyper.beta1, t)
-    bias_correction2 = _bias_correction(hyper.beta2, t)
-    v_hat = table.exp_avg_sq.to(wide) * (hyper.second_moment_scale / bias_correction2)
-    return ((-hyper.lr / bias_correction1) / (v_hat.sqrt() + hyper.eps)).to(table.exp_avg_sq.dtype)
 
 
 def apply_update(table: Table, coefficient: Tensor, grad_factor: Tensor | None) -> None:
@@ -97,26 +103,32 @@ def apply_update(table: Table, coefficient: Tensor, grad_factor: Tensor | None) 
         coefficient: what `advance_second_moment` returned, (1, H).
         grad_factor: what the gradient must be multiplied with, None for 1.
     """
-    hyper = table.hyper
-    factor: float | Tensor = -1.0 if hyper.maximize else 1.0
-    if grad_factor is not None:
-        # Reading a CPU scalar is free and allows the cheaper operations below; elsewhere it would wait for the device.
-        on_host = grad_factor.device.type == "cpu" and not torch.compiler.is_compiling()
-        factor = factor * (grad_factor.item() if on_host else grad_factor)
-    kernels = _numba_kernels_for(table.param, table.grad, table.exp_avg)
+    factor = gradient_weight(table, grad_factor)
+    kernels = numba_kernels_for(table.param, table.grad, table.exp_avg)
     if kernels is not None:
         kernels.apply_update(table, coefficient, factor)
     elif table.param.dtype == coefficient.dtype or torch.compiler.is_compiling():
         _update(table.param, table.grad, table.exp_avg, table, coefficient, factor)
     else:
         # Gradient, moment and embedding are converted.
-        rows, threads = _blocks_at_a_time(table.param, 3 * coefficient.itemsize)
+        rows, threads = blocks_at_a_time(table.param, 3 * coefficient.itemsize)
 
         def update_block(start: int) -> None:
             block = slice(start, start + rows)
             _update(table.param[block], table.grad[block], table.exp_avg[block], table, coefficient, factor)
 
-        _for_each(range(0, table.param.shape[0], rows), update_block, threads)
+        for_each(range(0, table.param.shape[0], rows), update_block, threads)
+
+
+def gradient_weight(table: Table, grad_factor: Tensor | None) -> float | Tensor:
+    """What the gradient is multiplied with: `grad_factor`, and -1 for maximize."""
+    sign = -1.0 if table.hyper.maximize else 1.0
+    if grad_factor is None:
+        return sign
+    # Reading a CPU scalar is free and allows cheaper operations; elsewhere it would wait for the device.
+    on_host = grad_factor.device.type == "cpu" and not torch.compiler.is_compiling()
+    factor: float | Tensor = sign * (grad_factor.item() if on_host else grad_factor)
+    return factor
 
 
 def _update(
@@ -126,7 +138,7 @@ def _update(
     hyper, compute_dtype = table.hyper, coefficient.dtype
     moment = exp_avg.to(compute_dtype)  # the tensor itself when no conversion is needed
     embedding = param.to(compute_dtype)
-    _advance_first_moment(moment, grad.to(compute_dtype), hyper.beta1, factor)
+    advance_moment(moment, grad.to(compute_dtype), hyper.beta1, factor)
     if hyper.weight_decay != 0:
         embedding.mul_(1 - hyper.lr * hyper.weight_decay)
     embedding.addcmul_(moment, coefficient)
@@ -136,7 +148,7 @@ def _update(
         param.copy_(embedding)
 
 
-def _advance_first_moment(moment: Tensor, grad: Tensor, beta1: float, factor: float | Tensor) -> None:
+def advance_moment(moment: Tensor, grad: Tensor, beta1: float, factor: float | Tensor) -> None:
     """m_t = beta1 m_{t-1} + (1 - beta1) factor g, in place."""
     if isinstance(factor, Tensor):
         moment.mul_(beta1).addcmul_(grad, factor, value=1 - beta1)
@@ -146,7 +158,7 @@ def _advance_first_moment(moment: Tensor, grad: Tensor, beta1: float, factor: fl
         moment.mul_(beta1).add_(grad, alpha=factor * (1 - beta1))
 
 
-def _bias_correction(beta: float, step: float | Tensor) -> float | Tensor:
+def bias_correction(beta: float, step: float | Tensor) -> float | Tensor:
     """1 - beta^t. On a device by expm1, since 1 - beta^t in float32 loses four digits at t = 1."""
     if isinstance(step, Tensor):
         if beta == 0.0:
@@ -177,7 +189,7 @@ def _square_sums(grad: Tensor, dtype: torch.dtype) -> Tensor:
     """
     V, H = grad.shape
     temporaries = 1 if grad.dtype == dtype else 2  # the accumulator, and the converted gradient
-    rows, threads = _blocks_at_a_time(grad, temporaries * dtype.itemsize)
+    rows, threads = blocks_at_a_time(grad, temporaries * dtype.itemsize)
     # Pieces of at least 16 blocks, and so few that their sums are added up in one thread too.
     pieces = max(min(-(-V // (16 * rows)), ONE_THREAD_ELEMENTS // max(H, 1)), 1) if grad.is_cpu else 1
     rows_per_piece = max(-(-V // pieces), 1)
@@ -196,11 +208,11 @@ def _square_sums(grad: Tensor, dtype: torch.dtype) -> Tensor:
                 accumulator[: block.shape[0]].addcmul_(block, block)
         partial_sums[start // rows_per_piece] = accumulator.sum(dim=0)
 
-    _for_each(range(0, V, rows_per_piece), add_squares, threads)
+    for_each(range(0, V, rows_per_piece), add_squares, threads)
     return partial_sums.sum(dim=0, keepdim=True)
 
 
-def _blocks_at_a_time(tensor: Tensor, bytes_per_element: int) -> tuple[int, int]:
+def blocks_at_a_time(tensor: Tensor, bytes_per_element: int) -> tuple[int, int]:
     """Rows of a block, and in how many threads blocks are worked on, so that the temporaries keep their limits.
 
     Args:
@@ -216,7 +228,7 @@ def _blocks_at_a_time(tensor: Tensor, bytes_per_element: int) -> tuple[int, int]
     return rows, min(torch.get_num_threads(), all_rows // rows)
 
 
-def _for_each(starts: range, work: Callable[[int], None], threads: int) -> None:
+def for_each(starts: range, work: Callable[[int], None], threads: int) -> None:
     """Call `work` with each of `starts`, in one or several threads."""
     left = deque(starts)
 
@@ -231,7 +243,7 @@ def _for_each(starts: range, work: Callable[[int], None], threads: int) -> None:
     run_on_threads(work_on_what_is_left, min(threads, len(starts)))
 
 
-def _numba_kernels_for(*tensors: Tensor) -> ModuleType | None:
+def numba_kernels_for(*tensors: Tensor) -> ModuleType | None:
     """The compiled loops, where numba is installed and they can work on these tensors."""
     first = tensors[0]
     if torch.compiler.is_compiling() or not first.is_cpu or first.numel() < NUMBA_ELEMENTS:

@@ -1,10 +1,11 @@
-"""Algorithm 1 of the paper, line by line, in float64 and with the full V x H second moment.
+"""Algorithm 1 of the paper and the family around it, line by line, in float64 and with the full V x H second moment.
 
 This is the oracle: slow, plain, and never used for training. Every fast path is compared with it.
 
-Legend: V vocabulary rows, H hidden size, t optimizer step (from 1).
+Legend: V vocabulary rows, H hidden size, t optimizer step (from 1), x column exponent, y row exponent.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -42,8 +43,12 @@ def reference_step(
     scale_exponent: float = 0.0,
     coupled: bool = True,
     maximize: bool = False,
+    row_exponent: float = 0.0,
+    column_exponent: float = 1.0,
+    mean_free: bool = False,
+    vocabulary_size: int | None = None,
 ) -> ReferenceState:
-    """One pass through the loop of Algorithm 1.
+    """One pass through the loop of Algorithm 1, or of another member of the family of second moments.
 
     Args:
         state: embeddings, moments and step count before the update.
@@ -55,6 +60,10 @@ def reference_step(
         scale_exponent: n of the scaled variant, which multiplies the coupled second moment by 2^-n.
         coupled: False gives standard Adam (AdamW with weight decay).
         maximize: ascend instead of descend.
+        row_exponent: y; 0 is Coupled Adam.
+        column_exponent: x; 1 is Coupled Adam.
+        mean_free: subtract the mean update from every row.
+        vocabulary_size: take all means over the first that many rows; None for all.
 
     Returns:
         The state after the update; the given one is not changed.
@@ -75,8 +84,45 @@ def reference_step(
     m_hat = m / (1 - beta1**t)
     v_hat = v / (1 - beta2**t)
     if coupled:
-        nu = v_hat.mean(dim=0, keepdim=True)  # (1, H), the average over the vocabulary
-        v_hat = 2.0**-scale_exponent * nu.expand_as(v)
-    e = state.embeddings * (1 - lr * weight_decay)
-    e = e - lr * m_hat / (v_hat.sqrt() + eps)
+        n, x, y = scale_exponent, column_exponent, row_exponent
+        denominator = family_denominator(v_hat, eps=eps, n=n, x=x, y=y, vocabulary_size=vocabulary_size)
+    else:
+        denominator = v_hat.sqrt() + eps
+    update = m_hat / denominator
+    if mean_free:
+        update = update - update[:vocabulary_size].mean(dim=0, keepdim=True)
+    e = state.embeddings * (1 - lr * weight_decay) - lr * update
     return ReferenceState(e, m, v, t)
+
+
+def family_denominator(
+    v_hat: Tensor, *, eps: float, n: float = 0.0, x: float = 1.0, y: float = 0.0, vocabulary_size: int | None = None
+) -> Tensor:
+    """What the first moment is divided by: (sqrt(2^-n s (c_h / s)^x) + eps) ((sqrt(r_i) + eps) / sqrt(s))^y.
+
+    Args:
+        v_hat: Adam's bias-corrected second moment, (V, H) float64.
+        eps: epsilon.
+        n: scale exponent.
+        x: column exponent.
+        y: row exponent.
+        vocabulary_size: take c and s over the first that many rows; None for all.
+
+    Returns:
+        The denominator (V, H). Where it is zero because nothing was ever seen, infinity: the update is zero.
+
+    Example:
+        >>> v_hat = torch.tensor([[1.0, 4.0], [4.0, 16.0]], dtype=torch.float64)
+        >>> family_denominator(v_hat, eps=0.0, x=1.0, y=1.0)  # of rank one: Adam's own
+        tensor([[1., 2.],
+                [2., 4.]], dtype=torch.float64)
+    """
+    c = v_hat[:vocabulary_size].mean(dim=0, keepdim=True)  # (1, H)
+    r = v_hat.mean(dim=1, keepdim=True)  # (V, 1)
+    s = c.mean()
+    if s == 0:  # all ratios are 1, and no gradient has come yet
+        return torch.full_like(v_hat, math.inf)
+    columns: Tensor = (2.0**-n * s * (c / s) ** x).sqrt() + eps  # (1, H)
+    rows: Tensor = ((r.sqrt() + eps) / s.sqrt()) ** y  # (V, 1)
+    rows = torch.where(rows == 0, math.inf, rows)  # with eps = 0, a row that never had a gradient
+    return columns * rows

@@ -20,6 +20,12 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 
+def needs_row_moments(group: dict[str, Any]) -> bool:
+    """Whether the tables of a group need `row_avg_sq`; a tensor may become other than zero at any time."""
+    row_exponent = group["row_exponent"]
+    return isinstance(row_exponent, Tensor) or row_exponent != 0
+
+
 @dataclass(slots=True)
 class Hyperparameters:
     """The numbers of one param group that enter the coupled update."""
@@ -34,6 +40,12 @@ class Hyperparameters:
     second_moment_scale: float
     """2^-n of the scaled variant; 1 is the paper's method."""
     maximize: bool
+    row_exponent: float | Tensor = 0.0
+    """y: how much of its own second moment a row keeps; a tensor stays on its device."""
+    column_exponent: float | Tensor = 1.0
+    """x: how much of its own second moment a column keeps; a tensor stays on its device."""
+    mean_free: bool = False
+    """Whether the mean update over the vocabulary is removed."""
 
     @classmethod
     def from_group(cls, group: dict[str, Any]) -> "Hyperparameters":
@@ -46,32 +58,42 @@ class Hyperparameters:
             >>> Hyperparameters.from_group(optimizer.param_groups[0]).second_moment_scale
             0.5
         """
-        lr = group["lr"]
-        if isinstance(lr, Tensor) and lr.device.type == "cpu" and not torch.compiler.is_compiling():
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    "lr is a tensor on the CPU, whose value a CUDA graph would keep for ever; "
-                    "put it on the device of the table: lr=torch.tensor(..., device='cuda')"
-                )
-            lr = lr.item()
-        if not isinstance(lr, Tensor):
-            lr = float(lr)
         beta1, beta2 = group["betas"]
         return cls(
-            lr=lr,
+            lr=_number(group, "lr"),
             beta1=float(beta1),
             beta2=float(beta2),
             eps=float(group["eps"]),
             weight_decay=float(group["weight_decay"]),
             second_moment_scale=2.0 ** -group["scale_exponent"],
             maximize=group["maximize"],
+            row_exponent=_number(group, "row_exponent"),
+            column_exponent=_number(group, "column_exponent"),
+            mean_free=group["mean_free"],
         )
 
     def on(self, device: torch.device) -> "Hyperparameters":
-        """The same with a learning rate in a tensor brought to the device of the table."""
-        if isinstance(self.lr, Tensor) and self.lr.device != device:
-            return replace(self, lr=self.lr.to(device))
-        return self
+        """The same with numbers in tensors brought to the device of the table."""
+        numbers = (self.lr, self.row_exponent, self.column_exponent)
+        if all(number.device == device for number in numbers if isinstance(number, Tensor)):
+            return self
+        lr, row_exponent, column_exponent = (
+            number.to(device) if isinstance(number, Tensor) else number for number in numbers
+        )
+        return replace(self, lr=lr, row_exponent=row_exponent, column_exponent=column_exponent)
+
+
+def _number(group: dict[str, Any], option: str) -> float | Tensor:
+    """An option that may change between steps: as a number, or as a tensor that kernels read on its device."""
+    value = group[option]
+    if isinstance(value, Tensor) and value.device.type == "cpu" and not torch.compiler.is_compiling():
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{option} is a tensor on the CPU, whose value a CUDA graph would keep for ever; "
+                f"put it on the device of the table: {option}=torch.tensor(..., device='cuda')"
+            )
+        value = value.item()
+    return value if isinstance(value, Tensor) else float(value)
 
 
 @dataclass(slots=True)
@@ -79,7 +101,7 @@ class Table:
     """A coupled parameter during one step. All tensors are this rank's part of it."""
 
     rows: int
-    """V of the whole table, over all ranks."""
+    """Rows that the means are taken over: V of the whole table, over all ranks, without padding."""
     param: Tensor  # (V, H)
     grad: Tensor  # (V, H)
     exp_avg: Tensor  # (V, H)
@@ -87,3 +109,14 @@ class Table:
     step: Tensor
     """t - 1 before the update, t after it; on the host, or on the device when fused or capturable."""
     hyper: Hyperparameters
+    width: int
+    """H of the whole table, over all ranks."""
+    real_rows: int
+    """The first rows of this rank's part, those that are not padding."""
+    row_avg_sq: Tensor | None = None  # (V, 1) float32, kept once row_exponent was not zero
+
+    @property
+    def is_coupled_adam(self) -> bool:
+        """Whether this is the paper's method: no row moments, column exponent 1, and the mean update stays."""
+        x = self.hyper.column_exponent
+        return self.row_avg_sq is None and not self.hyper.mean_free and not isinstance(x, Tensor) and x == 1.0

@@ -236,12 +236,12 @@ CLIP = Launcher(_clip_factor_kernel, num_warps=1)
 def column_square_sums(grad: Tensor) -> Tensor:
     """Partial sums of g_i^2 over the rows i, (P, H) float64; see `blockwise.column_square_sums`."""
     V, H = grad.shape
-    column_blocks = max(_ceil_div(H, BLOCK_H), 1)
-    programs = max(min(_ceil_div(V, SUM_BLOCK_V), SUM_PROGRAMS // column_blocks), 1)
+    column_blocks = max(ceil_div(H, BLOCK_H), 1)
+    programs = max(min(ceil_div(V, SUM_BLOCK_V), SUM_PROGRAMS // column_blocks), 1)
     partial = torch.empty(programs, H, dtype=torch.float64, device=grad.device)
     stride_v, stride_h = grad.stride()
     kind = (grad.device, grad.dtype, grad.data_ptr() % 16, V, H, stride_v, stride_h, SUM_BLOCK_V, BLOCK_H)
-    with _on_device_of(grad):
+    with on_device_of(grad):
         SUM.launch((programs, column_blocks, 1), kind, grad, partial, V, H, stride_v, stride_h, SUM_BLOCK_V, BLOCK_H)
     return partial
 
@@ -255,16 +255,16 @@ def advance_second_moment(
     `apply_update`, since all programs of this kernel read it.
     """
     hyper, exp_avg_sq = table.hyper, table.exp_avg_sq
-    step, t = (table.step, 1.0) if _step_on_device(table) else (None, table.step.add_(1).item())
+    step, t = (table.step, 1.0) if step_on_device(table) else (None, table.step.add_(1).item())
     lr, lr_value = (hyper.lr, 0.0) if isinstance(hyper.lr, Tensor) else (None, hyper.lr)
     P, H = square_sums.shape
     coefficient = torch.empty(H, dtype=torch.float32, device=exp_avg_sq.device)
     alignment = (square_sums.data_ptr() % 16, exp_avg_sq.data_ptr() % 16)
     missing = (grad_factor is None, found_inf is None, step is None)
     kind = (exp_avg_sq.device, square_sums.dtype, alignment, P, H, table.rows, missing)
-    with _on_device_of(exp_avg_sq):
+    with on_device_of(exp_avg_sq):
         ADVANCE.launch(
-            (max(_ceil_div(H, ADVANCE_BLOCK_H), 1), 1, 1),
+            (max(ceil_div(H, ADVANCE_BLOCK_H), 1), 1, 1),
             (*kind, None if lr is None else lr.dtype),
             square_sums,
             exp_avg_sq,
@@ -274,8 +274,8 @@ def advance_second_moment(
             step,
             lr,
             lr_value,
-            _log(hyper.beta1),
-            _log(hyper.beta2),
+            log_beta(hyper.beta1),
+            log_beta(hyper.beta2),
             1 - hyper.beta1**t,
             1 - hyper.beta2**t,
             hyper.beta2,
@@ -298,15 +298,15 @@ def apply_update(
     hyper = table.hyper
     param, grad, exp_avg = table.param, table.grad, table.exp_avg
     V, H = param.shape
-    step = table.step if _step_on_device(table) else None
+    step = table.step if step_on_device(table) else None
     lr, lr_value = (hyper.lr, 0.0) if isinstance(hyper.lr, Tensor) else (None, hyper.lr)
     strides = (*param.stride(), *grad.stride(), *exp_avg.stride())
     alignment = (param.data_ptr() % 16, grad.data_ptr() % 16, exp_avg.data_ptr() % 16)
     dtypes = (param.dtype, grad.dtype, exp_avg.dtype, None if lr is None else lr.dtype)
     missing = (grad_factor is None, found_inf is None, step is None)
-    with _on_device_of(param):
+    with on_device_of(param):
         UPDATE.launch(
-            (max(_ceil_div(H, BLOCK_H) * _ceil_div(V, UPDATE_BLOCK_V), 1), 1, 1),
+            (max(ceil_div(H, BLOCK_H) * ceil_div(V, UPDATE_BLOCK_V), 1), 1, 1),
             (param.device, V, H, strides, alignment, dtypes, missing, UPDATE_BLOCK_V, BLOCK_H),
             param,
             grad,
@@ -333,20 +333,20 @@ def clip_factor(total_square: Tensor, grad_scale: Tensor | None, max_norm: float
     norm = torch.empty((), dtype=torch.float32, device=total_square.device)
     grad_factor = torch.empty_like(norm)
     kind = (total_square.device, total_square.dtype, grad_scale is None)
-    with _on_device_of(total_square):
+    with on_device_of(total_square):
         CLIP.launch((1, 1, 1), kind, total_square, grad_scale, norm, grad_factor, max_norm)
     return norm, grad_factor
 
 
-def _step_on_device(table: Table) -> bool:
+def step_on_device(table: Table) -> bool:
     return table.step.is_cpu == table.param.is_cpu
 
 
-def _ceil_div(a: int, b: int) -> int:
+def ceil_div(a: int, b: int) -> int:
     return -(-a // b)  # triton.cdiv is meant for kernels and takes microseconds here
 
 
-def _log(beta: float) -> float:
+def log_beta(beta: float) -> float:
     return math.log(beta) if beta > 0 else -math.inf
 
 
@@ -358,7 +358,7 @@ def _several_devices() -> bool:
     return torch.cuda.device_count() > 1
 
 
-def _on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     """Triton launches on the current device, which need not be the tensor's."""
     if _several_devices() and tensor.device.index != torch.cuda.current_device():
         return torch.cuda.device(tensor.device)

@@ -13,13 +13,16 @@ from functools import cached_property
 from typing import Any, Literal
 
 from coupled_adam.base.text import short
+from coupled_adam.config.optimizer_names import is_coupled_adam, member_name, short_member_name
 from coupled_adam.metrics import METRICS
 from coupled_adam.report.significance import Comparison, compare
 from coupled_adam.study.results import Result
 
-Role = Literal["standard", "coupled", "scaled", "sgd"]
+Role = Literal["standard", "coupled", "scaled", "family", "sgd"]
+"""What an optimizer stands for. family: a member of the family of second moments that is not Coupled Adam."""
 NAMES = {"standard": "standard Adam", "coupled": "Coupled Adam"}
-FAMILIES: dict[Role, int] = {"standard": 0, "coupled": 1, "scaled": 1, "sgd": 2}
+PLACES: dict[Role, int] = {"standard": 0, "coupled": 1, "scaled": 1, "family": 2, "sgd": 3}
+MOST_PAIRS = 5
 COUPLED_TABLES = ("output", "input", "all")
 
 
@@ -56,10 +59,15 @@ class Variant:
         return float(self.settings.get("sgd_factor") or 0.0)
 
     @property
-    def order(self) -> tuple[int, float, float, bool, bool, int, bool]:
-        """To sort by: standard, then coupled by n, then SGD by f. Of one kind the plain one first, then what is
-        centred, then what is untied, by the table that is coupled: the pair that a report is about is the same whatever
-        the order of the folders it is made of.
+    def exponents(self) -> tuple[float, float]:
+        """x and y, the column and the row exponent of the coupled second moment; 1 and 0 are Coupled Adam's."""
+        return float(self.settings.get("column_exponent", 1.0)), float(self.settings.get("row_exponent", 0.0))
+
+    @property
+    def order(self) -> tuple[int, float, float, bool, float, float, bool, bool, int, bool]:
+        """To sort by: standard, then coupled by n, then the rest of the family, then SGD by f. Of one kind the plain
+        one first, then what is centred, then what is untied, by the table that is coupled: the pair that a report is
+        about is the same whatever the order of the folders it is made of.
 
         Example:
             >>> settings = {"untied": {"tied": False}, "centred": {"centre": True}, "standard": {}}
@@ -68,8 +76,12 @@ class Variant:
             ['standard', 'centred', 'untied']
         """
         couple = self.settings.get("couple") or COUPLED_TABLES[0]
+        x, y = self.exponents
         return (
-            FAMILIES[self.role],
+            PLACES[self.role],
+            -x,
+            y,
+            bool(self.settings.get("mean_free")),
             self.n,
             self.f,
             not self.settings.get("tied", True),
@@ -80,7 +92,15 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """As the report calls it: the name in the study, with Adam where it is one of the two of the paper."""
+        """As the report calls it: in words where its name in the study is the short one of what it is, else that name.
+
+        Example:
+            >>> settings = {"embeddings": "coupled", "row_exponent": 0.25, "mean_free": True}
+            >>> variant_of("partial y=0.25 mean-free", settings).label, variant_of("ours", settings).label
+            ('partially coupled (y = 0.25, mean-free)', 'ours')
+        """
+        if self.role == "family" and self.name == short_member_name(self.settings):
+            return member_name(self.settings)
         return NAMES[self.name] if self.name in NAMES and self.name == self.role else self.name
 
 
@@ -90,12 +110,16 @@ def role_of(settings: Mapping[str, Any]) -> Role:
     Example:
         >>> role_of({"embeddings": "coupled", "scale_exponent": 0.0}), role_of({"embeddings": "adamw"})
         ('coupled', 'standard')
+        >>> role_of({"embeddings": "coupled", "row_exponent": 0.25})
+        'family'
     """
     embeddings = settings.get("embeddings", "coupled")
     if embeddings == "adamw":
         return "standard"
     if embeddings == "sgd":
         return "sgd"
+    if not is_coupled_adam(settings):
+        return "family"
     return "scaled" if settings.get("scale_exponent") else "coupled"
 
 
@@ -184,6 +208,18 @@ class Grid:
             next((variant for variant in found if variant.role == role), None) for role in ("standard", "coupled")
         )
         return None if first is None or second is None else (first, second)
+
+    @property
+    def difference_pairs(self) -> list[tuple[Variant, Variant]]:
+        """The pairs whose differences are drawn: the main pair, then each further member of the family against the
+        standard, and against Coupled Adam while all of them are few."""
+        pair = self.main_pair
+        if pair is None:
+            return []
+        members = [variant for variant in self.variants if variant.role == "family" and variant not in pair]
+        against_first, against_second = ([(each, member) for member in members] for each in pair)
+        few = 1 + 2 * len(members) <= MOST_PAIRS and pair[1].role == "coupled"
+        return [pair, *against_first, *(against_second if few else [])]
 
     @property
     def has_scale_exponents(self) -> bool:

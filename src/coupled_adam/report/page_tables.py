@@ -19,7 +19,7 @@ from coupled_adam.report.grid import Grid
 from coupled_adam.report.pair_tables import claim_text, p_text, summary_cell
 from coupled_adam.report.published import find_published
 from coupled_adam.report.result_notes import loss_name
-from coupled_adam.report.significance import summarise
+from coupled_adam.report.significance import better_than_all, summarise
 from coupled_adam.report.table_model import ReportTable, TableCell
 from coupled_adam.study.results import Result
 
@@ -107,6 +107,9 @@ def headline(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> Headline | N
             comparison = grid.compare(size[pair[0]], *pair, metric.key, size[pair[1]])
         if pair is not None and comparison is not None:
             wins = {pair[0]: comparison.significantly_worse, pair[1]: comparison.significant}
+        elif len(found) > 2:
+            best = better_than_all({each.name: seeds for each, seeds in values.items()}, metric.better)
+            wins = {each: each.name == best for each in found}
         cells = []
         for variant, summary in summaries.items():
             own = size[variant]

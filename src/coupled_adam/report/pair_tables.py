@@ -67,7 +67,8 @@ CROSSING_NOTES = (
 
 
 def comparison_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
-    """The pairs of each D and N: standard against all others, and Coupled Adam against its scaled forms and SGD."""
+    """The pairs of each D and N: standard against all others, and Coupled Adam against its scaled forms, the rest of
+    its family and SGD."""
     splits = loss_splits(grid.results)
     metrics = [
         named(metric, splits)
@@ -175,8 +176,9 @@ def crossing(first: Curve, second: Curve) -> Crossing | None:
 
 
 def crossing_table(grid: Grid) -> ReportTable | None:
-    """Each standard optimizer against the others of its D and model; None where no two runs have logged a validation
-    loss. What is tied and its untied twin are no such pair: they are two models."""
+    """Each standard optimizer against the others of its D and model, and Coupled Adam against the rest of its family;
+    None where no two runs have logged a validation loss. What is tied and its untied twin are no such pair: they are
+    two models."""
     models = model_labels(grid.cells)
     rows = []
     uneven = []  # pairs with curves that do not end together
@@ -184,8 +186,10 @@ def crossing_table(grid: Grid) -> ReportTable | None:
         own, tokens = place.cells, place.cells[0].size.tokens
         names = optimizer_labels(own)
         for first, second in pairs_of(own):
-            are_twins = own[second].variant.role == "standard" and own[first].size != own[second].size
-            if own[first].variant.role != "standard" or are_twins:
+            baseline, optimizer = own[first].variant, own[second].variant
+            are_twins = optimizer.role == "standard" and own[first].size != own[second].size
+            is_in_family = baseline.role == "coupled" and optimizer.role == "family"
+            if are_twins or not (baseline.role == "standard" or is_in_family):
                 continue
             head = (short(tokens), models[own[second].size], names[first], names[second])
             found, seeds = _crossings(own[first], own[second])

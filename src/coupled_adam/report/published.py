@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from coupled_adam.base.text import shorthand
+from coupled_adam.config.optimizer_names import is_coupled_adam
 from coupled_adam.metrics import METRICS
 
 # Tables of the paper that show the same runs in one context; they differ in what is compared, so in what is bold.
@@ -124,13 +125,15 @@ def paper_optimizers(settings: Mapping[str, Any]) -> tuple[str, ...]:
         >>> paper_optimizers({"embeddings": "sgd", "sgd_factor": 300.0})
         ('SGD (300)',)
     """
+    if settings.get("output_bias", "none") != "none":
+        return ()
     differs = not settings.get("tied", True) or settings.get("centre", False) or settings.get("z_loss", 0) != 0
     if differs:
         return ()
     match settings.get("embeddings"):
         case "adamw":
             return ("Standard", "Standard Adam")
-        case "coupled":
+        case "coupled" if is_coupled_adam(settings):
             n = settings.get("scale_exponent", 0)
             return ("Coupled", "Coupled Adam", "Coupled (n=0)") if n == 0 else (f"Coupled (n={n:g})",)
         case "sgd" if settings.get("sgd_momentum", 0.9) == 0.9:

@@ -26,6 +26,7 @@ from coupled_adam.metrics import (
     other_tasks,
 )
 from coupled_adam.report.ablation_groups import scale_groups, sgd_groups
+from coupled_adam.report.frequency_table import frequency_table
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels, sizes_of
 from coupled_adam.report.pair_tables import comparison_table, crossing_table, summary_cell
 from coupled_adam.report.published import (
@@ -45,9 +46,10 @@ from coupled_adam.report.theory_table import theory_table
 FOLDER = "tables"
 NAMES = (
     *("main", "downstream", "further", "scale", "scale_downstream"),
-    *("sgd_search", "sgd_best", "sgd_best_downstream", "crossing", "theory", "comparisons", "runs"),
+    *("sgd_search", "sgd_best", "sgd_best_downstream", "loss_by_frequency", "crossing", "theory", "comparisons"),
+    "runs",
 )
-ABOUT_THE_LOSS = ("main", "scale", "sgd_search", "sgd_best", "crossing", "comparisons")
+ABOUT_THE_LOSS = ("main", "scale", "sgd_search", "sgd_best", "loss_by_frequency", "crossing", "comparisons")
 DOWNSTREAM = (*TASKS, METRICS["acc"])
 FURTHER = (*OTHERS, *(metric for key, metric in METRICS.items() if key.startswith(INPUT_PREFIX)))
 
@@ -67,7 +69,7 @@ def build_tables(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> list[Rep
 
     Returns:
         The tables by their names: main, downstream (with task results), further, scale (over n), sgd_search and
-        sgd_best (over f), crossing, theory, comparisons, runs. Empty without runs and plan.
+        sgd_best (over f), loss_by_frequency, crossing, theory, comparisons, runs. Empty without runs and plan.
     """
     if not grid.cells:
         return []
@@ -86,6 +88,7 @@ def build_tables(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> list[Rep
             "sgd_best", "SGD with the best f, and Coupled Adam", best, metrics, SGD_BEST_TABLES, notes=choices
         ),
         downstream_table("sgd_best_downstream", "SGD with the best f: downstream tasks", best, SGD_BEST_TABLES),
+        frequency_table(grid),
         crossing_table(grid),
         theory_table(grid),
         comparison_table(grid, report.lead),

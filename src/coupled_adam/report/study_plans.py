@@ -195,17 +195,14 @@ def _known_settings(plan: StudyPlan) -> set[tuple[Name, str]]:
 
 
 def _planned(cells: Sequence[Cell]) -> list[Planned]:
-    from coupled_adam.models.model_config import parameter_count
-
     by_id: dict[str, list[Cell]] = {}
     for cell in cells:
         by_id.setdefault(cell.id, []).append(cell)
     found = []
     for id, own in by_id.items():
-        config = own[0].config
-        size = Size(config.training.tokens, parameter_count(config.to_model_config()), own[0].model)
-        settings = config.optimizer.model_dump() | {"tied": config.model.tied}
-        found.append(Planned(id, size, variant_of(own[0].optimizer, settings), tuple(cell.seed for cell in own)))
+        first = own[0]
+        size = Size(first.config.training.tokens, first.parameters, first.model)
+        found.append(Planned(id, size, variant_of(first.optimizer, first.settings), tuple(cell.seed for cell in own)))
     return found
 
 

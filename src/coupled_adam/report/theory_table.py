@@ -44,6 +44,7 @@ COLUMNS = (
     TheoryColumn("updates_sgd", "Σu, SGD", r"$\Sigma u$, SGD"),
     TheoryColumn("updates_adam", "Σu, Adam", r"$\Sigma u$, Adam"),
     TheoryColumn("updates_coupled", "Σu, Coupled", r"$\Sigma u$, Coupled"),
+    TheoryColumn("updates_own", "Σu, own", r"$\Sigma u$, own"),
     TheoryColumn("updates_coupled_output", "Σu, Coupled: output", r"$\Sigma u$, Coupled: output"),
     TheoryColumn("updates_coupled_input", "Σu, Coupled: input", r"$\Sigma u$, Coupled: input"),
 )
@@ -61,7 +62,7 @@ NOTES = (
     "R^2 (uncentred) of fits y = A p through the origin, p the unigram probability; I: mutual information in nats.",
     "Sums over the vocabulary are divided by the sum of the lengths: 0 leaves the mean embedding where it is, 1 moves "
     "all rows alike. That of the output layer's gradients is the largest of any batch. Those of updates are of one "
-    "step of each optimizer from the same state, whatever the run was trained with.",
+    "step of each optimizer from the same state, whatever the run was trained with; own: with what it was trained.",
 )
 
 

@@ -20,7 +20,6 @@ from coupled_adam.base.files import read_json, read_text, remove_leftovers, writ
 from coupled_adam.base.locks import LockHeld, locked
 from coupled_adam.config.run_config import Config, to_toml
 from coupled_adam.config.study_sections import EvaluationSection
-from coupled_adam.models.model_config import parameter_count
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import Cell
 from coupled_adam.study.folder import CLAIM, CONFIG, ERROR, OUTPUT, StudyFolder, tail
@@ -231,9 +230,9 @@ def _result(task: Task, measured: "Measured", spent: Spent) -> Result:
         cell=cell.id,
         seed=cell.seed,
         optimizer=cell.optimizer,
-        settings=cell.config.optimizer.model_dump() | {"tied": cell.config.model.tied},
+        settings=cell.settings,
         model=cell.model,
-        parameters=parameter_count(cell.config.to_model_config()),
+        parameters=cell.parameters,
         tokens=cell.config.training.tokens,
         metrics=measured.metrics,
         seconds=round(spent.seconds, 3),

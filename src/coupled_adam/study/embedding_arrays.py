@@ -72,7 +72,7 @@ def table_arrays(
 def initial_tables(config: ModelConfig, seed: int) -> dict[str, Tensor]:
     """The vocabulary tables (V, H) of a model before its training, by their parameter names."""
     # Each parameter starts from the seed and its own name alone, so a model of one layer has the same tables.
-    model = build_model(replace(config, layers=1))
+    model = build_model(replace(config, layers=1, output_bias="none"))
     initialise(model, seed)
     return {name: model.get_parameter(name).detach() for name in {model.input_table_name, model.output_table_name}}
 

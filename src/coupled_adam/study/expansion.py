@@ -9,22 +9,38 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.config.builtin_files import RUN
 from coupled_adam.config.loading import Setting, Values, build, given_settings, read_values
+from coupled_adam.config.optimizer_names import member_parts, short_member_name, shortened
 from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differences, values_by_key, with_rows
+from coupled_adam.config.schema import all_keys
 from coupled_adam.config.study_config import Study
 from coupled_adam.config.study_sections import ModelAxis, OptimizerAxis
+from coupled_adam.models.model_config import parameter_count
 
 MOST_LINES = 12
 # The paper measures its theory at ten equidistant checkpoints.
 THEORY_MILESTONES = 10
 ROWS = "model.vocabulary_size"
+OUTPUT_BIAS = "model.output_bias"
+_KEYS_OF_0_1_0 = {
+    "model": ("architecture", "layers", "heads", "width", "context", "vocabulary_size", "tied", "bias"),
+    "data": ("tokenizer", "order"),
+    "optimizer": (
+        *("embeddings", "lr", "couple", "scale_exponent", "sgd_factor", "sgd_momentum", "centre"),
+        *("beta1", "beta2", "eps", "weight_decay", "max_grad_norm", "z_loss"),
+    ),
+    "schedule": ("kind", "warmup", "final_fraction", "decay"),
+    "training": ("tokens", "batch_size", "precision"),
+}
+HASHED_SINCE_0_1_0 = {"seed", *(f"{section}.{key}" for section, keys in _KEYS_OF_0_1_0.items() for key in keys)}
+"""What `config_hash` always covered."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,18 @@ class Cell:
     def config_hash(self) -> str:
         """Of all settings that decide what the run computes."""
         return config_hash(self.config)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a report tells optimizers apart by: the section [optimizer], and what of the model they may set."""
+        model = self.config.model
+        bias = {} if model.output_bias == "none" else {"output_bias": model.output_bias}
+        return self.config.optimizer.model_dump() | {"tied": model.tied} | bias
+
+    @property
+    def parameters(self) -> int:
+        """N, without an output bias: a report compares runs with and without one at the same size."""
+        return parameter_count(replace(self.config.to_model_config(), output_bias="none"))
 
 
 @dataclass(frozen=True)
@@ -149,7 +177,9 @@ def _open_rows(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Variant]]:
-    variants = [variant for optimizer in study.optimizers for variant in variants_of(optimizer)]
+    variants = [
+        _named_after_bias(variant, optimizer) for optimizer in study.optimizers for variant in variants_of(optimizer)
+    ]
     models: Sequence[ModelAxis | None] = study.models or [None]
     for model in models:
         sizes: Sequence[int | None] = (model.tokens if model is not None else None) or study.tokens or [None]
@@ -157,35 +187,63 @@ def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Variant]
             yield model, tokens, variant
 
 
+def _named_after_bias(variant: Variant, optimizer: OptimizerAxis) -> Variant:
+    """An optimizer without a name of its own is also called after the output bias it sets: "coupled unigram bias"."""
+    bias = optimizer.set.get(OUTPUT_BIAS, "none")
+    if optimizer.name is not None or bias == "none":
+        return variant
+    return replace(variant, name=f"{variant.name} {bias} bias")
+
+
 def variants_of(optimizer: OptimizerAxis) -> list[Variant]:
-    """The optimizers that an entry of [[optimizers]] stands for: one for each value of its lists."""
-    exponents: Sequence[float | None] = optimizer.scale_exponent or [None]
-    factors: Sequence[float | None] = optimizer.sgd_factor or [None]
+    """The optimizers that an entry of [[optimizers]] stands for: one for each value of its lists.
+
+    Example:
+        >>> entry = OptimizerAxis(embeddings="coupled", row_exponent=[0.0, 0.25], mean_free=True)
+        >>> [variant.name for variant in variants_of(entry)]
+        ['coupled mean-free', 'partial y=0.25 mean-free']
+    """
+    axes: list[Sequence[float | None]] = [
+        optimizer.scale_exponent or [None],
+        optimizer.column_exponent or [None],
+        optimizer.row_exponent or [None],
+        optimizer.sgd_factor or [None],
+    ]
     variants = []
-    for exponent, factor in itertools.product(exponents, factors):
+    for n, x, y, f in itertools.product(*axes):
         own = {
-            "optimizer.embeddings": optimizer.embeddings,
-            "optimizer.scale_exponent": exponent,
-            "optimizer.sgd_factor": factor,
-            "optimizer.couple": optimizer.couple,
-            "optimizer.centre": optimizer.centre,
+            "embeddings": optimizer.embeddings,
+            "scale_exponent": n,
+            "column_exponent": x,
+            "row_exponent": y,
+            "mean_free": optimizer.mean_free,
+            "row_exponent_start": optimizer.row_exponent_start,
+            "anneal": optimizer.anneal,
+            "sgd_factor": f,
+            "couple": optimizer.couple,
+            "centre": optimizer.centre,
         }
-        settings = {key: value for key, value in own.items() if value is not None} | optimizer.set
-        is_one_of_many = len(exponents) * len(factors) > 1
-        name = optimizer.name or _plain_name(optimizer)
-        if (optimizer.name is None and exponent) or (optimizer.name is not None and len(exponents) > 1):
-            name += f" n={exponent:g}"
-        if factor is not None and (optimizer.name is None or is_one_of_many):
-            name += f" f={factor:g}"
+        given = {key: value for key, value in own.items() if value is not None}
+        settings = {f"optimizer.{key}": value for key, value in given.items()} | optimizer.set
+        if optimizer.name is None:
+            name = _plain_name(optimizer, given)
+        else:
+            of_lists = zip("nxyf", (n, x, y, f), axes, strict=True)
+            parts = [f"{letter}={value:g}" for letter, value, axis in of_lists if value is not None and len(axis) > 1]
+            name = " ".join([optimizer.name, *parts])
         variants.append(Variant(name, settings))
     return variants
 
 
-def _plain_name(optimizer: OptimizerAxis) -> str:
-    name = {"adamw": "standard", "coupled": "coupled", "sgd": "sgd"}[optimizer.embeddings]
-    if optimizer.couple not in (None, "output"):
-        name += f" {optimizer.couple}"
-    return f"{name} centred" if optimizer.centre else name
+def _plain_name(optimizer: OptimizerAxis, settings: Mapping[str, Any]) -> str:
+    """The name of an optimizer without one of its own: what it is, then on which tables."""
+    name, parts = {"adamw": "standard", "sgd": "sgd"}.get(optimizer.embeddings), shortened(member_parts(settings))
+    if name is None:
+        name, *parts = short_member_name(settings).split(" ")
+    if "sgd_factor" in settings:
+        parts.append(f"f={settings['sgd_factor']:g}")
+    tables = [] if optimizer.couple in (None, "output") else [optimizer.couple]
+    return " ".join([name, *tables, *(["centred"] if optimizer.centre else []), *parts])
 
 
 def _cell(study: Study, model: ModelAxis | None, variant: Variant, config: Config) -> Cell:
@@ -231,9 +289,15 @@ def config_hash(config: Config) -> str:
         >>> config_hash(a) == config_hash(b), config_hash(a) == config_hash(c)
         (True, False)
     """
-    values = {key: value for key, value in values_by_key(with_rows(config)).items() if key in MATTERS_FOR_RESUME}
+    given = values_by_key(with_rows(config))
+    values = {key: value for key, value in given.items() if key in MATTERS_FOR_RESUME and _is_hashed(key, value)}
     values["data"] = _text_name(config)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _is_hashed(key: str, value: Any) -> bool:
+    """A key that came later counts only where it is set: the runs of version 0.1.0 keep their hashes."""
+    return key in HASHED_SINCE_0_1_0 or value != all_keys(Config)[key].default
 
 
 def settings_that_differ(a: Config, b: Config) -> list[str]:

@@ -19,7 +19,7 @@ from coupled_adam.config.builtin_files import PRESETS
 from coupled_adam.config.run_config import load_config, to_toml
 from coupled_adam.config.study_config import FILE_NAME, Study, load_study
 from coupled_adam.config.study_sections import EvaluationSection
-from coupled_adam.metrics import TASK_LIMIT
+from coupled_adam.metrics import BIN_LOSS, TASK_LIMIT, bin_key
 from coupled_adam.paper_tasks import task_key
 from coupled_adam.study.expansion import Cell, settings_that_differ
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
@@ -151,6 +151,9 @@ def expected_metrics(evaluation: EvaluationSection) -> set[str]:
     """The metrics that a result must have."""
     expected = {"train_loss"} | expected_measures(evaluation)
     expected |= {"loss"} if evaluation.test_loss else set()
+    # Not where it is left open: results of version 0.1.0 would not be finished any more, and those whose checkpoints
+    # are gone would be trained again.
+    expected |= {bin_key(BIN_LOSS, 1)} if evaluation.loss_by_frequency else set()
     expected |= {task_key(name) for name in evaluation.tasks or ()}
     return expected | ({THEORY_BATCHES} if evaluation.theory else set())
 

@@ -1,6 +1,7 @@
 """What is measured of a trained run: its loss on the test split, its embeddings, what its curves ended with, and where
 they are asked for downstream tasks and the theory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,22 @@ import torch
 
 from coupled_adam.config.run_config import Config
 from coupled_adam.config.study_sections import EvaluationSection
-from coupled_adam.data.corpus import Corpus, open_known_corpus
+from coupled_adam.data.corpus import open_known_corpus
+from coupled_adam.data.tokens import Tokens
 from coupled_adam.embeddings import EmbeddingMetrics, measure
-from coupled_adam.evaluation.held_out_loss import loss_over, pick_split
+from coupled_adam.evaluation.held_out_loss import SplitLoss, loss_over, pick_split
+from coupled_adam.evaluation.loss_by_frequency import Counts, FrequencyBin
 from coupled_adam.evaluation.weights import load_run
-from coupled_adam.metrics import INPUT_PREFIX, NEED_WORDS, TABLE_METRICS
+from coupled_adam.metrics import (
+    BIN_CALIBRATION,
+    BIN_LOSS,
+    BIN_TARGETS,
+    BIN_TOKENS,
+    INPUT_PREFIX,
+    NEED_WORDS,
+    TABLE_METRICS,
+    bin_key,
+)
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.study.embedding_arrays import initial_tables, table_arrays, write_arrays
 from coupled_adam.study.folder import expected_measures
@@ -68,26 +80,49 @@ def measure_run(run_folder: Path, evaluation: EvaluationSection, before: Result 
         notes += said
         release_memory()
     needs_loss = evaluation.test_loss and "loss" not in metrics
+    asks_for_bins = needs_loss if evaluation.loss_by_frequency is None else evaluation.loss_by_frequency
+    needs_bins = asks_for_bins and bin_key(BIN_LOSS, 1) not in metrics
     needs_measures = not expected_measures(evaluation) <= metrics.keys()
-    if needs_loss or needs_measures:
+    if needs_loss or needs_bins or needs_measures:
         model, config, corpus = load_run(run_folder)
         corpus = corpus or open_known_corpus(Path(config.data.folder).expanduser())
         model.to(pick_device(config.training.device))
-        if needs_loss:
+        counts = corpus.unigram() if needs_bins or needs_measures else None
+        if needs_loss or needs_bins:
             split, note = pick_split(corpus)
             notes += [note] if note else []
-            metrics |= measure_loss(model, config, corpus, split)
+            found_loss = measure_loss(model, config, corpus.tokens(split), counts if needs_bins else None)
+            metrics |= loss_metrics(found_loss) if needs_loss else {}
+            metrics |= bin_metrics(found_loss.by_frequency or ())
         if needs_measures:
-            metrics |= measure_tables(run_folder, model, config, corpus, evaluation.wordsim)
+            assert counts is not None
+            metrics |= measure_tables(run_folder, model, config, counts, words_of(corpus, evaluation.wordsim))
     return Measured(metrics, tokens_per_second, split, notes)
 
 
-def measure_loss(model: LanguageModel, config: Config, corpus: Corpus, split: str) -> Metrics:
-    """The loss over a whole split, in the precision of the training."""
+def measure_loss(model: LanguageModel, config: Config, tokens: Tokens, counts: Counts | None) -> SplitLoss:
+    """The loss over a whole split, in the precision of the training; with the counts of the training split also the
+    loss by token frequency."""
     precision = config.training.precision
     is_on_gpu = next(model.parameters()).is_cuda
-    found = loss_over(model, corpus.tokens(split), bf16=precision == "bf16" or (is_on_gpu and precision == "auto"))
+    bf16 = precision == "bf16" or (is_on_gpu and precision == "auto")
+    return loss_over(model, tokens, training_counts=counts, bf16=bf16)
+
+
+def loss_metrics(found: SplitLoss) -> Metrics:
+    """The loss by its names in a result."""
     return {"loss": found.loss, "loss_standard_error": found.standard_error}
+
+
+def bin_metrics(bins: Sequence[FrequencyBin]) -> Metrics:
+    """The loss by token frequency by its names in a result; None where a bin has no target."""
+    metrics: Metrics = {}
+    for number, each in enumerate(bins, 1):
+        metrics[bin_key(BIN_LOSS, number)] = each.loss
+        metrics[bin_key(BIN_CALIBRATION, number)] = each.calibration
+        metrics[bin_key(BIN_TOKENS, number)] = each.tokens
+        metrics[bin_key(BIN_TARGETS, number)] = each.targets
+    return metrics
 
 
 def from_curves(run_folder: Path) -> tuple[Metrics, float | None]:
@@ -105,12 +140,18 @@ def from_curves(run_folder: Path) -> tuple[Metrics, float | None]:
 
 
 def measure_tables(
-    run_folder: Path, model: LanguageModel, config: Config, corpus: Corpus, wordsim: str | None
+    run_folder: Path, model: LanguageModel, config: Config, counts: Counts, words: dict[str, Any]
 ) -> Metrics:
-    """All measures of the output table, and with `input_` before them those of an untied input table."""
-    V = min(corpus.vocabulary_size, config.rows)
-    counts = corpus.unigram()
-    words = words_of(corpus, wordsim)
+    """All measures of the output table, and with `input_` before them those of an untied input table.
+
+    Args:
+        run_folder: where the arrays for the figures go.
+        model: trained.
+        config: of the run.
+        counts: (V,), of the tokens in the training split.
+        words: word pairs and tokenizer, as `measure` takes them.
+    """
+    V = min(len(counts), config.rows)
     start = initial_tables(config.to_model_config(), config.seed)
     roles = {"": model.output_table_name}
     if model.input_table_name != model.output_table_name:

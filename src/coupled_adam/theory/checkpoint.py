@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.optimizer_names import is_coupled_adam
 from coupled_adam.config.run_sections import OptimizerSection
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.theory.fits import fit_through_origin, theorem_fit
@@ -21,7 +22,7 @@ from coupled_adam.theory.pseudo_training import BatchGradients, PseudoTraining
 from coupled_adam.theory.record import OPTIMIZERS, CheckpointTheory, Fit, Optimizer, Series, UpdateSum
 from coupled_adam.theory.theory_folder import Counts, TokenArrays
 from coupled_adam.theory.token_statistics import TokenStatistics
-from coupled_adam.theory.updates import LayerParts, TableState, gradient_sum, update_sum
+from coupled_adam.theory.updates import LayerParts, Member, TableState, gradient_sum, update_sum
 from coupled_adam.training.embedding_monitor import row_sums
 
 # Of the check of the gradient identity, whose logits are in float64.
@@ -36,6 +37,7 @@ def measure_checkpoint(
     *,
     step: int,
     tokens_seen: int,
+    row_exponent: float | None = None,
     bf16: bool = False,
     on_batch: Callable[[], None] = lambda: None,
 ) -> tuple[CheckpointTheory, TokenArrays]:
@@ -48,6 +50,7 @@ def measure_checkpoint(
         unigram: (tokens,), how often each token occurs in the training text; rows from there on are padding.
         step: of the checkpoint.
         tokens_seen: until then.
+        row_exponent: of that step, where the run anneals it.
         bf16: autocast to it, as in training on a GPU; sums that vanish then do so up to its rounding.
         on_batch: called after each batch.
     """
@@ -61,9 +64,13 @@ def measure_checkpoint(
     )
     table = training.output_table.detach()  # (V, H)
     mean = row_sums(table, len(unigram), "output")[:-1] / len(unigram)  # (H,)
-    statistics = TokenStatistics(table)
-    output = MeasuredTable(optimizer, mean)
-    input = MeasuredTable(optimizer, row_sums(training.input_table, len(unigram), "input")[:-1] / len(unigram))
+    bias = None if model.lm_head.bias is None else model.lm_head.bias.detach()  # (V,)
+    statistics = TokenStatistics(table, bias)
+    member = member_of(optimizer, len(unigram), row_exponent)
+    has_member = {role: tied or optimizer.couple in (role, "all") for role in ("output", "input")}
+    output = MeasuredTable(optimizer, mean, member if has_member["output"] else None)
+    input_mean = row_sums(training.input_table, len(unigram), "input")[:-1] / len(unigram)
+    input = MeasuredTable(optimizer, input_mean, member if has_member["input"] else None)
     sums: Series = {}
     losses: list[float] = []
     clip_factors: list[float] = []
@@ -72,7 +79,7 @@ def measure_checkpoint(
     def look_at(hidden: Tensor, targets: Tensor) -> None:
         statistics.add(hidden, targets)
         if not errors:
-            errors.append(identity_error(hidden[:IDENTITY_TOKENS], table, targets[:IDENTITY_TOKENS]))
+            errors.append(identity_error(hidden[:IDENTITY_TOKENS], table, targets[:IDENTITY_TOKENS], bias))
 
     with exact_float32():
         for windows in batches:
@@ -110,14 +117,34 @@ def measure_checkpoint(
     return numbers, arrays
 
 
+def member_of(optimizer: OptimizerSection, vocabulary_size: int, row_exponent: float | None = None) -> Member | None:
+    """The member of the family that trained a run's tables; None where it was Coupled Adam or another optimizer.
+
+    Args:
+        optimizer: [optimizer] of the run.
+        vocabulary_size: rows from this one on are padding.
+        row_exponent: of the step in question, where it is annealed.
+    """
+    if optimizer.embeddings != "coupled" or is_coupled_adam(optimizer.model_dump()):
+        return None
+    return Member(
+        scale_exponent=optimizer.scale_exponent,
+        column_exponent=optimizer.column_exponent,
+        row_exponent=optimizer.row_exponent if row_exponent is None else row_exponent,
+        mean_free=optimizer.mean_free,
+        vocabulary_size=vocabulary_size,
+    )
+
+
 class MeasuredTable:
     """The optimizers' state of one table, and the update sums after every batch."""
 
-    def __init__(self, optimizer: OptimizerSection, mean_embedding: Tensor) -> None:
+    def __init__(self, optimizer: OptimizerSection, mean_embedding: Tensor, member: Member | None) -> None:
         betas = optimizer.beta1, optimizer.beta2
-        self.state = TableState(betas=betas, eps=optimizer.eps, momentum=optimizer.sgd_momentum)
+        self.state = TableState(betas=betas, eps=optimizer.eps, momentum=optimizer.sgd_momentum, member=member)
         self.mean_embedding = mean_embedding  # (H,)
-        self.sums: dict[Optimizer, list[UpdateSum]] = {name: [] for name in OPTIMIZERS}
+        names: tuple[Optimizer, ...] = OPTIMIZERS if member is None else (*OPTIMIZERS, "own")
+        self.sums: dict[Optimizer, list[UpdateSum]] = {name: [] for name in names}
 
     def add(self, gradient: LayerParts) -> None:
         """Take the gradient of a batch in."""

@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def identity_error(hidden: Tensor, table: Tensor, targets: Tensor) -> float:
+def identity_error(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None) -> float:
     """The largest difference between the two gradients of the summed loss, over the largest entry.
 
     Args:
         hidden: (N, H), what the head is given.
         table: (V, H), the head.
         targets: (N,) int64.
+        bias: (V,), of the head; None for none.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -25,14 +26,15 @@ def identity_error(hidden: Tensor, table: Tensor, targets: Tensor) -> float:
         True
     """
     h, E = hidden.detach().double(), table.detach().double().requires_grad_()
+    b = None if bias is None else bias.detach().double()
     with torch.enable_grad(), torch.autocast(h.device.type, enabled=False):
-        (by_autograd,) = torch.autograd.grad(F.cross_entropy(F.linear(h, E), targets, reduction="sum"), E)
-    by_formula = gradient_by_formula(h, E.detach(), targets)
+        (by_autograd,) = torch.autograd.grad(F.cross_entropy(F.linear(h, E, b), targets, reduction="sum"), E)
+    by_formula = gradient_by_formula(h, E.detach(), targets, b)
     return float((by_autograd - by_formula).abs().max() / by_autograd.abs().max())
 
 
-def gradient_by_formula(hidden: Tensor, table: Tensor, targets: Tensor) -> Tensor:
+def gradient_by_formula(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
     """sum over positions of -(delta_it - p_i) h, (V, H)."""
-    p = torch.softmax(hidden @ table.T, dim=1)  # (N, V)
+    p = torch.softmax(F.linear(hidden, table, bias), dim=1)  # (N, V)
     delta = F.one_hot(targets, len(table)).to(p.dtype)  # (N, V)
     return -(delta - p).T @ hidden

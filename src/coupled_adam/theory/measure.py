@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.optimizer_names import is_coupled_adam, member_name
 from coupled_adam.config.run_config import Config
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus, open_known_corpus
@@ -15,7 +16,7 @@ from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model
 from coupled_adam.models.model_config import parameter_count
 from coupled_adam.theory.checkpoint import fits_of, measure_checkpoint
 from coupled_adam.theory.fits import has_scikit_learn, summarise
-from coupled_adam.theory.record import CheckpointTheory, RunTheory
+from coupled_adam.theory.record import CheckpointTheory, Optimizer, RunTheory
 from coupled_adam.theory.theory_folder import Counts, Origin, TheoryFolder
 from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record
 from coupled_adam.training.devices import pick_device
@@ -96,6 +97,8 @@ def theory_of_run(
         checkpoints=measured,
         summary=summarise(measured),
         notes=list(_notes(config, precision, measured)),
+        own=own_of(config),
+        member=member_name(config.optimizer.model_dump()) if own_of(config) == "own" else "",
     )
     folder.write_run(theory)
     return theory
@@ -128,6 +131,7 @@ class Measurement:
             unigram,
             step=self.step,
             tokens_seen=self.step * config.tokens_per_step,
+            row_exponent=config.row_exponent(self.step),
             bf16=self.precision == "bf16",
             on_batch=on_batch,
         )
@@ -135,6 +139,16 @@ class Measurement:
         folder.write_unigram(unigram)
         folder.write_checkpoint(numbers, arrays, self.origin)
         return numbers
+
+
+def own_of(config: Config) -> Optimizer:
+    """Which of the update sums is that of the optimizer which trained the output table of a run."""
+    optimizer = config.optimizer
+    if optimizer.embeddings == "adamw" or (optimizer.couple == "input" and not config.model.tied):
+        return "adam"
+    if optimizer.embeddings == "sgd":
+        return "sgd"
+    return "coupled" if is_coupled_adam(optimizer.model_dump()) else "own"
 
 
 def milestones(run: Path, folder: TheoryFolder) -> list[int]:

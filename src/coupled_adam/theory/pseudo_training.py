@@ -74,7 +74,9 @@ class PseudoTraining:
             targets = piece[:, 1:].flatten()
             with self.autocast():
                 hidden = self.model.hidden_states(piece[:, :-1]).flatten(0, 1)
-                mean = linear_cross_entropy(hidden, self.output_table, targets, z_loss=self.z_loss)
+                mean = linear_cross_entropy(
+                    hidden, self.output_table, targets, bias=self.model.lm_head.bias, z_loss=self.z_loss
+                )
             share = mean * (len(piece) / len(windows))
             share.backward()
             loss += share.detach()

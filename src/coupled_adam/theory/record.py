@@ -14,7 +14,8 @@ from pydantic.dataclasses import dataclass
 
 from coupled_adam.base.errors import UserError
 
-Optimizer = Literal["sgd", "adam", "coupled"]
+Optimizer = Literal["sgd", "adam", "coupled", "own"]
+"""own: the member of the family of second moments that a run was trained with, where it is not Coupled Adam."""
 OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "adam", "coupled")
 FITTED = ("x_true", "x_false", "second_moment")
 """What is fitted against the unigram probability: X_i^(i=t), X_i^(i!=t) and E[v_i]."""
@@ -126,7 +127,8 @@ class CheckpointTheory:
     """Per batch: |sum_i g_i| / sum_i |g_i| of the parts "output" and "input" and of the "total" of the output table,
     which is their sum when it is tied. "output_frobenius" and so on: divided by the Frobenius norm instead."""
     updates: list[UpdateSum]
-    """Of the output table, tied or not, after the last batch; one for each of OPTIMIZERS."""
+    """Of the output table, tied or not, after the last batch; one for each of OPTIMIZERS, and "own" where the run
+    was trained with another member of the family. That one is summed over the rows of tokens, without padding."""
     update_series: dict[Optimizer, Series]
     """The same after every batch, relative: "total", "output", "input"."""
     fits: dict[str, Fit]
@@ -138,6 +140,11 @@ class CheckpointTheory:
     """Of every token and some coordinates of h one by one, as the vector equation says it: the real test."""
     input_updates: list[UpdateSum] = field(default_factory=list)
     """Of the input table of an untied model, whose gradient is the input part alone; empty when tied."""
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """Whose updates were summed."""
+        return tuple(each.optimizer for each in self.updates)
 
     def update(self, optimizer: Optimizer) -> UpdateSum:
         """The update sum of one optimizer."""
@@ -175,6 +182,16 @@ class RunTheory:
     `theorem_elements_slope`, `theorem_elements_r2`; what is None is left out."""
     notes: list[str] = field(default_factory=list)
     """What the reader should know."""
+    own: Optimizer | None = None
+    """Which of the update sums is that of the optimizer which trained the output table. None: not known, as in files of
+    version 0.1.0."""
+    member: str = ""
+    """The name of the member of the family of second moments, where `own` is "own"."""
+
+    @property
+    def trained_with(self) -> str:
+        """The optimizer of its embeddings by name."""
+        return self.member or self.optimizer
 
     def to_json(self) -> str:
         """As `theory.json` holds it."""

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from coupled_adam.metrics import METRICS
 from coupled_adam.theory.record import OPTIMIZERS, PUBLISHED, RunTheory
-from coupled_adam.theory.theory_numbers import number, spread
+from coupled_adam.theory.theory_numbers import number, optimizers_of, spread
 
 if TYPE_CHECKING:  # it needs matplotlib, and the sentences are for the terminal as well
     from coupled_adam.base.captioned_figure import CaptionedFigure
 
+PARTS_OF_OWN = ("output", "total")
 VANISHES = 2e-3
 """Relative sums below count as zero: float32 leaves about 1e-8, bf16 about 1e-3."""
 
@@ -83,11 +84,19 @@ def _updates(run: RunTheory) -> tuple[str, list[Fact]]:
         f"Through the output layer the sum of updates is at most {number(sgd)} of the sum of the lengths for SGD, "
         f"{number(adam)} for Adam and {number(coupled)} for Coupled Adam: {verdict}."
     )
-    return finding, [
+    facts = [
         Fact(number(sgd), "SGD: largest sum of updates, output layer's part"),
         Fact(number(adam), "Adam: the same"),
         Fact(number(coupled), "Coupled Adam: the same"),
     ]
+    if "own" in optimizers_of(run):
+        output, total = (max(getattr(each.update("own"), part) for each in run.checkpoints) for part in PARTS_OF_OWN)
+        finding += (
+            f" This run was trained with another member of the family, {run.member}: its sum is at most "
+            f"{number(output)} through the output layer, and {number(total)} over the whole update."
+        )
+        facts.append(Fact(number(total), f"{run.member}, the run's own: largest sum of whole updates"))
+    return finding, facts
 
 
 def _tying(run: RunTheory) -> tuple[str, list[Fact]]:
@@ -95,7 +104,7 @@ def _tying(run: RunTheory) -> tuple[str, list[Fact]]:
     # As many digits as float32 has: where the sum vanishes, the mean does not move at all.
     shift = Fact(
         f"{first:.7f} to {last:.7f}",
-        f"{METRICS['mu_norm'].symbol} of this run, trained with {run.optimizer}: first to last checkpoint",
+        f"{METRICS['mu_norm'].symbol} of this run, trained with {run.trained_with}: first to last checkpoint",
     )
     coupled = [each.update("coupled") for each in run.checkpoints]
     smallest, largest = min(each.total for each in coupled), max(each.total for each in coupled)

@@ -6,6 +6,7 @@ Means over the checkpoints are in the paper's notation: 0.85(7) stands for 0.85 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from coupled_adam.base.text import learning_rate, short, shorthand
 from coupled_adam.metrics import METRICS
@@ -18,6 +19,8 @@ LEGEND = (
     "where it is not (i ≠ t), p being what the model predicts."
 )
 """Of the letters of the second table."""
+NAMES: dict[Optimizer, str] = {"sgd": "SGD", "adam": "Adam", "coupled": "Coupled", "own": "own"}
+OWN_MARK = "*"
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,14 @@ class Numbers:
     """Mean and spread over the checkpoints, and what the paper has."""
 
 
+def _update(name: Optimizer, part: str) -> Callable[[CheckpointTheory], float | None]:
+    def value(checkpoint: CheckpointTheory) -> float | None:
+        found: float = getattr(checkpoint.update(name), part)
+        return found
+
+    return value
+
+
 def _fit(name: str, key: str) -> Callable[[CheckpointTheory], float | None]:
     def value(checkpoint: CheckpointTheory) -> float | None:
         found: float | None = getattr(checkpoint.fits[name], key)
@@ -54,19 +65,6 @@ def _fit(name: str, key: str) -> Callable[[CheckpointTheory], float | None]:
     return value
 
 
-SUMS = (
-    Column("mean", METRICS["mu_norm"].symbol, lambda each: each.mu_norm, exponent_below=0.1),
-    Column("whole update", "SGD", lambda each: each.update("sgd").total),
-    Column("whole update", "Adam", lambda each: each.update("adam").total),
-    Column("whole update", "Coupled", lambda each: each.update("coupled").total),
-    Column("output layer", "gradients", lambda each: max(each.gradient_sums["output"])),
-    Column("output layer", "SGD", lambda each: each.update("sgd").output),
-    Column("output layer", "Adam", lambda each: each.update("adam").output),
-    Column("output layer", "Coupled", lambda each: each.update("coupled").output),
-    Column("input layer", "gradients", lambda each: max(each.gradient_sums["input"])),
-    Column("input layer", "Adam", lambda each: through_input(each, "adam")),
-    Column("input layer", "Coupled", lambda each: through_input(each, "coupled")),
-)
 FITS = (
     Column("E[v]", "A", _fit("second_moment", "A"), "second_moment_A", exponent_below=0.1),
     Column("E[v]", "R²", _fit("second_moment", "r2"), "second_moment_r2"),
@@ -81,15 +79,49 @@ FITS = (
 )
 
 
-def through_input(checkpoint: CheckpointTheory, optimizer: Optimizer) -> float:
-    """What the input layer does to its table: its part of a tied one, or the whole sum of an untied one's own."""
-    own = [each.total for each in checkpoint.input_updates if each.optimizer == optimizer]
-    return own[0] if own else checkpoint.update(optimizer).input
+def through_input(checkpoint: CheckpointTheory, optimizer: Optimizer) -> float | None:
+    """What the input layer does to its table: its part of a tied one, or the whole sum of an untied one's own; None
+    where that optimizer does not train it."""
+    if not checkpoint.input_updates:
+        return checkpoint.update(optimizer).input
+    return next((each.total for each in checkpoint.input_updates if each.optimizer == optimizer), None)
 
 
 def sums_table(run: RunTheory) -> Numbers:
-    """The sums of gradients and updates, each divided by the sum of the lengths."""
-    return _table("Sums over the vocabulary, divided by the sum of the lengths", run, SUMS)
+    """The sums of gradients and updates, each divided by the sum of the lengths; a star marks the run's own optimizer,
+    which `own_note` explains."""
+    return _table("Sums over the vocabulary, divided by the sum of the lengths", run, sums_columns(run))
+
+
+def sums_columns(run: RunTheory) -> list[Column]:
+    """The columns of its sums: of three optimizers, and of the run's own where it is none of them."""
+    shown = optimizers_of(run)
+    labels = {name: NAMES[name] + OWN_MARK * (name == run.own) for name in shown}
+    of_input = labels if run.tied else NAMES  # an untied input table may have another optimizer
+    return [
+        Column("mean", METRICS["mu_norm"].symbol, lambda each: each.mu_norm, exponent_below=0.1),
+        *(Column("whole update", labels[name], _update(name, "total")) for name in shown),
+        Column("output layer", "gradients", lambda each: max(each.gradient_sums["output"])),
+        *(Column("output layer", labels[name], _update(name, "output")) for name in shown),
+        Column("input layer", "gradients", lambda each: max(each.gradient_sums["input"])),
+        *(
+            Column("input layer", of_input[name], partial(through_input, optimizer=name))
+            for name in shown
+            if name != "sgd"
+        ),
+    ]
+
+
+def optimizers_of(run: RunTheory) -> list[Optimizer]:
+    """Whose updates every checkpoint of a run has."""
+    return [name for name in NAMES if all(name in each.optimizers for each in run.checkpoints)]
+
+
+def own_note(run: RunTheory) -> str:
+    """What the star means; empty where the run does not say what it was trained with."""
+    if run.own is None:
+        return ""
+    return f"{OWN_MARK}: what the output table was trained with{f', {run.member}' if run.member else ''}."
 
 
 def fits_table(run: RunTheory) -> Numbers:

@@ -14,7 +14,7 @@ from coupled_adam.theory.record import RunTheory
 from coupled_adam.theory.run_figures import CAPTIONS, draw_run_figures
 from coupled_adam.theory.story import chapters
 from coupled_adam.theory.theory_folder import TheoryFolder
-from coupled_adam.theory.theory_numbers import fits_table, sums_table
+from coupled_adam.theory.theory_numbers import fits_table, own_note, sums_table
 
 TEMPLATE = Path(__file__).with_name("theory_page.html.jinja")
 PAGE = "theory.html"
@@ -47,6 +47,7 @@ def render_page(name: str, theory: RunTheory, figures: Mapping[str, CaptionedFig
         described=_described(theory),
         chapters=chapters(theory, figures),
         tables=[sums_table(theory), fits_table(theory)],
+        own_note=own_note(theory),
         batches=theory.batches,
         notes=theory.notes,
         facts=facts,
@@ -60,7 +61,7 @@ def _described(theory: RunTheory) -> list[str]:
     checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
     return [
         theory.run,
-        f"{short(theory.parameters)} parameters, trained with {theory.optimizer}",
+        f"{short(theory.parameters)} parameters, trained with {theory.trained_with}",
         f"{table} of {theory.rows:,} x {theory.width}",
         f"{checkpoints}, {theory.batches} batches of {theory.tokens_per_batch:,} tokens each",
         theory.precision,

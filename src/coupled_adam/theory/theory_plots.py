@@ -7,6 +7,7 @@ Letters: V rows of the table, padding included. In the code p is the unigram pro
 has probabilities that the model predicts, those are p, and the unigram's p̃, as in the paper.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,15 +19,15 @@ from numpy.typing import NDArray
 
 from coupled_adam.base.captioned_figure import INK, MARKERS, POINTS, SERIES_COLOURS, legend_above, panels, powers_of_ten
 from coupled_adam.base.text import short
-from coupled_adam.theory.record import OPTIMIZERS, CheckpointTheory, Fit, Optimizer, RunTheory
-from coupled_adam.theory.theory_numbers import through_input
+from coupled_adam.theory.record import CheckpointTheory, Fit, Optimizer, RunTheory
+from coupled_adam.theory.theory_numbers import optimizers_of, through_input
 
 Floats = NDArray[np.floating]
 
-NAMES: dict[Optimizer, str] = {"sgd": "SGD", "adam": "Adam", "coupled": "Coupled Adam"}
-COLOURS: dict[Optimizer, str] = {"sgd": "#1a9e78", "adam": "#e0632b", "coupled": "#3d87c9"}
-LINES: dict[Optimizer, str] = {"sgd": ":", "adam": "--", "coupled": "-"}
-OPTIMIZER_MARKERS: dict[Optimizer, str] = {"sgd": "^", "adam": "s", "coupled": "o"}
+NAMES: dict[Optimizer, str] = {"sgd": "SGD", "adam": "Adam", "coupled": "Coupled Adam", "own": "the run's own"}
+COLOURS: dict[Optimizer, str] = {"sgd": "#1a9e78", "adam": "#e0632b", "coupled": "#3d87c9", "own": "#8a4fb0"}
+LINES: dict[Optimizer, str] = {"sgd": ":", "adam": "--", "coupled": "-", "own": "-."}
+OPTIMIZER_MARKERS: dict[Optimizer, str] = {"sgd": "^", "adam": "s", "coupled": "o", "own": "D"}
 PARTS = {"total": "whole update", "output": "output layer", "input": "input layer"}
 PART_COLOURS = {"output": "#3d87c9", "input": "#c98a00", "total": "#7b6bd6"}
 FIT = "#e0632b"
@@ -157,8 +158,9 @@ def draw_update_sums(runs: Mapping[str, RunTheory]) -> Figure:
     for row, (run_name, run) in zip(rows, runs.items(), strict=True):
         tokens = [each.tokens_seen for each in run.checkpoints]
         for axes, (part, title) in zip(row, PARTS.items(), strict=True):
-            for name in OPTIMIZERS:
-                values = [max(_update_sum(each, name, part), SMALLEST) for each in run.checkpoints]
+            for name in optimizers_of(run):
+                sums = [_update_sum(each, name, part) for each in run.checkpoints]
+                values = [math.nan if each is None else max(each, SMALLEST) for each in sums]
                 axes.plot(tokens, values, marker=OPTIMIZER_MARKERS[name], **_line_style(name), label=NAMES[name])
             axes.set(xlim=(0, None), yscale="log", ylim=(SMALLEST / 2, 2))
             powers_of_ten(axes)
@@ -169,11 +171,11 @@ def draw_update_sums(runs: Mapping[str, RunTheory]) -> Figure:
     figure.supxlabel("tokens seen", fontsize=10)
     if len(runs) > 1:
         figure.supylabel("sum of updates / sum of their lengths", fontsize=10)
-    legend_above(figure, rows[0][:1])
+    legend_above(figure, [row[0] for row in rows])
     return figure
 
 
-def _update_sum(checkpoint: CheckpointTheory, optimizer: Optimizer, part: str) -> float:
+def _update_sum(checkpoint: CheckpointTheory, optimizer: Optimizer, part: str) -> float | None:
     if part == "input":
         return through_input(checkpoint, optimizer)
     whole = checkpoint.update(optimizer)

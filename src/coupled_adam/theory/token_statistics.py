@@ -12,6 +12,7 @@ Letters: V rows of the table, H width, C coordinates, N positions, n positions o
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from coupled_adam.models.loss import chunk_rows
@@ -27,9 +28,10 @@ class TokenStatistics:
 
     Args:
         table: (V, H), the head.
+        bias: (V,), its bias; None for none.
     """
 
-    def __init__(self, table: Tensor) -> None:
+    def __init__(self, table: Tensor, bias: Tensor | None = None) -> None:
         V, H = table.shape
         C = min(COORDINATES, H)
 
@@ -37,6 +39,7 @@ class TokenStatistics:
             return torch.zeros(*shape, dtype=torch.float64, device=table.device)
 
         self.table = table
+        self.bias = bias
         self.coordinates = torch.arange(C, device=table.device) * H // C
         self.positions = 0  # N
         self.target_counts = torch.zeros(V, dtype=torch.int64, device=table.device)
@@ -61,7 +64,7 @@ class TokenStatistics:
             square = h.square()  # (n, H)
             self.hidden_square_sum += square.sum(0)
             weights = torch.stack([torch.ones_like(square[:, 0]), square.mean(1), *square[:, self.coordinates].T])
-            p = torch.softmax(h @ self.table.T, dim=1)  # (n, V)
+            p = torch.softmax(F.linear(h, self.table, self.bias), dim=1)  # (n, V)
             target_p = p.gather(1, t[:, None]).squeeze(1)  # (n,)
             self.true_sums.index_add_(1, t, ((1 - target_p).square() * weights).double())
             # Taken out before the sum: taken from it afterwards, what is left would be rounding where p_t is near 1.

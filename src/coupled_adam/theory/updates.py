@@ -1,4 +1,5 @@
-"""The updates that SGD, Adam and Coupled Adam would make of a table from the same state, and their sums over the rows.
+"""The updates that SGD, Adam and Coupled Adam would make of a table from the same state, and their sums over the rows;
+and those of the run's own optimizer, where it is another member of the family of second moments.
 
 The state is rebuilt from zero out of gradients whose parts are kept apart: "output" comes from the head, "input" from
 looking tokens up, which in a tied table meet in one gradient. First moments and momentum are linear, so they have the
@@ -7,16 +8,19 @@ same parts; the second moment is of the whole gradient. With k gradients seen, a
     sgd        u = -b                                          b = momentum * b + g
     adam       u = -mhat / (sqrt(vhat) + eps)                  mhat = m / (1 - beta1^k), vhat = v / (1 - beta2^k)
     coupled    u = -mhat / (sqrt(mean_i vhat_i) + eps)
+    own        u = -mhat / d, d the denominator of the family in float64; mean-free: less the mean over the vocabulary
 
 Letters: V rows of the table, padding included, H width, k gradients so far.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from coupled_adam.optimizer.reference import family_denominator
 from coupled_adam.theory.record import Optimizer, UpdateSum
 from coupled_adam.training.embedding_monitor import row_sums
 
@@ -25,10 +29,25 @@ LayerParts = Mapping[Part, Tensor]
 """What a gradient or an update is made of, (V, H) each; a table that is not tied has one part."""
 
 
-class TableState:
-    """What the three optimizers remember of a table's gradients."""
+@dataclass(frozen=True)
+class Member:
+    """A member of the family of second moments, at one step of its run."""
 
-    def __init__(self, *, betas: tuple[float, float], eps: float, momentum: float) -> None:
+    scale_exponent: float
+    column_exponent: float
+    row_exponent: float
+    mean_free: bool
+    vocabulary_size: int
+    """Rows from this one on are padding: they do not count in any mean."""
+
+
+class TableState:
+    """What the optimizers remember of a table's gradients."""
+
+    def __init__(
+        self, *, betas: tuple[float, float], eps: float, momentum: float, member: Member | None = None
+    ) -> None:
+        self.member = member
         self.beta1, self.beta2 = betas
         self.eps = eps
         self.momentum = momentum
@@ -58,10 +77,30 @@ class TableState:
         """u, in its parts."""
         if optimizer == "sgd":
             return {part: -b for part, b in self.buffers.items()}
+        if optimizer == "own":
+            return self._own_update()
         # The mean commutes with the bias correction.
         v = self.second if optimizer == "adam" else self.second.mean(dim=0, keepdim=True)
         denominator = (v / (1 - self.beta2**self.k)).sqrt_().add_(self.eps)  # (V, H) or (1, H)
         return {part: (m / denominator).div_(-(1 - self.beta1**self.k)) for part, m in self.first.items()}
+
+    def _own_update(self) -> dict[Part, Tensor]:
+        """u of the member in float64, in its parts; the mean over the vocabulary is linear, so each part loses its."""
+        member = self.member
+        assert member is not None
+        denominator = family_denominator(
+            self.second.double() / (1 - self.beta2**self.k),
+            eps=self.eps,
+            n=member.scale_exponent,
+            x=member.column_exponent,
+            y=member.row_exponent,
+            vocabulary_size=member.vocabulary_size,
+        )
+        updates = {part: (m / denominator).div_(-(1 - self.beta1**self.k)) for part, m in self.first.items()}
+        if member.mean_free:
+            for u in updates.values():
+                u -= u[: member.vocabulary_size].mean(dim=0)
+        return {part: u[: member.vocabulary_size] for part, u in updates.items()}
 
 
 def whole(parts: LayerParts) -> Tensor:

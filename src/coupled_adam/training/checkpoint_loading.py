@@ -9,11 +9,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.optimizer.sharding import local_part, row_moment_like
 from coupled_adam.training.checkpoint_files import first_cause, in_words, read_tensors
 from coupled_adam.training.checkpoint_metadata import read_metadata
 from coupled_adam.training.checkpoint_ranks import Agreement
 from coupled_adam.training.checkpoint_record import checkpoints_in, read_record, step_of, stored_file, wrong_sizes
 from coupled_adam.training.checkpoint_state import RNG, restore_generators
+
+ROW_MOMENTS = ".row_avg_sq"
+"""Of coupled tables, where their row exponent is not 0; checkpoints of other runs do not have them."""
 
 
 def newest_good(
@@ -51,17 +55,25 @@ def damage(path: Path, process_group: Any = None) -> str | None:
     return ranks.first_not_none(_damage_seen_by(ranks.rank, ranks.size, path))
 
 
-def load(path: Path, tensors: Mapping[str, Tensor], process_group: Any = None) -> dict[str, Any]:
+def load(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    process_group: Any = None,
+    *,
+    on_note: Callable[[str], None] = lambda sentence: None,
+) -> dict[str, Any]:
     """Fill tensors from a checkpoint in place, whatever number of ranks and parallelism it was saved with.
 
     Every tensor must be in the checkpoint with its shape and dtype. Of the model and of the optimizers, all or nothing
     is loaded: `model.` tensors alone give the weights, to evaluate or export. Generators of random numbers are set to
-    `rng.cpu` and `rng.cuda` where both sides have them.
+    `rng.cpu` and `rng.cuda` where both sides have them. Row moments of coupled tables that the checkpoint lacks start
+    at the mean of the column moments, as CoupledAdamW lets them; those that the run does not need are not read.
 
     Args:
         path: a whole checkpoint, as from :func:`newest_good`.
         tensors: by name, as from :func:`training_tensors`; plain tensors or DTensors.
         process_group: the ranks that load together; default all.
+        on_note: called on every rank with a sentence where row moments start anew.
 
     Returns:
         The state given to `save`, and the step.
@@ -83,6 +95,10 @@ def load(path: Path, tensors: Mapping[str, Tensor], process_group: Any = None) -
         cause = first_cause(error)
         raise UserError(f"checkpoint {path} cannot be read: {in_words(cause)}") from error
     restore_generators(wanted)
+    if fresh := sorted(name for name in tensors.keys() - wanted.keys() if name.endswith(ROW_MOMENTS)):
+        for name in fresh:
+            _start_row_moments(tensors, name)
+        on_note(f"{path} has no {_some(fresh)}: row moments start at the mean of the column moments.")
     return {"step": record.step} | {key: value for key, value in record.state.items() if key != "step"}
 
 
@@ -109,11 +125,15 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
     live = {name: tensor for name, tensor in tensors.items() if not name.startswith(RNG)}
     families = {name.partition(".")[0] for name in live}
     other = "it was saved by another model or other optimizers"
-    if missing := sorted(live.keys() - stored.keys()):
-        return f"has no {_some(missing)}; {other}"
-    if unused := sorted(name for name in stored.keys() - live.keys() if name.partition(".")[0] in families):
+    missing = {name for name in live.keys() - stored.keys() if not name.endswith(ROW_MOMENTS)}
+    if missing:
+        return f"has no {_some(sorted(missing))}; {other}"
+    unused = {name for name in stored.keys() - live.keys() if not name.endswith(ROW_MOMENTS)}
+    if unused := sorted(name for name in unused if name.partition(".")[0] in families):
         return f"has {_some(unused)}, which this run has not; {other}"
     for name, tensor in live.items():
+        if name not in stored:
+            continue
         found = stored[name]
         assert isinstance(found, TensorStorageMetadata)
         if tensor.is_meta:
@@ -124,6 +144,13 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
                 f"but this run has {tuple(tensor.shape)} {tensor.dtype}; {other}"
             )
     return None
+
+
+def _start_row_moments(tensors: Mapping[str, Tensor], name: str) -> None:
+    """Fill the row moments of one table in place from its column moments."""
+    parameter = name.removeprefix("optimizer.").removesuffix(ROW_MOMENTS)
+    start = row_moment_like(tensors[f"model.{parameter}"], tensors[f"optimizer.{parameter}.exp_avg_sq"])
+    local_part(tensors[name]).copy_(local_part(start))
 
 
 def _some(names: list[str]) -> str:

@@ -1,7 +1,7 @@
 """The tensors that make up the state of a training run, by name, so that they can be saved and filled in place.
 
 model.<parameter>               weights and buffers, tied ones once
-optimizer.<parameter>.<key>     exp_avg, exp_avg_sq, step, momentum_buffer, ...
+optimizer.<parameter>.<key>     exp_avg, exp_avg_sq, row_avg_sq, step, momentum_buffer, ...
 rng.cpu, rng.cuda               torch's random number generators, as bytes
 """
 

@@ -93,8 +93,9 @@ def memory(config: Config) -> Memory:
     number = 4 if config.training.precision == "float32" else 2  # bytes of what is multiplied
     tokens = samples * model.context
     logits = min(tokens * model.vocabulary_size * number, LOGITS_BYTES)
+    fixed = model.vocabulary_size if model.output_bias == "unigram" else 0
     return Memory(
-        weights=4 * N + (2 * N if number == 2 else 0),
+        weights=4 * (N + fixed) + (2 * N if number == 2 else 0),
         gradients=4 * N,
         optimizer=optimizer_bytes(config),
         activations=tokens * activation_bytes_per_token(config, number),

@@ -1,7 +1,7 @@
 """The optimizers of a training run: one of three for the vocabulary tables, AdamW for everything else.
 
-The three are what the paper compares: AdamW ("adamw"), Coupled Adam ("coupled") and SGD ("sgd"). All of them clip the
-gradients by one global norm. Letters: V vocabulary rows, H width.
+The three are what the paper compares: AdamW ("adamw"), Coupled Adam ("coupled", with the exponents of its family of
+second moments) and SGD ("sgd"). All of them clip the gradients by one global norm. Letters: V vocabulary rows, H width.
 """
 
 import math
@@ -43,6 +43,13 @@ class EmbeddingOptimizers:
                     group["lr"].fill_(lr * factor)
                 else:
                     group["lr"] = lr * factor
+
+    def set_row_exponent(self, row_exponent: float) -> None:
+        """Set the row exponent of the next step, in place on the device. Only where it is annealed."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if group.get("coupled"):
+                    group["row_exponent"].fill_(row_exponent)
 
     def step(self) -> Tensor:
         """Clip, update everything, centre the tables where asked for.
@@ -104,6 +111,7 @@ def build_optimizers(
             selected,
             lr=new_lr(),
             scale_exponent=section.scale_exponent,
+            **family_of(section, device, vocabulary_size),
             max_grad_norm=max_grad_norm,
             capturable=capturable,
             **common,
@@ -123,6 +131,29 @@ def build_optimizers(
     sgd = torch.optim.SGD(tables, lr=new_lr(), momentum=section.sgd_momentum, fused=not is_sharded)
     adamw = torch.optim.AdamW(others, lr=new_lr(), capturable=capturable, **common)
     return EmbeddingOptimizers([sgd, adamw], [section.sgd_factor, 1.0], max_grad_norm, centred, vocabulary_size)
+
+
+def family_of(section: "OptimizerSection", device: torch.device, vocabulary_size: int | None) -> dict[str, Any]:
+    """The arguments of CoupledAdamW that say which member of the family of second moments it is.
+
+    A row exponent that is annealed is a tensor: the state of the rows is then there from the first step on, also where
+    the exponent begins or ends at 0, and a captured graph reads it from the device. For Coupled Adam itself the rows of
+    the padding count, as they did in version 0.1.0; for the rest of the family they do not.
+
+    Args:
+        section: [optimizer] of a config.
+        device: of the tables.
+        vocabulary_size: rows of the tables from this one on are padding; None for none.
+    """
+    start = section.row_exponent_start
+    row_exponent = section.row_exponent if start is None else torch.tensor(start, device=device)
+    is_coupled_adam = start is None and (section.row_exponent, section.column_exponent) == (0.0, 1.0)
+    return {
+        "row_exponent": row_exponent,
+        "column_exponent": section.column_exponent,
+        "mean_free": section.mean_free,
+        "vocabulary_size": None if is_coupled_adam and not section.mean_free else vocabulary_size,
+    }
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.embeddings.unigram import Counts
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.model_config import ModelConfig, build_model
@@ -72,6 +73,12 @@ class Ranks:
             raise
         return results[0] if results else None
 
+    def all_get(self, value: T | None) -> T:
+        """What the first rank has, on every rank; the others' values do not count."""
+        found = Agreement(self.host_group).from_first(value)
+        assert found is not None
+        return found
+
     def mean(self, value: torch.Tensor) -> torch.Tensor:
         """The mean of a tensor over the ranks, in place; without waiting for the device."""
         if self.size > 1:
@@ -110,9 +117,17 @@ def ranks_of_run(mode: str, device: torch.device) -> Iterator[Ranks]:
 
 
 def build(
-    config: ModelConfig, seed: int, ranks: Ranks, *, bf16: bool, compile: bool
+    config: ModelConfig, seed: int, ranks: Ranks, *, bf16: bool, compile: bool, unigram: Counts | None = None
 ) -> tuple[nn.Module, LanguageModel]:
     """The model with its initial weights, equal on any number of ranks.
+
+    Args:
+        config: what to build.
+        seed: of the initial weights.
+        ranks: that share it.
+        bf16: whether autocast is to be used.
+        compile: whether to compile it.
+        unigram: token counts of the training text, on every rank; needed for an output bias.
 
     Returns:
         The module to call, and the model itself: its parameters have their plain names, and are DTensors with FSDP2.
@@ -124,7 +139,7 @@ def build(
     elif compile:
         model.compile(dynamic=False)
     _materialise(model, ranks.device)
-    initialise(model, seed)
+    initialise(model, seed, unigram)
     if ranks.mode == "ddp":
         device_ids = [ranks.device.index] if ranks.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True), model

@@ -14,6 +14,7 @@ from torch import nn
 
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.optimizer_names import member_parts
 from coupled_adam.config.run_config import Config, load_config, with_rows
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
@@ -187,7 +188,9 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
     if settings.cuda_graphs is True and not can_capture:
         raise UserError("training.cuda_graphs is true, but needs one CUDA device and no parallelism; set it to auto")
     uses_graphs = can_capture if settings.cuda_graphs == "auto" else settings.cuda_graphs
-    module, model = build(config.to_model_config(), config.seed, ranks, bf16=bf16, compile=compile)
+    counts = ranks.first_does(corpus.unigram)
+    unigram = None if config.model.output_bias == "none" else ranks.all_get(counts)
+    module, model = build(config.to_model_config(), config.seed, ranks, bf16=bf16, compile=compile, unigram=unigram)
     optimizers = build_optimizers(
         model, config.optimizer, capturable=uses_graphs, vocabulary_size=corpus.vocabulary_size
     )
@@ -200,7 +203,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
         model=model,
         optimizers=optimizers,
         precision=precision,
-        measures=build_measures(config, corpus, ranks, module, model, precision),
+        measures=build_measures(config, corpus, counts, ranks, module, model, precision),
         uses_graphs=uses_graphs,
         uses_bf16=bf16,
     )
@@ -220,7 +223,8 @@ def _restore(parts: RunParts, run: RunFolder, last_step: int, expected: dict[str
     if path is None:
         say(f"No checkpoint in {run.checkpoints}: starting from the beginning.")
         return None
-    state = checkpoints.load(path, checkpoints.training_tensors(parts.model, parts.optimizers.optimizers))
+    tensors = checkpoints.training_tensors(parts.model, parts.optimizers.optimizers)
+    state = checkpoints.load(path, tensors, on_note=say)
     if state.get("data") != expected["data"]:
         raise UserError(f"{path} was trained on other tokens than data.folder now holds; bring those back")
     if state.get("precision") != expected["precision"]:
@@ -282,16 +286,19 @@ def _trainer(
 
 def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> str:
     model, optimizer = config.model, config.optimizer
-    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    extra = {
-        "adamw": "",
-        "coupled": f" (n = {optimizer.scale_exponent:g})" if optimizer.scale_exponent else "",
-        "sgd": f" (f = {optimizer.sgd_factor:g})" if optimizer.sgd_factor else "",
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters() if parameter.requires_grad)
+    bias = "" if model.output_bias == "none" else f", output bias {model.output_bias}"
+    details = {
+        "adamw": [],
+        "coupled": member_parts(optimizer.model_dump()),
+        "sgd": [f"f = {optimizer.sgd_factor:g}"] if optimizer.sgd_factor else [],
     }[optimizer.embeddings]
+    extra = f" ({', '.join(details)})" if details else ""
     where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")
     return (
-        f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide; "
-        f"embeddings by {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}; seed {config.seed}\n"
+        f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide"
+        f"{bias}; embeddings by {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}; "
+        f"seed {config.seed}\n"
         f"{len(corpus.tokens('train')):,} tokens in {corpus.folder}; {config.total_steps:,} steps of "
         f"{config.training.batch_size} x {model.context}; {where}"
     )

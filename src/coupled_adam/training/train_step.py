@@ -51,17 +51,22 @@ class TrainStep:
         self.cuda_graphs = cuda_graphs
         self._recorded: RecordedStep | None = None
 
-    def __call__(self, micro_batches: MicroBatches, lr: float) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, micro_batches: MicroBatches, lr: float, row_exponent: float | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Take a step.
 
         Args:
             micro_batches: pairs of tokens and targets, each (B, T), on the device of the model.
             lr: learning rate.
+            row_exponent: of the coupled tables, where it is annealed; None: it stays as it is.
 
         Returns:
             The loss, mean over the micro-batches, and the norm of the gradients before clipping; scalars on the device.
         """
         self.optimizers.set_lr(lr)
+        if row_exponent is not None:
+            self.optimizers.set_row_exponent(row_exponent)
         if not self.cuda_graphs:
             return self._plain(micro_batches)
         if self._recorded is None:

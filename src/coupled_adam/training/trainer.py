@@ -1,7 +1,8 @@
 """The training loop: batches in, steps taken, what happens beside them, and an end that can be picked up again.
 
-Everything that has a rule of its own lives elsewhere: the step (train_step), the learning rate (schedule), ranks
-(parallel), batches (rank_batches), files (checkpoints, logbook, run_folder), the bar (display), measures (validation).
+Everything that has a rule of its own lives elsewhere: the step (train_step), learning rate and annealing (schedule),
+ranks (parallel), batches (rank_batches), files (checkpoints, logbook, run_folder), the bar (display), measures
+(validation).
 The loop never waits for the device, except where it saves, validates or measures the embeddings, and every 100 steps
 where nothing is logged. What is logged on a GPU is read one step later, when the device has the next step to work on.
 """
@@ -47,6 +48,8 @@ class Unread:
 
     step: int
     lr: float
+    row_exponent: float | None
+    """Where it is annealed."""
     loss: Tensor
     grad_norm: Tensor
 
@@ -152,10 +155,10 @@ class Trainer:
         return self.ranks.any_of(bool(interruption), is_due and self.ranks.is_first)
 
     def _take_step(self) -> None:
-        lr = self.config.learning_rate(self.step)
-        loss, grad_norm = self.train_step(self.batches.micro_batches(self.step), lr)
+        lr, row_exponent = self.config.learning_rate(self.step), self.config.row_exponent(self.step)
+        loss, grad_norm = self.train_step(self.batches.micro_batches(self.step), lr, row_exponent)
         self.step += 1
-        self._unread.append(Unread(self.step, lr, loss, grad_norm))
+        self._unread.append(Unread(self.step, lr, row_exponent, loss, grad_norm))
         self.display.update(self.step)
 
     def _do_what_is_due(self) -> None:
@@ -208,6 +211,7 @@ class Trainer:
             "tokens": last.step * self.config.tokens_per_step,
             "loss": loss,
             "lr": last.lr,
+            **({} if last.row_exponent is None else {"row_exponent": last.row_exponent}),
             "grad_norm": grad_norm,
             "tokens_per_second": self.throughput.tokens_per_second,
             "mfu": self.throughput.mfu,

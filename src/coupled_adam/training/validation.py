@@ -15,6 +15,7 @@ from coupled_adam.config.run_config import Config
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.embeddings.download import word_pairs_of
+from coupled_adam.embeddings.unigram import Counts
 from coupled_adam.training.embedding_monitor import full_measures, light_measures
 from coupled_adam.training.parallel import Ranks
 from coupled_adam.training.rank_batches import RankBatches
@@ -71,12 +72,20 @@ class Measures:
 def build_measures(
     config: Config,
     corpus: Corpus,
+    unigram: Counts | None,
     ranks: Ranks,
     module: nn.Module,
     model: nn.Module,
     precision: Callable[[], AbstractContextManager[Any]],
 ) -> Measures:
-    """The measures that the section [log] of a config asks for."""
+    """The measures that the section [log] of a config asks for.
+
+    Args:
+        config: of the run.
+        corpus: that it is trained on.
+        unigram: its token counts; on ranks other than the first they are not needed.
+        ranks, module, model, precision: what is measured, and how it is run.
+    """
     names = {"output": model.output_table_name, "input": model.input_table_name}
     if names["output"] == names["input"]:
         del names["input"]
@@ -86,7 +95,7 @@ def build_measures(
         # Taken once: after a validation, FSDP2 shows gathered weights under these names until the next step.
         tables={role: model.get_parameter(str(name)) for role, name in names.items()},
         vocabulary_size=min(corpus.vocabulary_size, config.rows),
-        word_similarity=ranks.first_does(lambda: _word_similarity(config, corpus)) or {},
+        word_similarity=ranks.first_does(lambda: _word_similarity(config, corpus, unigram)) or {},
         validation=validation,
         validation_batches=batches,
         ranks=ranks,
@@ -111,8 +120,8 @@ def _validation_batches(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[R
     return RankBatches(batches, ranks, micro_batch_size), min(config.log.val_batches, windows // batch_size)
 
 
-def _word_similarity(config: Config, corpus: Corpus) -> dict[str, Any]:
-    known: dict[str, Any] = {"unigram": corpus.unigram()}
+def _word_similarity(config: Config, corpus: Corpus, unigram: Counts | None) -> dict[str, Any]:
+    known: dict[str, Any] = {"unigram": unigram}
     if config.log.wordsim is not None:
         tokenizer = word_tokenizer(corpus, "log.wordsim")
         known |= {"tokenizer": tokenizer, "word_pairs": word_pairs_of(config.log.wordsim)}

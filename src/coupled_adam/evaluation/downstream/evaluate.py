@@ -33,6 +33,7 @@ from coupled_adam.evaluation.downstream.task_results import (
     write_file,
 )
 from coupled_adam.evaluation.held_out_loss import SplitLoss, loss_over, pick_split
+from coupled_adam.evaluation.loss_by_frequency import Counts
 from coupled_adam.evaluation.run_tokenizer import open_json_tokenizer, require_fit, run_tokenizer
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
 from coupled_adam.models.language_model import LanguageModel
@@ -263,8 +264,8 @@ def run_loss(
         on_note(f"no test loss: {opened.corpus.folder} has no test split and no validation split")
         return stored
 
-    def loss(tokens: Tokens) -> SplitLoss:
-        return loss_over(opened.model, tokens, bf16=opened.precision == "bf16")
+    def loss(tokens: Tokens, counts: Counts | None) -> SplitLoss:
+        return loss_over(opened.model, tokens, training_counts=counts, bf16=opened.precision == "bf16")
 
     return loss_of_split(opened.corpus, stored, loss, on_progress, on_note)
 
@@ -272,30 +273,45 @@ def run_loss(
 def loss_of_split(
     corpus: Corpus,
     stored: LossResult | None,
-    loss: Callable[[Tokens], SplitLoss],
+    loss: Callable[[Tokens, Counts | None], SplitLoss],
     on_progress: OnProgress,
     on_note: OnNote,
 ) -> LossResult:
     """The loss over the test split of a corpus, or over the validation split where it has none, unless it is there.
 
+    The loss by token frequency comes with it, unless the training split cannot be counted.
+
     Args:
         corpus: has one of the two.
-        stored: what was found before; of the same tokens, it is not evaluated again.
-        loss: evaluates a model on the tokens of a split.
+        stored: what was found before; of the same tokens and with the loss by frequency, it is not evaluated again.
+        loss: evaluates a model on the tokens of a split, with the counts of the training split or without.
         on_progress: told when it begins and when it is done.
-        on_note: told which split it is, if not the test split.
+        on_note: told which split it is, if not the test split, and why there is no loss by frequency.
     """
     split, note = pick_split(corpus)
     if note:
         on_note(note)
     fingerprint = corpus.fingerprint
-    if stored is not None and (stored.split, stored.corpus) == (split, fingerprint):
-        return stored
+    known = stored if stored is not None and (stored.split, stored.corpus) == (split, fingerprint) else None
+    if known is not None and known.by_frequency is not None:
+        return known
+    counts = _training_counts(corpus, on_note)
+    if known is not None and counts is None:
+        return known
     on_progress(f"{split} loss", 0, 1)
     started = time.monotonic()
-    found = loss(corpus.tokens(split))
+    found = loss(corpus.tokens(split), counts)
     on_progress(f"{split} loss", 1, 1)
     return LossResult.of(found, split, fingerprint, round(time.monotonic() - started, 3))
+
+
+def _training_counts(corpus: Corpus, on_note: OnNote) -> Counts | None:
+    """How often each token occurs in the training split; None, and a note, where that cannot be said."""
+    try:
+        return corpus.unigram()
+    except (UserError, OSError) as error:
+        on_note(f"no loss by token frequency, as the training tokens cannot be counted: {error}")
+        return None
 
 
 def is_done(found: Downstream, task: str, task_data: Path | None) -> bool:

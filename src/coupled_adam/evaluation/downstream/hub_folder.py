@@ -4,7 +4,7 @@ Letters: B windows of a batch, T context, V vocabulary rows.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,6 +31,7 @@ from coupled_adam.evaluation.downstream.harness_model import LOGIT_BYTES, huggin
 from coupled_adam.evaluation.downstream.scoring import Precision, default_precision
 from coupled_adam.evaluation.downstream.task_results import Downstream, LossResult, Subject, file_name
 from coupled_adam.evaluation.held_out_loss import IGNORED, SplitLoss, loss_over
+from coupled_adam.evaluation.loss_by_frequency import Counts
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.training.devices import pick_device
 
@@ -110,18 +111,19 @@ def weights_hash(folder: Path) -> str:
 
 
 class LossModel(nn.Module):
-    """A model of `transformers` with the call of ours that `loss_over` makes."""
+    """A model of `transformers` with the calls of ours that `loss_over` makes."""
 
     def __init__(self, model: nn.Module, context: int) -> None:
         super().__init__()
         self.model = model
         self.config = SimpleNamespace(context=context)
 
+    def logit_chunks(self, tokens: Tensor) -> Iterator[Tensor]:  # (B, T) -> (B * T, V), once
+        yield self.model(input_ids=tokens).logits.flatten(0, 1)
+
     def forward(self, tokens: Tensor, targets: Tensor, reduction: str) -> Tensor:  # (B, T), (B, T) -> (B, T)
-        logits = self.model(input_ids=tokens).logits  # (B, T, V)
-        losses = F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction=reduction
-        )
+        (logits,) = self.logit_chunks(tokens)
+        losses = F.cross_entropy(logits.float(), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
         return losses.view_as(targets)
 
 
@@ -138,9 +140,9 @@ def _loss(stored: LossResult | None, model: Any, data: Path, on_progress: OnProg
     windows = max(1, LOGIT_BYTES[model.device.type] // (4 * rows * T))
     loss_model = cast(LanguageModel, LossModel(model.model, T))
 
-    def loss(tokens: Tokens) -> SplitLoss:
+    def loss(tokens: Tokens, counts: Counts | None) -> SplitLoss:
         # Its weights are in the precision already, so there is nothing to cast.
-        return loss_over(loss_model, tokens, bf16=False, windows_at_once=windows)
+        return loss_over(loss_model, tokens, training_counts=counts, bf16=False, windows_at_once=windows)
 
     return loss_of_split(corpus, stored, loss, on_progress, on_note)
 

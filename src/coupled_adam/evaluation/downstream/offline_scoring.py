@@ -135,8 +135,9 @@ def answer_requests(
         }
         scores = ScoreFile.of(requests, {}, about)
     model = scores.model
-    if with_loss and model["loss"] is None:
-        loss = run_loss(opened, on_progress, on_note)
+    if with_loss:
+        stored = None if model["loss"] is None else LossResult.from_json(model["loss"])
+        loss = run_loss(opened, on_progress, on_note, stored)
         model = {**model, "loss": None if loss is None else asdict(loss)}
     for name in [name for name in requests.tasks if name not in scores.scores]:
         started = time.monotonic()
@@ -182,7 +183,7 @@ def evaluate_scores(
     scores = read_scores(scores_file)
     try:
         subject = Subject(**scores.model["subject"])
-        loss = None if scores.model["loss"] is None else LossResult(**scores.model["loss"])
+        loss = None if scores.model["loss"] is None else LossResult.from_json(scores.model["loss"])
         identity, where, seconds = (scores.model[key] for key in ("run", "environment", "seconds"))
     except (KeyError, TypeError) as error:
         raise UserError(f"{scores_file}: does not say which model answered ({error}); score it again") from None

@@ -18,6 +18,7 @@ from typing import Any
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, write_whole
 from coupled_adam.evaluation.held_out_loss import SplitLoss
+from coupled_adam.evaluation.loss_by_frequency import FrequencyBin
 from coupled_adam.paper_tasks import MEAN, METRIC, PAPER_TASKS, mean_accuracy
 
 FORMAT = 1
@@ -54,11 +55,27 @@ class LossResult:
     corpus: str
     """Fingerprint of the corpus."""
     seconds: float
+    by_frequency: tuple[FrequencyBin, ...] | None = None
+    """In ten bins of token frequency, the most frequent first; None in files of version 0.1.0."""
 
     @classmethod
     def of(cls, found: SplitLoss, split: str, corpus: str, seconds: float) -> "LossResult":
         """A loss with where it is from."""
-        return cls(found.loss, found.standard_error, found.targets, split, corpus, seconds)
+        return cls(found.loss, found.standard_error, found.targets, split, corpus, seconds, found.by_frequency)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "LossResult":
+        """Read what `asdict` made, after JSON.
+
+        Raises:
+            UserError: for values that are not those of a loss.
+        """
+        try:
+            bins = values.get("by_frequency")
+            read = None if bins is None else tuple(FrequencyBin(**each) for each in bins)
+            return cls(**{**values, "by_frequency": read})
+        except (TypeError, AttributeError) as error:
+            raise UserError(f"loss: {error}; {REMEDY}") from None
 
 
 @dataclass(frozen=True)
@@ -164,7 +181,7 @@ def read_file(path: Path) -> Downstream | None:
         return Downstream(
             Subject(**values["subject"]),
             {str(name): _task(task) for name, task in values["tasks"].items()},
-            None if values["loss"] is None else LossResult(**values["loss"]),
+            None if values["loss"] is None else LossResult.from_json(values["loss"]),
             dict(values["environment"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

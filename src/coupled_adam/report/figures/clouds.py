@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from coupled_adam.base.captioned_figure import FAINT, INK, WIDTH, legend_above, panels
-from coupled_adam.report.figures.style import looks
+from coupled_adam.report.figures.style import looks, two_lines
 from coupled_adam.report.grid import Grid, Variant, gather_grid, size_of
 from coupled_adam.report.run_files import embedding_arrays
 from coupled_adam.study.results import Result
@@ -29,12 +29,14 @@ def draw_clouds(grid: Grid, table: str = "") -> Figure | None:
     if not found:
         return None
     low, high = window([arrays[table + part] for arrays in found.values() for part in PARTS[:2]])
-    panel_width = (WIDTH - 0.8) / max(len(found), 2)
-    figure, rows = panels(1, len(found), 0.75 + panel_width * float((high - low)[1] / (high - low)[0]), share_y=True)
+    titles = {variant: variant.label if len(found) < 3 else two_lines(variant.label) for variant in found}
+    height = 0.75 + 0.2 * any("\n" in title for title in titles.values())
+    height += (WIDTH - 0.8) / max(len(found), 2) * float((high - low)[1] / (high - low)[0])
+    figure, rows = panels(1, len(found), height, share_y=True)
     colours = looks(grid.variants)
     for axes, (variant, arrays) in zip(rows[0], found.items(), strict=True):
         _draw_cloud(axes, arrays, table, colours[variant.name].colour)
-        axes.set_title(variant.label)
+        axes.set_title(titles[variant])
         axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
         axes.locator_params(nbins=5 if len(found) < 3 else 3)
     rows[0][0].set_ylabel("across it")

@@ -1,5 +1,5 @@
-"""The difference between the two optimizers: in loss and accuracy over the dataset size (the paper's Fig. results_S),
-and in the accuracy of each task."""
+"""The difference between two optimizers: in loss and accuracy over the dataset size (the paper's Fig. results_S), and
+in the accuracy of each task. A report of several pairs has a row for each."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -8,70 +8,88 @@ from coupled_adam.base.captioned_figure import FAINT, legend_above, panels
 from coupled_adam.base.text import short
 from coupled_adam.metrics import METRICS, NATS, TASKS
 from coupled_adam.report.figures.style import draw_difference
-from coupled_adam.report.grid import Grid, Size, model_names
+from coupled_adam.report.grid import Grid, Size, Variant, model_names
 from coupled_adam.report.significance import Comparison
 
 SHOWN = ("loss", "acc")
+Pair = tuple[Variant, Variant]
 
 
 def draw_differences(grid: Grid) -> Figure | None:
-    """A panel for each of loss and accuracy that was measured at two sizes or more, a marker for each size.
+    """A panel for each of loss and accuracy that was measured at two sizes or more, a marker for each size; a row of
+    panels for each pair of optimizers.
 
     The bars are the one-sided 95% confidence threshold: a marker whose bar misses zero is significant, and filled. One
     size alone is a number, which the tables have, and no figure.
     """
-    pair = grid.main_pair
-    if pair is None:
-        return None
-    found: dict[str, dict[Size, Comparison]] = {}
-    for metric in SHOWN:
-        for size in grid.sizes:
-            comparison = grid.compare(size, *pair, metric)
-            if comparison is not None:
-                found.setdefault(metric, {})[size] = comparison
-    found = {metric: comparisons for metric, comparisons in found.items() if len(comparisons) > 1}
+    found: dict[Pair, dict[str, dict[Size, Comparison]]] = {}
+    for pair in grid.difference_pairs:
+        for metric in SHOWN:
+            compared = {size: grid.compare(size, *pair, metric) for size in grid.sizes}
+            known = {size: comparison for size, comparison in compared.items() if comparison is not None}
+            if len(known) > 1:
+                found.setdefault(pair, {})[metric] = known
     if not found:
         return None
-    figure, rows = panels(1, len(found), 3.1)
-    for axes, (metric, comparisons) in zip(rows[0], found.items(), strict=True):
-        _draw_panel(axes, comparisons)
-        unit = f" ({NATS})" if metric == "loss" else ""
-        axes.set(ylabel=f"difference in {METRICS[metric].symbol}{unit}", xlabel="dataset size D (tokens)")
-        axes.set_title(f"{METRICS[metric].better} is better", fontsize=9)
-    legend_above(figure, rows[0])
+    metrics = [metric for metric in SHOWN if any(metric in of_pair for of_pair in found.values())]
+    figure, rows = panels(len(found), len(metrics), 3.1 if len(found) == 1 else 2.5)
+    for row, (pair, of_pair) in zip(rows, found.items(), strict=True):
+        for axes, metric in zip(row, metrics, strict=True):
+            axes.set_visible(metric in of_pair)
+            _draw_panel(axes, of_pair.get(metric, {}))
+            label = f"difference in {METRICS[metric].symbol}"
+            direction = f"{METRICS[metric].better} is better"
+            if len(found) == 1:
+                axes.set_ylabel(f"{label} ({NATS})" if metric == "loss" else label)
+                axes.set_title(direction, fontsize=9)
+            else:
+                axes.set_ylabel(f"{label}\n{direction}", fontsize=8)
+        if len(found) > 1:  # one title for the row: there is no room for two beside each other
+            row[0].set_title(f"{pair[1].label} less {pair[0].label}", fontsize=9, loc="left")
+    for axes in rows[-1]:
+        axes.set_xlabel("dataset size D (tokens)")
+    legend_above(figure, [axes for row in rows for axes in row])
     return figure
 
 
 def draw_task_differences(grid: Grid) -> Figure | None:
-    """The tasks beside each other, and a marker for each model: that of its largest dataset with tasks. None for a
-    single task of a single model."""
-    pair = grid.main_pair
-    if pair is None:
+    """The tasks beside each other, and a marker for each model: that of its largest dataset with tasks; a panel for
+    each pair of optimizers. None for a single task of a single model."""
+    found = {pair: _task_differences(grid, pair) for pair in grid.difference_pairs}
+    found = {pair: of_pair for pair, of_pair in found.items() if sum(map(len, of_pair.values())) > 1}
+    if not found:
         return None
-    found: dict[tuple[int, str], dict[str, Comparison]] = {}  # of a model, by task; larger datasets replace smaller
+    measured = {key for of_pair in found.values() for of_model in of_pair.values() for key in of_model}
+    shown = [task for task in TASKS if task.key in measured]
+    names = model_names(grid.sizes)
+    models = [model for model in names if any(model in of_pair for of_pair in found.values())]
+    figure, rows = panels(len(found), 1, 3.4 if len(found) == 1 else 2.3)
+    for [axes], (pair, of_pair) in zip(rows, found.items(), strict=True):
+        axes.axhline(0, color=FAINT, linewidth=1.2)
+        for number, model in enumerate(models):
+            label: str | None = f"N = {names[model]}"
+            for place, task in enumerate(shown):
+                if task.key in of_pair.get(model, {}):
+                    aside = 0.14 * (number - (len(models) - 1) / 2)
+                    draw_difference(axes, place + aside, of_pair[model][task.key], number, label)
+                    label = None  # once is enough
+        axes.set_xticks(range(len(shown)), [task.label for task in shown], rotation=30, horizontalalignment="right")
+        axes.set(xlim=(-0.6, len(shown) - 0.4), ylabel=f"difference in {METRICS['acc'].symbol}")
+        if len(found) > 1:
+            axes.set_title(f"{pair[1].label} less {pair[0].label}", fontsize=9)
+    legend_above(figure, [axes for [axes] in rows])
+    return figure
+
+
+def _task_differences(grid: Grid, pair: Pair) -> dict[tuple[int, str], dict[str, Comparison]]:
+    """Of each model, by task; larger datasets replace smaller ones."""
+    found: dict[tuple[int, str], dict[str, Comparison]] = {}
     for size in grid.sizes:
         compared = {task.key: grid.compare(size, *pair, task.key) for task in TASKS}
         known = {key: comparison for key, comparison in compared.items() if comparison is not None}
         if known:
             found[size.parameters, size.model] = known
-    if sum(len(known) for known in found.values()) < 2:
-        return None
-    shown = [task for task in TASKS if any(task.key in of_model for of_model in found.values())]
-    names = model_names(grid.sizes)
-    models = [model for model in names if model in found]
-    figure, [[axes]] = panels(1, 1, 3.4)
-    axes.axhline(0, color=FAINT, linewidth=1.2)
-    for number, model in enumerate(models):
-        label: str | None = f"N = {names[model]}"
-        for place, task in enumerate(shown):
-            if task.key in found[model]:
-                beside = 0.14 * (number - (len(models) - 1) / 2)
-                draw_difference(axes, place + beside, found[model][task.key], number, label)
-                label = None  # once is enough
-    axes.set_xticks(range(len(shown)), [task.label for task in shown], rotation=30, horizontalalignment="right")
-    axes.set(xlim=(-0.6, len(shown) - 0.4), ylabel=f"difference in {METRICS['acc'].symbol}")
-    legend_above(figure, [axes])
-    return figure
+    return found
 
 
 def _draw_panel(axes: Axes, comparisons: dict[Size, Comparison]) -> None:

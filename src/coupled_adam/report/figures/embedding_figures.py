@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from coupled_adam.base.captioned_figure import legend_above, panels
 from coupled_adam.report.figures.clouds import shown_variants
-from coupled_adam.report.figures.style import looks, size_panels
+from coupled_adam.report.figures.style import looks, size_panels, two_lines
 from coupled_adam.report.grid import Grid
 from coupled_adam.report.run_files import embedding_arrays
 from coupled_adam.study.results import Result
@@ -35,7 +35,7 @@ def draw_norm_and_frequency(grid: Grid, table: str = "") -> Figure | None:
     colours = looks(grid.variants)
     for axes, (variant, (frequency, norm)) in zip(rows[0], found.items(), strict=True):
         axes.scatter(frequency, norm, s=4, color=colours[variant.name].colour, alpha=0.4, linewidths=0, rasterized=True)
-        axes.set_title(variant.label)
+        axes.set_title(variant.label if len(found) < 3 else two_lines(variant.label))
     rows[0][0].set(ylabel="length of the embedding", ylim=(0, None))
     figure.supxlabel("log10 of the frequency in the training text", fontsize=10)
     return figure

@@ -14,6 +14,7 @@ from coupled_adam.report.figures import (
     differences,
     embedding_figures,
     experiments,
+    frequency_figures,
     theory_figures,
     training_curves,
 )
@@ -65,15 +66,24 @@ ENTRIES = (
     _Entry(
         "results",
         "Difference against dataset size",
-        "{second} less {first}. Bars: one-sided 95% threshold; a filled marker is significant, a hollow one is not.",
+        "{pairs}. Bars: one-sided 95% threshold; a filled marker is significant, a hollow one is not.",
         differences.draw_differences,
     ),
     _Entry(
         "downstream",
         "Difference in accuracy, task by task",
-        "{second} less {first}, of the largest dataset of each model. Bars: one-sided 95% threshold; a filled marker "
+        "{pairs}, of the largest dataset of each model. Bars: one-sided 95% threshold; a filled marker "
         "is significant, a hollow one is not.",
         differences.draw_task_differences,
+    ),
+    _Entry(
+        "loss_by_frequency",
+        "Loss and calibration by token frequency",
+        "Bin 1 holds the most frequent tokens, half of the training text; each further bin holds half of what is left, "
+        "bin 10 all the rest. Difference in loss to {baseline}: bars are the one-sided 95% threshold; a filled marker "
+        "is significant, a hollow one is not. Calibration, log(predicted / observed): 0 where the tokens of the bin "
+        "are predicted as often as they occur, below 0 where the model underestimates them. " + _BAND + "{binned}",
+        frequency_figures.draw_by_frequency,
     ),
     _Entry(
         "ablation_scale",
@@ -177,11 +187,17 @@ def write_figures(figures: Sequence[CaptionedFigure], folder: Path) -> None:
 
 
 def _caption_words(grid: Grid) -> dict[str, str]:
-    pair = grid.main_pair
-    first, second = ("", "") if pair is None else (pair[0].label, pair[1].label)
+    pairs = [f"{second.label} less {first.label}" for first, second in grid.difference_pairs]
+    what = pairs[0][:1].upper() + pairs[0][1:] if len(pairs) == 1 else "One optimizer less another, as the titles say"
     largest = (
         f"Shown: {size_labels(grid.sizes)[grid.largest_size]}, one run each."
         if len(grid.sizes) > 1
         else "One run each."
     )
-    return {"first": first, "second": second[:1].upper() + second[1:], "largest": largest}
+    binned = frequency_figures.shown_cells(grid)
+    return {
+        "pairs": what,
+        "largest": largest,
+        "baseline": binned[0].variant.label if binned else "",
+        "binned": f" Shown: {binned[0].size.label}." if binned and len(grid.finished.places) > 1 else "",
+    }

@@ -19,8 +19,10 @@ from coupled_adam.report.significance import Comparison
 COLOURS: dict[Role, tuple[str, ...]] = {
     "standard": ("#e0632b", "#c98a00", "#d1557f"),
     "coupled": ("#3d87c9", "#7b6bd6", "#1fa3a3", "#8a6f5a"),
+    "family": ("#4c9a2a", "#a8479c", "#a07c00", "#5f7f8c"),
 }
-LINES: dict[Role, str] = {"standard": "--", "coupled": "-", "scaled": "-", "sgd": ":"}
+SHADES: dict[Role, str] = {"scaled": "plasma", "family": "summer", "sgd": "viridis"}
+LINES: dict[Role, str] = {"standard": "--", "coupled": "-", "scaled": "-", "family": "-.", "sgd": ":"}
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,22 @@ def looks(variants: Sequence[Variant]) -> dict[str, Look]:
     found: dict[str, Look] = {}
     for role in LINES:
         family = [variant for variant in variants if variant.role == role]
-        palette = COLOURS.get(role) or _shades("plasma" if role == "scaled" else "viridis", len(family))
+        palette = COLOURS.get(role, ())
+        if role in SHADES and len(family) > len(palette):
+            palette = _shades(SHADES[role], len(family))
         for number, variant in enumerate(family):
             found[variant.name] = Look(palette[number % len(palette)], LINES[role])
     return found
+
+
+def two_lines(label: str) -> str:
+    """The name of an optimizer as the title of a narrow panel: what stands in brackets on a line of its own.
+
+    Example:
+        >>> two_lines("partially coupled (y = 0.25, mean-free)")
+        'partially coupled\\n(y = 0.25, mean-free)'
+    """
+    return label.replace(" (", "\n(", 1)
 
 
 def size_panels(
@@ -60,7 +74,13 @@ def size_panels(
 
 
 def draw_difference(
-    axes: Axes, x: float, comparison: Comparison, number: int, label: str | None, marker_size: float = 7
+    axes: Axes,
+    x: float,
+    comparison: Comparison,
+    number: int,
+    label: str | None,
+    marker_size: float = 7,
+    colour: str | None = None,
 ) -> None:
     """A marker with the one-sided 95% threshold as its bar, filled where the difference is significant.
 
@@ -71,9 +91,10 @@ def draw_difference(
         number: which of the colours and markers for sizes.
         label: for the legend; None: not in it.
         marker_size: in points.
+        colour: of the optimizer; None: that of the number.
     """
     assert comparison.difference is not None
-    colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
+    colour = colour or SERIES_COLOURS[number % len(SERIES_COLOURS)]
     is_decided = comparison.significant or comparison.significantly_worse
     axes.errorbar(
         x,

@@ -1,0 +1,312 @@
+"""The family of second moments for the CPU and every device without a Triton kernel, in torch operations.
+
+The denominator is a number per column times a number per row: u_ih = a_h rho_i m_ih, with
+
+    rho_i = (sqrt(r_i) + eps)^-y
+    a_h   = -lr / (1 - beta1^t) s^(y/2) / (sqrt(2^-n s (c_h / s)^x) + eps)
+
+rho_i is known once row i has been read, so the column sums of rho_i m_ih, from which mean_free subtracts the mean,
+can be taken in the pass that updates m. `family_triton` has the same functions. Tables are walked in blocks of rows;
+where numba is installed, large tables on the CPU take its compiled loops (`family_numba`).
+
+Legend: V vocabulary rows, H hidden size, t optimizer step, x column exponent, y row exponent; c, r, s are the moving
+averages of the mean squares of columns, rows and the table, divided by 1 - beta2^t.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coupled_adam.optimizer.blockwise import (
+    ONE_THREAD_ELEMENTS,
+    advance_column_moment,
+    advance_moment,
+    bias_correction,
+    blocks_at_a_time,
+    column_square_sums,
+    for_each,
+    gradient_weight,
+    numba_kernels_for,
+)
+from coupled_adam.optimizer.table import Table, sum_dtype
+
+__all__ = [
+    "FirstPass",
+    "advance_column_moment",
+    "advance_first_moment",
+    "advance_row_moment",
+    "apply_update",
+    "coefficients",
+    "first_pass",
+    "move_rows",
+    "square_sums",
+]
+
+
+class FirstPass(NamedTuple):
+    """What one pass over gradient and first moment leaves behind."""
+
+    column_sums: Tensor  # (P, H) float64, sums of g^2 over the real rows
+    weighted_sums: Tensor  # (P, H) float64, sums of rho_i m_ih over the real rows
+    row_factor: Tensor | None  # rho, (V, 1), None for ones
+
+
+def square_sums(table: Table) -> tuple[Tensor, Tensor | None]:
+    """Sums of squares of the gradient: over the real rows, and over the columns where row moments are kept.
+
+    Returns:
+        (P, H) partial sums, still to be added up over P, and (V, 1), both in float64 where the device has it.
+    """
+    loops = _loops_for(table.grad)
+    if loops is not None and table.row_avg_sq is not None:
+        sums: tuple[Tensor, Tensor] = loops.square_sums(table.grad, table.real_rows)
+        return sums
+    column_sums = column_square_sums(table.grad[: table.real_rows])
+    return column_sums, None if table.row_avg_sq is None else row_square_sums(table.grad)
+
+
+def first_pass(table: Table, grad_factor: Tensor | None) -> FirstPass:
+    """Update r_t and m_t of a table in place and take all sums that the rest of the step needs.
+
+    Only where the whole rows are on this rank and `grad_factor` is known before the sums.
+
+    Args:
+        table: the table.
+        grad_factor: what the gradient must be multiplied with (loss scale), None for 1.
+    """
+    loops = _loops_for(table.grad, table.exp_avg)
+    if loops is not None:
+        return FirstPass(*loops.first_pass(table, gradient_weight(table, grad_factor)))
+    column_sums, row_sums = square_sums(table)
+    row_factor = None if row_sums is None else advance_row_moment(table, row_sums, grad_factor)
+    return FirstPass(column_sums, advance_first_moment(table, row_factor, grad_factor), row_factor)
+
+
+def advance_row_moment(table: Table, row_sums: Tensor, grad_factor: Tensor | None) -> Tensor:
+    """Update r_t of one table in place and return rho.
+
+    Args:
+        table: the table, with `row_avg_sq`.
+        row_sums: row sums of squares of the gradient as it was read, over all ranks, (V, 1).
+        grad_factor: what the gradient must be multiplied with, None for 1.
+
+    Returns:
+        rho, (V, 1), in the dtype of `row_avg_sq`. 0 for a row without any gradient and eps = 0: it does not move.
+    """
+    hyper, row_avg_sq = table.hyper, table.row_avg_sq
+    assert row_avg_sq is not None
+    wide = sum_dtype(row_avg_sq.device)
+    mean_square = row_sums.to(wide) / table.width
+    if grad_factor is not None:
+        mean_square = mean_square * grad_factor.to(wide).square()
+    row_avg_sq.copy_(hyper.beta2 * row_avg_sq.to(wide) + (1 - hyper.beta2) * mean_square)
+    r_hat = row_avg_sq.to(wide) / bias_correction(hyper.beta2, _next_step(table))
+    factor = (r_hat.sqrt() + hyper.eps) ** -hyper.row_exponent
+    return torch.where(factor.isinf(), 0.0, factor).to(row_avg_sq.dtype)
+
+
+def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: Tensor | None) -> Tensor:
+    """Update m_t of one table in place and return the sums of rho_i m_ih over its real rows.
+
+    m as it is stored, rounded to its dtype: so the updates that follow add up to zero.
+
+    Args:
+        table: the table.
+        row_factor: rho, (V, 1), None for ones.
+        grad_factor: what the gradient must be multiplied with, None for 1.
+
+    Returns:
+        (P, H) partial sums, still to be added up over P, in float64 where the device has it.
+    """
+    weight = gradient_weight(table, grad_factor)
+    if torch.compiler.is_compiling():
+        _advance_rows(table, slice(None), weight)
+        return _weighted_sum(table, slice(0, table.real_rows), row_factor)
+    loops = _loops_for(table.grad, table.exp_avg)
+    if loops is not None:
+        sums: Tensor = loops.advance_first_moment(table, row_factor, weight)
+        return sums
+    V, H = table.param.shape
+    rows, threads = blocks_at_a_time(table.param, 3 * table.exp_avg_sq.itemsize)
+    # Pieces of blocks, so few that their sums stay small.
+    pieces = max(min(-(-V // rows), ONE_THREAD_ELEMENTS // max(H, 1)), 1)
+    rows_per_piece = max(-(-V // (pieces * rows)), 1) * rows
+    starts = range(0, V, rows_per_piece)
+    dtype = sum_dtype(table.param.device)
+    sums = torch.zeros(max(len(starts), 1), H, dtype=dtype, device=table.param.device)
+
+    def advance_piece(start: int) -> None:
+        for first in range(start, min(start + rows_per_piece, V), rows):
+            _advance_rows(table, slice(first, first + rows), weight)
+            real = slice(first, min(first + rows, table.real_rows))
+            if real.start < real.stop:
+                sums[start // rows_per_piece] += _weighted_sum(table, real, row_factor)[0]
+
+    for_each(starts, advance_piece, threads)
+    return sums
+
+
+def coefficients(
+    table: Table, weighted_sums: Tensor | None, mean_second_moment: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """What rho_i m_ih is multiplied with, and what mean_free then subtracts.
+
+    Args:
+        table: the table, with c_t and r_t.
+        weighted_sums: what `first_pass` or `advance_first_moment` returned, over all ranks, (P, H); None if the mean
+            update is kept.
+        mean_second_moment: mean of `exp_avg_sq` over all columns of a table whose columns are sharded; else None.
+
+    Returns:
+        The coefficient a, (1, H), and a times the mean of rho_i m_ih over the real rows, (1, H), or None.
+    """
+    hyper, t = table.hyper, _next_step(table)
+    wide = sum_dtype(table.exp_avg_sq.device)
+    c = table.exp_avg_sq.to(wide) / bias_correction(hyper.beta2, t)
+    s = c.mean() if mean_second_moment is None else mean_second_moment.to(wide) / bias_correction(hyper.beta2, t)
+    x, y = hyper.column_exponent, hyper.row_exponent
+    # Of a table without a gradient so far all ratios are 1.
+    ratio = torch.where(s == 0, 1.0, c / s)
+    v = c if not isinstance(x, Tensor) and x == 1.0 else s * ratio**x
+    a = (-hyper.lr / bias_correction(hyper.beta1, t)) / ((v * hyper.second_moment_scale).sqrt() + hyper.eps)
+    if table.row_avg_sq is not None:
+        a = a * s ** (0.5 * y)
+    # Nothing has come yet, or a square was too large for the state: AdamW does not move such an element either.
+    a = torch.where((s == 0) | s.isposinf(), 0.0, a)
+    offset = None
+    if weighted_sums is not None:
+        mean = weighted_sums.to(wide).sum(dim=0, keepdim=True) / table.rows
+        offset = (a * mean).to(table.exp_avg_sq.dtype)
+    return a.to(table.exp_avg_sq.dtype), offset
+
+
+def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, grad_factor: Tensor | None) -> None:
+    """Update m_t and e_t of one table in place, and count the step.
+
+    Args:
+        table: the table.
+        coefficient: a, (1, H).
+        row_factor: rho, (V, 1), None for ones.
+        grad_factor: what the gradient must be multiplied with, None for 1.
+    """
+    weight = gradient_weight(table, grad_factor)
+
+    def update(block: slice) -> None:
+        _advance_rows(table, block, weight)
+        _move_rows(table, block, coefficient, row_factor, None)
+
+    loops = _loops_for(table.param, table.grad, table.exp_avg)
+    if loops is not None:
+        loops.apply_update(table, coefficient, row_factor, weight)
+    else:
+        _for_blocks(table, update)
+    table.step.add_(1)
+
+
+def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None) -> None:
+    """Update e_t of one table, whose m_t is there, in place, and count the step.
+
+    Args:
+        table: the table.
+        coefficient: a, (1, H).
+        row_factor: rho, (V, 1), None for ones.
+        offset: the mean update, (1, H).
+    """
+    loops = _loops_for(table.param, table.exp_avg)
+    if loops is not None:
+        loops.move_rows(table, coefficient, row_factor, offset)
+    else:
+        _for_blocks(table, lambda block: _move_rows(table, block, coefficient, row_factor, offset))
+    table.step.add_(1)
+
+
+def row_square_sums(grad: Tensor) -> Tensor:
+    """Sum of g_h^2 over the columns h, (V, 1), in float64 where the device has it.
+
+    Example:
+        >>> row_square_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        tensor([[ 5.],
+                [25.]], dtype=torch.float64)
+    """
+    wide = sum_dtype(grad.device)
+    compute_dtype = torch.promote_types(grad.dtype, torch.float32)
+    if torch.compiler.is_compiling() and compute_dtype != wide:
+        # The norm of a row without overflow, in operations that the compiler fuses.
+        g = grad.float()
+        largest = g.abs().amax(dim=1, keepdim=True)
+        scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+        return (g / scale).square().sum(dim=1, keepdim=True).to(wide) * scale.to(wide).square()
+    rows, threads = blocks_at_a_time(grad, compute_dtype.itemsize)
+    sums = torch.empty(grad.shape[0], 1, dtype=wide, device=grad.device)
+
+    def sum_block(start: int) -> None:
+        block = grad[start : start + rows].to(compute_dtype)
+        squares = torch.linalg.vector_norm(block, dim=1, keepdim=True).to(wide).square()
+        if not grad.is_cpu or (compute_dtype != wide and not squares.isfinite().all()):
+            # Float32 is faster, and enough but for gradients beyond 1e17 or so. A NaN or infinity stays one.
+            squares = block.to(wide).square().sum(dim=1, keepdim=True)
+        sums[start : start + rows] = squares
+
+    for_each(range(0, grad.shape[0], rows), sum_block, threads)
+    return sums
+
+
+def _loops_for(*tensors: Tensor) -> ModuleType | None:
+    """The compiled loops, where numba is installed and they can work on these tensors."""
+    if numba_kernels_for(*tensors) is None:
+        return None
+    from coupled_adam.optimizer import family_numba  # imports numba, which takes a second
+
+    return family_numba
+
+
+def _next_step(table: Table) -> float | Tensor:
+    """t, while the step has not been counted yet."""
+    on_host = table.step.device.type == "cpu" and not torch.compiler.is_compiling()
+    return (table.step.item() if on_host else table.step) + 1
+
+
+def _advance_rows(table: Table, block: slice, weight: float | Tensor) -> None:
+    """m_t of some rows, in place."""
+    exp_avg = table.exp_avg[block]
+    moment = exp_avg.to(table.exp_avg_sq.dtype)  # the tensor itself when no conversion is needed
+    advance_moment(moment, table.grad[block].to(moment.dtype), table.hyper.beta1, weight)
+    if moment is not exp_avg:
+        exp_avg.copy_(moment)
+
+
+def _weighted_sum(table: Table, block: slice, row_factor: Tensor | None) -> Tensor:
+    """Sum of rho_i m_ih over some rows, (1, H)."""
+    moment = table.exp_avg[block].to(table.exp_avg_sq.dtype)
+    if row_factor is not None:
+        moment = moment * row_factor[block]
+    return moment.sum(dim=0, keepdim=True).to(sum_dtype(moment.device))
+
+
+def _move_rows(
+    table: Table, block: slice, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None
+) -> None:
+    """e_t of some rows, in place."""
+    hyper, param = table.hyper, table.param[block]
+    embedding = param.to(coefficient.dtype)
+    moment = table.exp_avg[block].to(coefficient.dtype)
+    if row_factor is not None:
+        moment = moment * row_factor[block]
+    if hyper.weight_decay != 0:
+        embedding.mul_(1 - hyper.lr * hyper.weight_decay)
+    embedding.addcmul_(moment, coefficient)
+    if offset is not None:
+        embedding.sub_(offset)
+    if embedding is not param:
+        param.copy_(embedding)
+
+
+def _for_blocks(table: Table, work: Callable[[slice], None]) -> None:
+    if torch.compiler.is_compiling():
+        work(slice(None))
+        return
+    rows, threads = blocks_at_a_time(table.param, 3 * table.exp_avg_sq.itemsize)
+    for_each(range(0, table.param.shape[0], rows), lambda start: work(slice(start, start + rows)), threads)

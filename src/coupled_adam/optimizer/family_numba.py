@@ -1,0 +1,322 @@
+"""The passes of the family of second moments over a large table on the CPU, as loops that numba compiles.
+
+Without clipping a step is two loops and six passes over the table's memory: `first_pass` reads g and m and writes m,
+`move_rows` reads m and e and writes e. `first_pass` reads a row of g twice, the second time from the cache, when the
+row's own second moment is known. All sums are taken in an order that depends on the shape alone, as in
+`numba_kernels`: a step gives the same bits for any number of threads.
+
+Legend: V vocabulary rows, H hidden size, P pieces, t optimizer step; rho and a as in `family_blockwise`. A piece is a
+range of rows that one thread works on at a time.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from coupled_adam.optimizer import numba_kernels
+from coupled_adam.optimizer.blockwise import bias_correction
+from coupled_adam.optimizer.numba_kernels import _array, _claim, _compiled, _load, _round_like, _run
+from coupled_adam.optimizer.table import Table
+
+# Rows whose rho_i m_ih are added up in float32 before they are added to a float64 sum: float32 is twice as fast.
+FLOAT32_ROWS = 16
+
+
+def square_sums(grad: Tensor, real_rows: int) -> tuple[Tensor, Tensor]:
+    """Sums of squares over the first `real_rows` rows, (1, H), and over the columns, (V, 1); both float64.
+
+    Args:
+        grad: g, (V, H), contiguous, of one of `numba_kernels.DTYPES`.
+        real_rows: rows that are not padding.
+    """
+    starts, real_pieces = _pieces_of_sums(grad, real_rows)
+    column_sums = _partial_sums(starts, grad)
+    row_sums = torch.empty(grad.shape[0], 1, dtype=torch.float64)
+    _run(_add_squares, _array(grad), starts, column_sums, _column(row_sums))
+    return _total(column_sums, real_pieces), row_sums
+
+
+def first_pass(table: Table, factor: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Update r_t and m_t of one table in place; see `family_blockwise.first_pass`.
+
+    Args:
+        table: the table; grad and exp_avg contiguous and of the same of `numba_kernels.DTYPES`, numbers of `hyper`
+            on the host.
+        factor: what the gradient is multiplied with: loss scale, -1 for maximize.
+
+    Returns:
+        Sums of g^2 and of rho_i m_ih over the real rows, (1, H) float64, and rho, (V, 1), or None for ones.
+    """
+    hyper, V = table.hyper, table.grad.shape[0]
+    # Without row moments: some that are not kept, and the exponent that makes every rho one.
+    has_rows = table.row_avg_sq is not None
+    row_avg_sq = table.row_avg_sq if table.row_avg_sq is not None else torch.zeros(V, 1, dtype=torch.float32)
+    row_exponent = float(hyper.row_exponent) if has_rows else 0.0
+    row_factor = torch.empty(V, 1, dtype=torch.float32)
+    starts, real_pieces = _pieces_of_sums(table.grad, table.real_rows)
+    column_sums, weighted_sums = _partial_sums(starts, table.grad), _partial_sums(starts, table.grad)
+    row_numbers = (
+        factor**2,
+        float(table.width),
+        hyper.beta2,
+        float(bias_correction(hyper.beta2, table.step.item() + 1)),
+        hyper.eps,
+        row_exponent,
+    )
+    _run(
+        _take_first_pass,
+        _array(table.grad),
+        _array(table.exp_avg),
+        _column(row_avg_sq),
+        _column(row_factor),
+        starts,
+        column_sums,
+        weighted_sums,
+        row_numbers,
+        _moment_numbers(table, factor),
+        FLOAT32_ROWS,
+    )
+    _count_as_written(table.exp_avg, row_avg_sq)
+    return _total(column_sums, real_pieces), _total(weighted_sums, real_pieces), row_factor if has_rows else None
+
+
+def advance_first_moment(table: Table, row_factor: Tensor | None, factor: float) -> Tensor:
+    """Update m_t of one table in place; see `family_blockwise.advance_first_moment`.
+
+    Args:
+        table: as for `first_pass`.
+        row_factor: rho, (V, 1) float32, None for ones.
+        factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
+
+    Returns:
+        Sums of rho_i m_ih over the real rows, (1, H) float64.
+    """
+    starts, real_pieces = _pieces_of_sums(table.grad, table.real_rows)
+    weighted_sums = _partial_sums(starts, table.grad)
+    arrays = (_array(table.grad), _array(table.exp_avg), _row_factors(table, row_factor))
+    _run(_advance_rows, *arrays, starts, weighted_sums, _moment_numbers(table, factor), FLOAT32_ROWS)
+    _count_as_written(table.exp_avg)
+    return _total(weighted_sums, real_pieces)
+
+
+def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, factor: float) -> None:
+    """Update m_t and e_t of one table in place; see `family_blockwise.apply_update`.
+
+    Args:
+        table: as for `first_pass`, and param like grad.
+        coefficient: a, (1, H) float32.
+        row_factor: rho, (V, 1) float32, None for ones.
+        factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
+    """
+    arrays = [_array(tensor) for tensor in (table.param, table.grad, table.exp_avg)]
+    vectors = (_row_factors(table, row_factor), coefficient.numpy().reshape(-1))
+    _run(_update_rows, *arrays, *vectors, _decay(table), _moment_numbers(table, factor), _rows_of_piece(table))
+    _count_as_written(table.param, table.exp_avg)
+
+
+def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None) -> None:
+    """Update e_t of one table, whose m_t is there, in place; see `family_blockwise.move_rows`.
+
+    Args:
+        table: the table; param and exp_avg contiguous and of the same of `numba_kernels.DTYPES`.
+        coefficient: a, (1, H) float32.
+        row_factor: rho, (V, 1) float32, None for ones.
+        offset: the mean update, (1, H) float32, None for zeros.
+    """
+    offset = torch.zeros_like(coefficient) if offset is None else offset
+    columns = (coefficient.numpy().reshape(-1), offset.numpy().reshape(-1))
+    arrays = (_array(table.param), _array(table.exp_avg), _row_factors(table, row_factor))
+    _run(_move_rows, *arrays, *columns, _decay(table), _rows_of_piece(table))
+    _count_as_written(table.param)
+
+
+def _pieces_of_sums(grad: Tensor, real_rows: int) -> tuple[npt.NDArray[np.int64], int]:
+    """The first row of each piece and V at the end, (P + 1,), and how many pieces have real rows. None has both kinds."""
+    V, H = grad.shape
+    most_pieces = max(numba_kernels.PARTIAL_SUM_BYTES // (8 * H), 1)
+    rows = max(numba_kernels.SUM_PIECE_ROWS, -(-V // most_pieces))
+    real, padding = range(0, real_rows, rows), range(real_rows, V, rows)
+    return np.array([*real, *padding, V], np.int64), len(real)
+
+
+def _partial_sums(starts: npt.NDArray[np.int64], grad: Tensor) -> npt.NDArray[np.float64]:
+    sums: npt.NDArray[np.float64] = torch.empty(len(starts) - 1, grad.shape[1], dtype=torch.float64).numpy()
+    return sums
+
+
+def _total(partial_sums: npt.NDArray[np.float64], real_pieces: int) -> Tensor:
+    # numpy adds one row after the other. A sum in torch would be one more operation with a barrier.
+    return torch.from_numpy(partial_sums[:real_pieces].sum(axis=0, keepdims=True))
+
+
+def _column(tensor: Tensor) -> npt.NDArray[Any]:
+    """The memory of a (V, 1) tensor, as (V,)."""
+    array: npt.NDArray[Any] = tensor.detach().numpy()[:, 0]
+    return array
+
+
+def _row_factors(table: Table, row_factor: Tensor | None) -> npt.NDArray[np.float32]:
+    return np.ones(table.param.shape[0], np.float32) if row_factor is None else _column(row_factor)
+
+
+def _moment_numbers(table: Table, factor: float) -> tuple[np.float32, np.float32, np.float32]:
+    beta1 = table.hyper.beta1
+    return np.float32(beta1), np.float32(1 - beta1), np.float32(factor)
+
+
+def _decay(table: Table) -> np.float32:
+    return np.float32(1 - table.hyper.lr * table.hyper.weight_decay)
+
+
+def _rows_of_piece(table: Table) -> int:
+    return max(numba_kernels.PIECE_ELEMENTS // table.param.shape[1], 1)
+
+
+def _count_as_written(*tensors: Tensor) -> None:
+    """So that autograd still notices when a graph that was built before the step is used after it."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def _part_of_a_loop(**options):
+    """A function that the loops below call for each row or element, and are compiled with."""
+    return numba.njit(nogil=True, error_model="numpy", **options)
+
+
+# `reassoc` alone lets the sum over a row be vectorised. NaN and infinity stay what they are.
+@_part_of_a_loop(fastmath={"reassoc"})
+def _add_row_squares(grad, column_sums):
+    """Add the squares of one row to the column sums, and return their sum."""
+    row_sum = 0.0
+    for h in range(column_sums.shape[0]):
+        g = np.float64(_load(grad[h]))
+        column_sums[h] += g * g
+        row_sum += g * g
+    return row_sum
+
+
+@_part_of_a_loop()
+def _row_factor(row_avg_sq, i, row_sum, numbers):
+    """Advance r_t of row i and return its rho."""
+    square_factor, width, beta2, bias_correction2, eps, row_exponent = numbers
+    mean_square = row_sum / width * square_factor
+    row_avg_sq[i] = beta2 * np.float64(row_avg_sq[i]) + (1 - beta2) * mean_square
+    factor = (np.sqrt(np.float64(row_avg_sq[i]) / bias_correction2) + eps) ** -row_exponent
+    return np.float32(0.0 if np.isinf(factor) else factor)
+
+
+@_part_of_a_loop()
+def _next_moment(g, m, numbers):
+    """m_t of one element, as it is stored."""
+    beta1, one_minus_beta1, factor = numbers
+    g = factor * _load(g)
+    moment = _load(m)
+    # torch.lerp: beta1 and 1 - beta1 add up to one whatever their rounding, and beta1 = 0 gives g.
+    moment = moment + one_minus_beta1 * (g - moment) if one_minus_beta1 < 0.5 else g - beta1 * (g - moment)
+    return _round_like(moment, m)
+
+
+@_part_of_a_loop()
+def _advance_row(grad, exp_avg, rho, numbers, sums):
+    """Advance m_t of one row and add rho_i m_ih to the sums, in float32."""
+    for h in range(sums.shape[0]):
+        m = _next_moment(grad[h], exp_avg[h], numbers)
+        exp_avg[h] = m
+        sums[h] += rho * _load(m)
+
+
+@_part_of_a_loop()
+def _flush(sums, wide_sums):
+    """Move float32 sums to float64 ones."""
+    for h in range(sums.shape[0]):
+        wide_sums[h] += sums[h]
+        sums[h] = 0
+
+
+@_compiled
+def _add_squares(grad, starts, column_sums, row_sums, next_piece):
+    while True:
+        piece = _claim(next_piece)
+        if piece >= column_sums.shape[0]:
+            return
+        column_sums[piece] = 0.0
+        for i in range(starts[piece], starts[piece + 1]):
+            row_sums[i] = _add_row_squares(grad[i], column_sums[piece])
+
+
+@_compiled
+def _take_first_pass(
+    grad,
+    exp_avg,
+    row_avg_sq,
+    row_factor,
+    starts,
+    column_sums,
+    weighted_sums,
+    row_numbers,
+    moment_numbers,
+    float32_rows,
+    next_piece,
+):
+    sums = np.zeros(grad.shape[1], np.float32)
+    while True:
+        piece = _claim(next_piece)
+        if piece >= column_sums.shape[0]:
+            return
+        column_sums[piece] = 0.0
+        weighted_sums[piece] = 0.0
+        for first in range(starts[piece], starts[piece + 1], float32_rows):
+            for i in range(first, min(first + float32_rows, starts[piece + 1])):
+                row_sum = _add_row_squares(grad[i], column_sums[piece])
+                row_factor[i] = _row_factor(row_avg_sq, i, row_sum, row_numbers)
+                _advance_row(grad[i], exp_avg[i], row_factor[i], moment_numbers, sums)
+            _flush(sums, weighted_sums[piece])
+
+
+@_compiled
+def _advance_rows(grad, exp_avg, row_factor, starts, weighted_sums, moment_numbers, float32_rows, next_piece):
+    sums = np.zeros(grad.shape[1], np.float32)
+    while True:
+        # From the last row to the first, here and below: the end of a table is what the pass before left in the cache.
+        piece = weighted_sums.shape[0] - 1 - _claim(next_piece)
+        if piece < 0:
+            return
+        weighted_sums[piece] = 0.0
+        for first in range(starts[piece], starts[piece + 1], float32_rows):
+            for i in range(first, min(first + float32_rows, starts[piece + 1])):
+                _advance_row(grad[i], exp_avg[i], row_factor[i], moment_numbers, sums)
+            _flush(sums, weighted_sums[piece])
+
+
+@_compiled
+def _update_rows(param, grad, exp_avg, row_factor, coefficient, decay, moment_numbers, rows, next_piece):
+    V, H = param.shape
+    pieces = (V + rows - 1) // rows
+    while True:
+        piece = pieces - 1 - _claim(next_piece)
+        if piece < 0:
+            return
+        for i in range(piece * rows, min((piece + 1) * rows, V)):
+            for h in range(H):
+                m = _next_moment(grad[i, h], exp_avg[i, h], moment_numbers)
+                exp_avg[i, h] = m
+                e = decay * _load(param[i, h]) + coefficient[h] * (row_factor[i] * _load(m))
+                param[i, h] = _round_like(e, param[i, h])
+
+
+@_compiled
+def _move_rows(param, exp_avg, row_factor, coefficient, offset, decay, rows, next_piece):
+    V, H = param.shape
+    pieces = (V + rows - 1) // rows
+    while True:
+        piece = pieces - 1 - _claim(next_piece)
+        if piece < 0:
+            return
+        for i in range(piece * rows, min((piece + 1) * rows, V)):
+            for h in range(H):
+                moment = row_factor[i] * _load(exp_avg[i, h])
+                e = decay * _load(param[i, h]) + coefficient[h] * moment - offset[h]
+                param[i, h] = _round_like(e, param[i, h])

@@ -1,0 +1,405 @@
+"""The family of second moments as Triton kernels: six passes over a table in memory, seven with clipping.
+
+The functions are those of `family_blockwise`, with its mathematics; each that writes state also takes `found_inf`, a
+device scalar: other than zero, nothing is written. Nothing here waits for the device, and all sums are taken in a fixed
+order, so a step is deterministic.
+
+| a step | passes over the table |
+| --- | --- |
+| `first_pass`, `advance_column_moment`, `coefficients`, `move_rows` | reads g, m, writes m; reads m, e, writes e |
+| with clipping `square_sums`, `advance_row_moment`, `advance_first_moment` for the first | reads g once more |
+| `square_sums`, both moments, `coefficients`, `apply_update` | reads g; reads g, m, e, writes m, e |
+
+Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, P programs that each left a partial sum.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coupled_adam.optimizer import family_moment_kernels as moment_kernels
+from coupled_adam.optimizer import family_pass_kernels as pass_kernels
+from coupled_adam.optimizer.family_blockwise import FirstPass
+from coupled_adam.optimizer.table import Hyperparameters, Table
+from coupled_adam.optimizer.triton_kernels import (
+    Launcher,
+    ceil_div,
+    column_square_sums,
+    log_beta,
+    on_device_of,
+    step_on_device,
+)
+
+
+class Tiling(NamedTuple):
+    """How a kernel that adds up columns walks a table."""
+
+    columns: int
+    """The most columns of a tile."""
+    columns_per_warp: int
+    elements: int
+    """Rows of a tile are so many that it has this many elements."""
+    programs_per_column_block: int
+    """The most; each leaves a partial sum per column."""
+    stages: int
+    """How many tiles are on their way from memory at one time, and one less."""
+
+
+# Found by benchmarks/tune_kernels.py on an H200, which has 132 multiprocessors. Wider rows are not kept in registers.
+MAX_WIDTH = 8192
+FIRST_PASS = Tiling(MAX_WIDTH, 128, 4096, 264, 1)
+SQUARE_SUMS = Tiling(MAX_WIDTH, 128, 4096, 264, 1)
+FIRST_MOMENT = Tiling(1024, 128, 4096, 264, 1)
+UPDATE_BLOCK_V, UPDATE_BLOCK_H, UPDATE_WARPS = 2, 256, 8
+ROW_BLOCK_V, WIDE_ROW_BLOCK_H = 256, 2048
+REDUCE_BLOCK_P, REDUCE_BLOCK_H, MEAN_BLOCK_H = 64, 16, 1024
+MAX_WARPS = 16
+
+_WARPS = (1, 2, 4, 8, 16)
+FIRST_PASS_LAUNCHERS = {warps: Launcher(pass_kernels.first_pass_kernel, warps) for warps in _WARPS}
+SQUARE_SUMS_LAUNCHERS = {warps: Launcher(pass_kernels.square_sums_kernel, warps) for warps in _WARPS}
+FIRST_MOMENT_LAUNCHERS = {warps: Launcher(pass_kernels.advance_first_moment_kernel, warps) for warps in _WARPS}
+UPDATE_LAUNCHERS = {warps: Launcher(pass_kernels.update_rows_kernel, warps) for warps in _WARPS}
+ROW_SQUARE_SUMS = Launcher(pass_kernels.row_square_sums_kernel, num_warps=4)
+ROW_MOMENT = Launcher(moment_kernels.advance_row_moment_kernel, num_warps=4)
+COLUMN_MOMENT = Launcher(moment_kernels.advance_column_moment_kernel, num_warps=4)
+COEFFICIENTS = Launcher(moment_kernels.coefficients_kernel, num_warps=4)
+
+
+def square_sums(table: Table) -> tuple[Tensor, Tensor | None]:
+    """Sums of squares of the gradient: over the real rows, (P, H), and over the columns where row moments are kept.
+
+    See `family_blockwise.square_sums`. All in float64.
+    """
+    grad, real_rows = table.grad, table.real_rows
+    V, H = grad.shape
+    if table.row_avg_sq is None:
+        return column_square_sums(grad[:real_rows]), None
+    row_sums = torch.empty(V, 1, dtype=torch.float64, device=grad.device)
+    strides = grad.stride()
+    kind = (grad.device, grad.dtype, grad.data_ptr() % 16, V, H, strides)
+    if H > MAX_WIDTH:
+        with on_device_of(grad):
+            ROW_SQUARE_SUMS.launch((max(V, 1), 1, 1), kind, grad, row_sums, V, H, *strides, WIDE_ROW_BLOCK_H)
+        return column_square_sums(grad[:real_rows]), row_sums
+    block_v, block_h, warps, programs = _tile(SQUARE_SUMS, V, H)
+    column_sums = torch.empty(programs, H, dtype=torch.float64, device=grad.device)
+    tile = (block_v, block_h, SQUARE_SUMS.stages)
+    with on_device_of(grad):
+        SQUARE_SUMS_LAUNCHERS[warps].launch(
+            (programs, 1, 1),
+            (kind, real_rows, tile),
+            grad,
+            column_sums,
+            row_sums,
+            real_rows,
+            V,
+            H,
+            *strides,
+            *tile,
+        )
+    return column_sums, row_sums
+
+
+def first_pass(table: Table, grad_factor: Tensor | None, found_inf: Tensor | None = None) -> FirstPass:
+    """Update r_t and m_t in place, in one pass, and take all sums; see `family_blockwise.first_pass`."""
+    grad, exp_avg, row_avg_sq, hyper = table.grad, table.exp_avg, table.row_avg_sq, table.hyper
+    V, H = grad.shape
+    if H > MAX_WIDTH:
+        return _first_pass_over_wide_rows(table, grad_factor, found_inf)
+    block_v, block_h, warps, programs = _tile(FIRST_PASS, V, H)
+    sums = torch.empty(2, programs, H, dtype=torch.float64, device=grad.device)
+    row_factor = None if row_avg_sq is None else torch.empty(V, 1, dtype=torch.float32, device=grad.device)
+    step, _, correction2 = _step(table)
+    exponent, exponent_value = _number(hyper.row_exponent)
+    tile = (block_v, block_h, FIRST_PASS.stages)
+    strides = (*grad.stride(), *exp_avg.stride())
+    alignment = (grad.data_ptr() % 16, exp_avg.data_ptr() % 16, _alignment(row_avg_sq), programs * H % 2)
+    dtypes = (grad.dtype, exp_avg.dtype, _dtype(exponent))
+    missing = (row_avg_sq is None, grad_factor is None, found_inf is None, step is None)
+    with on_device_of(grad):
+        FIRST_PASS_LAUNCHERS[warps].launch(
+            (programs, 1, 1),
+            (grad.device, V, H, table.real_rows, strides, alignment, dtypes, missing, tile),
+            grad,
+            exp_avg,
+            row_avg_sq,
+            row_factor,
+            sums[0],
+            sums[1],
+            grad_factor,
+            found_inf,
+            step,
+            exponent,
+            exponent_value,
+            log_beta(hyper.beta2),
+            correction2,
+            hyper.beta1,
+            _gradient_weight(hyper),
+            hyper.beta2,
+            1 - hyper.beta2,
+            hyper.eps,
+            1 / table.width if table.width else 0.0,
+            table.real_rows,
+            V,
+            H,
+            *strides,
+            *tile,
+        )
+    return FirstPass(sums[0], sums[1], row_factor)
+
+
+def advance_row_moment(
+    table: Table, row_sums: Tensor, grad_factor: Tensor | None, found_inf: Tensor | None = None
+) -> Tensor:
+    """Update r_t in place and return rho, (V, 1) float32; see `family_blockwise.advance_row_moment`."""
+    hyper, row_avg_sq = table.hyper, table.row_avg_sq
+    assert row_avg_sq is not None
+    V = row_avg_sq.shape[0]
+    row_factor = torch.empty_like(row_avg_sq)
+    step, _, correction2 = _step(table)
+    exponent, exponent_value = _number(hyper.row_exponent)
+    alignment = (row_sums.data_ptr() % 16, row_avg_sq.data_ptr() % 16)
+    missing = (grad_factor is None, found_inf is None, step is None)
+    with on_device_of(row_avg_sq):
+        ROW_MOMENT.launch(
+            (max(ceil_div(V, ROW_BLOCK_V), 1), 1, 1),
+            (row_avg_sq.device, row_sums.dtype, _dtype(exponent), alignment, missing, table.width, V, ROW_BLOCK_V),
+            row_sums,
+            row_avg_sq,
+            row_factor,
+            grad_factor,
+            found_inf,
+            step,
+            exponent,
+            exponent_value,
+            log_beta(hyper.beta2),
+            correction2,
+            hyper.beta2,
+            1 - hyper.beta2,
+            hyper.eps,
+            table.width,
+            V,
+            ROW_BLOCK_V,
+        )
+    return row_factor
+
+
+def advance_column_moment(
+    table: Table, square_sums: Tensor, grad_factor: Tensor | None, found_inf: Tensor | None = None
+) -> None:
+    """Update c_t in place; see `family_blockwise.advance_column_moment`."""
+    hyper, exp_avg_sq = table.hyper, table.exp_avg_sq
+    P, H = square_sums.shape
+    alignment = (square_sums.data_ptr() % 16, exp_avg_sq.data_ptr() % 16)
+    kind = (exp_avg_sq.device, square_sums.dtype, alignment, grad_factor is None, found_inf is None, P, H, table.rows)
+    block = (REDUCE_BLOCK_P, REDUCE_BLOCK_H)
+    with on_device_of(exp_avg_sq):
+        COLUMN_MOMENT.launch(
+            (max(ceil_div(H, REDUCE_BLOCK_H), 1), 1, 1),
+            (kind, block),
+            square_sums,
+            exp_avg_sq,
+            grad_factor,
+            found_inf,
+            hyper.beta2,
+            1 - hyper.beta2,
+            table.rows,
+            P,
+            H,
+            *block,
+        )
+
+
+def advance_first_moment(
+    table: Table, row_factor: Tensor | None, grad_factor: Tensor | None, found_inf: Tensor | None = None
+) -> Tensor:
+    """Update m_t in place and return sums of rho_i m_ih, (P, H); see `family_blockwise.advance_first_moment`."""
+    grad, exp_avg, hyper = table.grad, table.exp_avg, table.hyper
+    V, H = grad.shape
+    block_v, block_h, warps, programs = _tile(FIRST_MOMENT, V, H)
+    weighted_sums = torch.empty(programs, H, dtype=torch.float64, device=grad.device)
+    tile = (block_v, block_h, FIRST_MOMENT.stages)
+    strides = (*grad.stride(), *exp_avg.stride())
+    alignment = (grad.data_ptr() % 16, exp_avg.data_ptr() % 16, _alignment(row_factor))
+    missing = (row_factor is None, grad_factor is None, found_inf is None)
+    with on_device_of(grad):
+        FIRST_MOMENT_LAUNCHERS[warps].launch(
+            (programs, max(ceil_div(H, block_h), 1), 1),
+            (grad.device, grad.dtype, exp_avg.dtype, V, H, table.real_rows, strides, alignment, missing, tile),
+            grad,
+            exp_avg,
+            row_factor,
+            weighted_sums,
+            grad_factor,
+            found_inf,
+            hyper.beta1,
+            _gradient_weight(hyper),
+            table.real_rows,
+            V,
+            H,
+            *strides,
+            *tile,
+        )
+    return weighted_sums
+
+
+def coefficients(
+    table: Table, weighted_sums: Tensor | None, mean_second_moment: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """What rho_i m_ih is multiplied with, and what mean_free then subtracts; see `family_blockwise.coefficients`."""
+    hyper, exp_avg_sq = table.hyper, table.exp_avg_sq
+    H = exp_avg_sq.shape[1]
+    P = 0 if weighted_sums is None else weighted_sums.shape[0]
+    results = torch.empty(2, 1, H, dtype=torch.float32, device=exp_avg_sq.device)
+    coefficient, offset = results[0], None if weighted_sums is None else results[1]
+    step, correction1, correction2 = _step(table)
+    lr, lr_value = _number(hyper.lr)
+    row_exponent, row_value = _number(hyper.row_exponent)
+    column_exponent, column_value = _number(hyper.column_exponent)
+    dtypes = tuple(map(_dtype, (weighted_sums, mean_second_moment, lr, row_exponent, column_exponent)))
+    alignment = (exp_avg_sq.data_ptr() % 16, _alignment(weighted_sums), H % 4)
+    kind = (exp_avg_sq.device, dtypes, alignment, step is None, table.row_avg_sq is None, table.rows, P, H)
+    block = (REDUCE_BLOCK_P, REDUCE_BLOCK_H, MEAN_BLOCK_H)
+    with on_device_of(exp_avg_sq):
+        COEFFICIENTS.launch(
+            (max(ceil_div(H, REDUCE_BLOCK_H), 1), 1, 1),
+            (kind, block),
+            exp_avg_sq,
+            weighted_sums,
+            mean_second_moment,
+            coefficient,
+            offset,
+            step,
+            lr,
+            row_exponent,
+            column_exponent,
+            lr_value,
+            row_value,
+            column_value,
+            log_beta(hyper.beta1),
+            log_beta(hyper.beta2),
+            correction1,
+            correction2,
+            hyper.second_moment_scale,
+            hyper.eps,
+            table.rows,
+            P,
+            H,
+            table.row_avg_sq is not None,
+            *block,
+        )
+    return coefficient, offset
+
+
+def apply_update(
+    table: Table,
+    coefficient: Tensor,
+    row_factor: Tensor | None,
+    grad_factor: Tensor | None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """Update m_t and e_t in place, and count the step; see `family_blockwise.apply_update`."""
+    _update_rows(table, table.grad, coefficient, row_factor, None, grad_factor, found_inf)
+
+
+def move_rows(
+    table: Table,
+    coefficient: Tensor,
+    row_factor: Tensor | None,
+    offset: Tensor | None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """Update e_t in place, and count the step; see `family_blockwise.move_rows`."""
+    _update_rows(table, None, coefficient, row_factor, offset, None, found_inf)
+
+
+def _update_rows(
+    table: Table,
+    grad: Tensor | None,
+    coefficient: Tensor,
+    row_factor: Tensor | None,
+    offset: Tensor | None,
+    grad_factor: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    hyper, param, exp_avg = table.hyper, table.param, table.exp_avg
+    V, H = param.shape
+    step = table.step if step_on_device(table) else None
+    lr, lr_value = _number(hyper.lr)
+    strides = (*param.stride(), *((0, 0) if grad is None else grad.stride()), *exp_avg.stride())
+    alignment = (param.data_ptr() % 16, exp_avg.data_ptr() % 16, coefficient.data_ptr() % 16)
+    alignment += tuple(map(_alignment, (grad, row_factor, offset)))
+    dtypes = (param.dtype, exp_avg.dtype, _dtype(grad), _dtype(lr))
+    missing = (grad_factor is None, found_inf is None, step is None)
+    tile = (UPDATE_BLOCK_V, UPDATE_BLOCK_H)
+    with on_device_of(param):
+        UPDATE_LAUNCHERS[UPDATE_WARPS].launch(
+            (max(ceil_div(H, UPDATE_BLOCK_H) * ceil_div(V, UPDATE_BLOCK_V), 1), 1, 1),
+            (param.device, V, H, strides, alignment, dtypes, missing, tile),
+            param,
+            grad,
+            exp_avg,
+            coefficient,
+            row_factor,
+            offset,
+            grad_factor,
+            found_inf,
+            step,
+            lr,
+            lr_value,
+            hyper.weight_decay,
+            _gradient_weight(hyper),
+            hyper.beta1,
+            V,
+            H,
+            *strides,
+            *tile,
+        )
+    if step is None:
+        table.step.add_(1)
+
+
+def _first_pass_over_wide_rows(table: Table, grad_factor: Tensor | None, found_inf: Tensor | None) -> FirstPass:
+    """One more pass over the gradient, since a row is no longer in registers when its sum is known."""
+    column_sums, row_sums = square_sums(table)
+    row_factor = None if row_sums is None else advance_row_moment(table, row_sums, grad_factor, found_inf)
+    return FirstPass(column_sums, advance_first_moment(table, row_factor, grad_factor, found_inf), row_factor)
+
+
+def _tile(tiling: Tiling, V: int, H: int) -> tuple[int, int, int, int]:
+    """BLOCK_V, BLOCK_H, warps and programs. A row fills all warps, so that each thread adds up its own columns."""
+    block_h = min(_next_power_of_2(max(H, 32)), tiling.columns)
+    warps = max(min(block_h // tiling.columns_per_warp, MAX_WARPS), 1)
+    block_v = max(min(tiling.elements // block_h, 32), 1)
+    return block_v, block_h, warps, max(min(ceil_div(V, block_v), tiling.programs_per_column_block), 1)
+
+
+def _next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _step(table: Table) -> tuple[Tensor | None, float, float]:
+    """The step count where it lives on the device, else 1 - beta1^t and 1 - beta2^t; t has not been counted yet."""
+    if step_on_device(table):
+        return table.step, 1.0, 1.0
+    t = table.step.item() + 1
+    return None, 1 - table.hyper.beta1**t, 1 - table.hyper.beta2**t
+
+
+def _number(value: float | Tensor) -> tuple[Tensor | None, float]:
+    """A number as a kernel takes it: by its address on the device, or by its value."""
+    return (value, 0.0) if isinstance(value, Tensor) else (None, value)
+
+
+def _gradient_weight(hyper: Hyperparameters) -> float:
+    return (hyper.beta1 - 1) if hyper.maximize else (1 - hyper.beta1)
+
+
+def _dtype(tensor: Tensor | None) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype
+
+
+def _alignment(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr() % 16
