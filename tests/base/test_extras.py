@@ -60,7 +60,9 @@ def test_an_extra_comes_from_where_the_package_came_from(
     assert extras.install_command("eval") == command
     with pytest.raises(ImportError) as raised:
         extras.require("no_such_package", "eval", "to try")
-    assert str(raised.value) == f"no_such_package is needed to try; install it with: {command}"
+    assert str(raised.value).startswith("no_such_package ")
+    assert " to try" in str(raised.value)
+    assert str(raised.value).endswith(f" {command}")
 
 
 def test_a_checkout_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

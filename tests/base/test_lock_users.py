@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import kind_of_file
 from coupled_adam.base.locks import locked
 from coupled_adam.config.study_config import load_study
 from coupled_adam.data.guards import only_one
@@ -17,6 +19,7 @@ from coupled_adam.study.cell import Task, run_cell
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import CLAIM, is_claimed
 from coupled_adam.training.run_folder import RunFolder
+from special_files import make_special_file
 
 
 @contextmanager
@@ -46,7 +49,7 @@ def flock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_second_is_refused_and_comes_after_the_first(tmp_path: Path, user: str) -> None:
     (tmp_path / "kept").touch()  # training removes a folder that nothing came into
     with USERS[user](tmp_path):
-        with pytest.raises(ValueError, match=rf"process {os.getpid()}; wait for it, or stop it"), USERS[user](tmp_path):
+        with pytest.raises(UserError, match=rf"{tmp_path}\b.*process {os.getpid()}\b"), USERS[user](tmp_path):
             pytest.fail("two at a time")
         assert is_claimed(tmp_path) == (user == "study")
     with USERS[user](tmp_path):
@@ -95,11 +98,9 @@ def test_a_complete_corpus_is_opened_while_another_process_holds_its_lock(tmp_pa
 @pytest.mark.parametrize("user", ["train", "data"])
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 def test_a_pipe_or_a_device_in_the_place_of_the_lock_is_refused(tmp_path: Path, user: str, kind: str) -> None:
-    if kind == "fifo":
-        os.mkfifo(tmp_path / "lock")
-    else:
-        (tmp_path / "lock").symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match=r"lock: this is .*; remove it"), USERS[user](tmp_path):
+    make_special_file(tmp_path / "lock", kind)
+    kind_found = kind_of_file((tmp_path / "lock").lstat().st_mode)
+    with pytest.raises(UserError, match=rf"^{tmp_path / 'lock'}: .*{kind_found}"), USERS[user](tmp_path):
         pytest.fail("no lock is held")
 
 

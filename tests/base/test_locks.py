@@ -11,12 +11,16 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from coupled_adam.base import locks
-from coupled_adam.base.locks import LockHeld, is_held, lock_names, locked
+from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import kind_of_file, process_start, where_processes_live
+from coupled_adam.base.locks import Holder, LockHeld, is_held, lock_names, locked
+from special_files import make_special_file
 
 PREPARED = """
 import fcntl, os, sys, time
@@ -163,32 +167,38 @@ def test_a_lock_that_another_process_takes_between_our_looks_is_left_to_it(
     """It was held, let go of, and taken anew: what is removed must be the file of a process that is gone."""
     marker = tmp_path / f"lock{locks.MARKER}"
     marker.write_text(record_of())  # held by a process that lives: this one
-    look, looks = locks._refuse_if_held, []
+    look, looks = Path.lstat, []
 
-    def look_and_others_act(path: Path) -> None:
+    def look_and_others_act(path: Path) -> os.stat_result:
         looks.append(path)
-        if looks.count(marker) == 1:
+        if path == marker and looks.count(marker) == 1:
             marker.unlink()  # let go of as we look
-        look(path)
-        if looks.count(marker) == 2:
-            marker.write_text(record_of())  # taken just after we have looked
+        try:
+            return look(path)
+        finally:
+            if path == marker and looks.count(marker) == 2:
+                marker.write_text(record_of())  # taken just after we have looked
 
-    monkeypatch.setattr(locks, "_refuse_if_held", look_and_others_act)
-    with pytest.raises(LockHeld):
-        locks._acquire_marker(tmp_path / "lock")
+    without_locks(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "lstat", look_and_others_act)
+        with pytest.raises(LockHeld), locked(tmp_path / "lock"):
+            pytest.fail("two processes hold the lock")
     assert marker.read_text() == record_of()
-    assert looks.count(marker) == 2
+    assert looks.count(marker) >= 2
 
 
 def record_of(**changes: object) -> str:
-    return json.dumps(json.loads(locks._own_record()) | changes)
+    """What this process writes into a lock that it holds."""
+    own = Holder(where_processes_live(), os.getpid(), process_start(os.getpid()))
+    return json.dumps(asdict(own) | changes)
 
 
 @pytest.mark.parametrize(
     "record",
     [
         record_of(where="another-machine 123", pid=2**22 - 1),
-        record_of(where=locks.where_processes_live().replace("pid:[", "pid:[9")),  # another container of this machine
+        record_of(where=where_processes_live().replace("pid:[", "pid:[9")),  # another container of this machine
         "",
         "not json",
         "[" * 100_000,
@@ -210,7 +220,7 @@ def test_a_process_of_which_nothing_is_known_is_taken_to_be_alive_and_the_file_i
     assert is_held(tmp_path / "lock")
     with pytest.raises(LockHeld) as caught, locked(tmp_path / "lock"):
         pytest.fail("it may be held by another process")
-    assert f"remove {tmp_path / 'lock.held'}" in caught.value.remedy
+    assert str(tmp_path / "lock.held") in caught.value.remedy
     assert (tmp_path / "lock.held").read_text() == record
 
 
@@ -243,19 +253,14 @@ def test_a_lock_taken_when_the_file_system_still_had_locks_holds_when_it_has_non
 @pytest.mark.usefixtures("missing")
 def test_anything_but_a_file_is_refused_as_a_lock(tmp_path: Path, kind: str) -> None:
     path, target = tmp_path / "lock", tmp_path / "target"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "folder":
-        path.mkdir()
-    else:
+    if "link" in kind:
         path.symlink_to(target)
         if kind == "link":
             target.write_text("mine")
-    with pytest.raises(ValueError, match="expected the file of a lock; remove it") as caught, locked(path):
+    else:
+        make_special_file(path, kind)
+    with pytest.raises(UserError, match=rf"^{path}: .*{kind_of_file(path.lstat().st_mode)}"), locked(path):
         pytest.fail("not a lock")
-    assert str(path) in str(caught.value)
     assert not is_held(path)
     assert target.exists() == (kind == "link")
 

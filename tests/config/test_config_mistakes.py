@@ -1,18 +1,27 @@
 """Every bad key, value and path of a config is one line that says what is wrong and what is expected."""
 
+import errno
+import os
+import re
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from pydantic.fields import FieldInfo
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.config import field_types
 from coupled_adam.config.builtin_files import PRESETS, preset_text
 from coupled_adam.config.explanations import SYNONYMS
+from coupled_adam.config.field_types import Expected, Tokens, expected
 from coupled_adam.config.run_config import Config, load_config
 from coupled_adam.config.schema import all_keys
 
-EXPECTED_TOKENS = 'expected a number of tokens, such as 5000000, "5B" or "300k"'
+KINDS = {name: kind for name, kind in vars(field_types).items() if any(isinstance(x, Expected) for x in get_args(kind))}
+BOUNDS = ("gt", "ge", "lt", "le")
 
 
 def refused(spec: str | Path, *overrides: str) -> list[str]:
@@ -21,6 +30,12 @@ def refused(spec: str | Path, *overrides: str) -> list[str]:
         load_config(str(spec), overrides)
     assert type(error.value) is UserError
     return str(error.value).splitlines()
+
+
+def keys_named(text: str) -> list[str]:
+    """The keys and sections of a config that a text names."""
+    known = {*all_keys(Config), *Config.model_fields}
+    return [word for word in re.findall(r"[\w.]*\w", text) if word in known]
 
 
 @pytest.fixture
@@ -32,101 +47,123 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "shown"),
     [
-        ("model.layers=two", '--set model.layers = "two": expected a whole number above 0'),
-        ("model.layers=2.0", "--set model.layers = 2.0: expected a whole number above 0"),
-        ("model.layers=true", "--set model.layers = true: expected a whole number above 0"),
-        ("model.layers=0", "--set model.layers = 0: expected a whole number above 0"),
-        ("model.layers=", '--set model.layers = "": expected a whole number above 0'),
-        ("model.layers=[1, 2]", "--set model.layers = [1, 2]: expected a whole number above 0"),
-        ("model.layers=none", '--set model.layers = "none": expected a whole number above 0'),
-        ("model.layers=3\nseed = 2", '--set model.layers = "3\\nseed = 2": expected a whole number above 0'),
-        ("model.tied=1", "--set model.tied = 1: expected true or false"),
-        ("model.tied=True", '--set model.tied = "True": expected true or false'),
-        ("model.architecture=gpt3", '--set model.architecture = "gpt3": expected "gpt2" or "llama"'),
-        ("optimizer.lr=0", "--set optimizer.lr = 0: expected a number above 0"),
-        ("optimizer.lr=nan", "--set optimizer.lr = nan: expected a number above 0"),
-        ("optimizer.lr=inf", "--set optimizer.lr = inf: expected a number above 0"),
-        ("optimizer.lr=1e999", "--set optimizer.lr = inf: expected a number above 0"),
-        ("optimizer.lr=fast", '--set optimizer.lr = "fast": expected a number above 0'),
-        ("optimizer.beta2=1", "--set optimizer.beta2 = 1: expected a number from 0 up to, but not, 1"),
-        ("optimizer.weight_decay=-0.1", "--set optimizer.weight_decay = -0.1: expected 0 or a number above it"),
-        ("schedule.final_fraction=1.5", "--set schedule.final_fraction = 1.5: expected a number from 0 to 1"),
-        (
-            "schedule.warmup=101%",
-            '--set schedule.warmup = "101%": expected a number of steps, or a share of the run such as "1%"',
-        ),
-        (
-            "schedule.warmup=-1",
-            '--set schedule.warmup = -1: expected a number of steps, or a share of the run such as "1%"',
-        ),
-        (
-            "schedule.warmup=0.5",
-            '--set schedule.warmup = 0.5: expected a number of steps, or a share of the run such as "1%"',
-        ),
-        ("training.tokens=5Q", f'--set training.tokens = "5Q": {EXPECTED_TOKENS}'),
-        ("training.tokens=0", f"--set training.tokens = 0: {EXPECTED_TOKENS}"),
-        ("training.tokens=-5B", f'--set training.tokens = "-5B": {EXPECTED_TOKENS}'),
-        ("training.tokens=1.5", f"--set training.tokens = 1.5: {EXPECTED_TOKENS}"),
-        ("training.tokens=true", f"--set training.tokens = true: {EXPECTED_TOKENS}"),
-        ("training.compile=maybe", '--set training.compile = "maybe": expected true, false or "auto"'),
-        ("checkpoints.every=0", '--set checkpoints.every = 0: expected a whole number above 0 or "none"'),
-        ("checkpoints.keep=0", "--set checkpoints.keep = 0: expected a whole number above 0"),
-        ("checkpoints.milestones=-1", "--set checkpoints.milestones = -1: expected 0 or a whole number above it"),
-        ("log.wandb=", '--set log.wandb = "": expected text or "none"'),
-        ("seed=-1", "--set seed = -1: expected a whole number from 0 to 2^63 - 1"),
-        (
-            "seed=9223372036854775808",
-            "--set seed = 9_223_372_036_854_775_808: expected a whole number from 0 to 2^63 - 1",
-        ),
-        (
-            "name=a/b",
-            '--set name = "a/b": expected letters, digits and . _ + - only, beginning with a letter or digit',
-        ),
-        ("data.folder=\udcff", '--set data.folder = "\\U0000dcff": expected text'),
+        ("model.layers=two", 'model.layers = "two"'),
+        ("model.layers=2.0", "model.layers = 2.0"),
+        ("model.layers=true", "model.layers = true"),
+        ("model.layers=0", "model.layers = 0"),
+        ("model.layers=", 'model.layers = ""'),
+        ("model.layers=[1, 2]", "model.layers = [1, 2]"),
+        ("model.layers=none", 'model.layers = "none"'),
+        ("model.layers=3\nseed = 2", 'model.layers = "3\\nseed = 2"'),
+        ("model.tied=1", "model.tied = 1"),
+        ("model.tied=True", 'model.tied = "True"'),
+        ("model.architecture=gpt3", 'model.architecture = "gpt3"'),
+        ("optimizer.lr=0", "optimizer.lr = 0"),
+        ("optimizer.lr=nan", "optimizer.lr = nan"),
+        ("optimizer.lr=inf", "optimizer.lr = inf"),
+        ("optimizer.lr=1e999", "optimizer.lr = inf"),
+        ("optimizer.lr=fast", 'optimizer.lr = "fast"'),
+        ("optimizer.beta2=1", "optimizer.beta2 = 1"),
+        ("optimizer.weight_decay=-0.1", "optimizer.weight_decay = -0.1"),
+        ("schedule.final_fraction=1.5", "schedule.final_fraction = 1.5"),
+        ("schedule.warmup=101%", 'schedule.warmup = "101%"'),
+        ("schedule.warmup=-1", "schedule.warmup = -1"),
+        ("schedule.warmup=0.5", "schedule.warmup = 0.5"),
+        ("training.tokens=5Q", 'training.tokens = "5Q"'),
+        ("training.tokens=0", "training.tokens = 0"),
+        ("training.tokens=-5B", 'training.tokens = "-5B"'),
+        ("training.tokens=1.5", "training.tokens = 1.5"),
+        ("training.tokens=true", "training.tokens = true"),
+        ("training.compile=maybe", 'training.compile = "maybe"'),
+        ("checkpoints.every=0", "checkpoints.every = 0"),
+        ("checkpoints.keep=0", "checkpoints.keep = 0"),
+        ("checkpoints.milestones=-1", "checkpoints.milestones = -1"),
+        ("log.wandb=", 'log.wandb = ""'),
+        ("seed=-1", "seed = -1"),
+        ("seed=9223372036854775808", "seed = 9_223_372_036_854_775_808"),
+        ("name=a/b", 'name = "a/b"'),
+        ("data.folder=\udcff", 'data.folder = "\\U0000dcff"'),
     ],
 )
-def test_a_bad_value_is_one_line_with_key_value_and_what_is_expected(override: str, message: str) -> None:
-    assert refused("tiny", override) == [message]
+def test_a_bad_value_is_one_line_with_key_value_and_what_is_expected(override: str, shown: str) -> None:
+    field = all_keys(Config)[override.partition("=")[0]]
+    [line] = refused("tiny", override)
+    assert line.startswith(f"--set {shown}: ")
+    assert line.endswith(expected(field))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_what_is_expected_names_the_bounds_of_its_kind_and_examples_that_are_taken(kind: Any) -> None:
+    words = expected(FieldInfo.from_annotation(kind))
+    numbers = [int(base) ** int(power or 1) for base, power in re.findall(r"\b(\d+)(?:\^(\d+))?", words)]
+    bounds = [getattr(each, name, None) for each in FieldInfo.from_annotation(kind).metadata for name in BOUNDS]
+    assert [bound for bound in bounds if bound is not None and bound not in numbers and kind is not Tokens] == []
+    for example in re.findall(r'"(.+?)"', words):
+        TypeAdapter(kind).validate_python(example)
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("key", "choices"),
     [
-        ("model.layer=2", "unknown key; did you mean model.layers?"),
-        ("modell.layers=2", "unknown key; did you mean model.layers?"),
-        ("lr=3e-4", "unknown key; did you mean optimizer.lr?"),
-        ("training.lr=3e-4", "unknown key; did you mean optimizer.lr?"),
-        ("learning_rate=3e-4", "unknown key; did you mean optimizer.lr?"),
-        ("optimizer.learning_rate=1", "unknown key; did you mean optimizer.lr?"),
-        ("optimizer.weight_deacy=1", "unknown key; did you mean optimizer.weight_decay?"),
-        ("batch=8", "unknown key; did you mean training.batch_size?"),
-        ("training.steps=8", "unknown key; did you mean training.tokens?"),
-        ("model.n_layer=8", "unknown key; did you mean model.layers?"),
-        ("model.vocab-size=8", "unknown key; did you mean model.vocabulary_size?"),
-        ("log.evry=8", "unknown key; did you mean log.every?"),
-        ("checkpoints.evry=8", "unknown key; did you mean checkpoints.every?"),
-        ("xyzzy=3e-4", "unknown key; expected one of: name, seed, [model], [data], [optimizer], [schedule], "
-         "[training], [checkpoints], [log]"),
-        ("optimizer.xyzzy=1", "unknown key; expected one of: embeddings, lr, couple, scale_exponent, row_exponent, "
-         "column_exponent, mean_free, row_exponent_start, anneal, sgd_factor, "
-         "sgd_momentum, centre, beta1, beta2, eps, weight_decay, max_grad_norm, z_loss"),
-        ("tokenz=5B", "unknown key; did you mean training.tokens?"),
-        ("optmizer=2", "unknown key; did you mean optimizer?"),
-        ("model.layers.x=2", "unknown key; did you mean model.layers?"),
-        ("seed.x=2", "unknown key; did you mean seed?"),
-        ("model.xyzzy=2", "unknown key; expected one of: architecture, layers, heads, width, context, vocabulary_size, "
-         "tied, bias, output_bias"),
-        ("schedule=cosine", "schedule is a section; set one of its keys: schedule.kind, schedule.warmup, "
-         "schedule.final_fraction, schedule.decay"),
-        ("model.layers", "expected section.key=value, such as optimizer.lr=3e-4"),
-        ("=3", "expected section.key=value, such as optimizer.lr=3e-4"),
-        ("", "expected section.key=value, such as optimizer.lr=3e-4"),
+        ("model.tied", "true false"),
+        ("model.architecture", '"gpt2" "llama"'),
+        ("training.compile", 'true false "auto"'),
+        ("checkpoints.every", '"none"'),
+        ("log.wandb", '"none"'),
     ],
-)  # fmt: skip
-def test_an_override_without_a_known_key_says_what_was_meant(override: str, message: str) -> None:
-    assert refused("tiny", override) == [f"--set {override}: {message}"]
+)
+def test_what_is_expected_names_every_choice(key: str, choices: str) -> None:
+    words = expected(all_keys(Config)[key])
+    assert re.findall(r'\b(?:true|false)\b|"\w+"', words) == choices.split()
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("model.layer=2", "model.layers"),
+        ("modell.layers=2", "model.layers"),
+        ("lr=3e-4", "optimizer.lr"),
+        ("training.lr=3e-4", "optimizer.lr"),
+        ("learning_rate=3e-4", "optimizer.lr"),
+        ("optimizer.learning_rate=1", "optimizer.lr"),
+        ("optimizer.weight_deacy=1", "optimizer.weight_decay"),
+        ("batch=8", "training.batch_size"),
+        ("training.steps=8", "training.tokens"),
+        ("model.n_layer=8", "model.layers"),
+        ("model.vocab-size=8", "model.vocabulary_size"),
+        ("log.evry=8", "log.every"),
+        ("checkpoints.evry=8", "checkpoints.every"),
+        ("tokenz=5B", "training.tokens"),
+        ("optmizer=2", "optimizer"),
+        ("model.layers.x=2", "model.layers"),
+        ("seed.x=2", "seed"),
+    ],
+)
+def test_an_unknown_key_of_an_override_is_answered_with_the_near_one(override: str, near: str) -> None:
+    [line] = refused("tiny", override)
+    assert line.startswith(f"--set {override}: ")
+    assert keys_named(line.removeprefix(f"--set {override}: ")) == [near]
+
+
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("xyzzy=3e-4", ["name", "seed", "[model]", "[optimizer]", "[log]"]),
+        ("optimizer.xyzzy=1", ["embeddings", "lr", "scale_exponent", "max_grad_norm"]),
+        ("model.xyzzy=2", ["architecture", "layers", "heads", "width", "vocabulary_size"]),
+        ("schedule=cosine", ["schedule.kind", "schedule.warmup", "schedule.final_fraction", "schedule.decay"]),
+        ("model.layers", ["section.key=value", "optimizer.lr=3e-4"]),
+        ("=3", ["section.key=value", "optimizer.lr=3e-4"]),
+        ("", ["section.key=value", "optimizer.lr=3e-4"]),
+    ],
+)
+def test_an_override_that_is_like_no_key_is_answered_with_those_there_are(override: str, names: list[str]) -> None:
+    [line] = refused("tiny", override)
+    said = line.removeprefix(f"--set {override}: ")
+    assert said != line
+    assert set(names) <= set(re.split("[ ,]+", said))
 
 
 def test_every_synonym_leads_to_a_key_that_there_is() -> None:
@@ -156,22 +193,23 @@ def test_no_override_whatever_it_is_shows_more_than_a_message(key: str, value: s
 def test_a_bad_file_is_blamed_for_each_of_its_mistakes(file: Path) -> None:
     text = file.read_text().replace("layers = 2", 'layer = 2\nheds = "x"').replace("lr = 3e-3", 'lr = "big"')
     file.write_text(text + "\n[chekpoints]\nkeep = 1\n")
-    assert refused(file) == [
-        f"{file}: model.layers is missing: expected a whole number above 0",
-        f"{file}: model.layer: unknown key; did you mean model.layers?",
-        f"{file}: model.heds: unknown key; did you mean model.heads?",
-        f'{file}: optimizer.lr = "big": expected a number above 0',
-        f"{file}: chekpoints: unknown key; did you mean checkpoints?",
-    ]
+    missing, layer, heds, lr, chekpoints = refused(file)
+    assert missing.startswith(f"{file}: model.layers ")
+    assert missing.endswith(expected(all_keys(Config)["model.layers"]))
+    assert layer.startswith(f"{file}: model.layer: ")
+    assert keys_named(layer) == ["model.layers"]
+    assert heds.startswith(f"{file}: model.heds: ")
+    assert keys_named(heds) == ["model.heads"]
+    assert lr.startswith(f'{file}: optimizer.lr = "big": ')
+    assert chekpoints.startswith(f"{file}: chekpoints: ")
+    assert keys_named(chekpoints) == ["checkpoints"]
 
 
 def test_mistakes_of_the_file_and_of_the_command_line_are_listed_together(file: Path) -> None:
     file.write_text(file.read_text().replace("heads = 2", "heads = 0"))
-    assert refused(file, "model.layers=0", "sed=3") == [
-        "--set sed=3: unknown key; did you mean seed?",
-        "--set model.layers = 0: expected a whole number above 0",
-        f"{file}: model.heads = 0: expected a whole number above 0",
-    ]
+    lines = refused(file, "model.layers=0", "sed=3")
+    begins = ("--set sed=3: ", "--set model.layers = 0: ", f"{file}: model.heads = 0: ")
+    assert [line.startswith(begin) for line, begin in zip(lines, begins, strict=True)] == [True] * 3
 
 
 def test_an_override_mends_a_file(file: Path) -> None:
@@ -179,27 +217,34 @@ def test_an_override_mends_a_file(file: Path) -> None:
     assert load_config(str(file), ["model.layers=2"]) == load_config("tiny")
 
 
+def test_an_empty_file_is_blamed_for_every_section_that_is_needed(file: Path) -> None:
+    file.write_text("")
+    needed = {
+        "name": [],
+        "[model]": ["layers", "heads", "width"],
+        "[data]": ["folder"],
+        "[optimizer]": ["lr"],
+        "[training]": ["tokens", "batch_size"],
+    }
+    for line, (part, keys) in zip(refused(file), needed.items(), strict=True):
+        assert line.startswith(f"{file}: ")
+        assert {part, *keys} <= set(re.split("[ ,:]+", line))
+
+
 @pytest.mark.parametrize(
-    ("text", "lines"),
+    ("text", "place"),
     [
-        (
-            "",
-            [
-                "name is missing: expected letters, digits and . _ + - only, beginning with a letter or digit",
-                "section [model] is missing: expected at least its keys layers, heads, width",
-                "section [data] is missing: expected at least its keys folder",
-                "section [optimizer] is missing: expected at least its keys lr",
-                "section [training] is missing: expected at least its keys tokens, batch_size",
-            ],
-        ),
-        ("a = 1\nmodel = [", ["not valid TOML: Invalid value (at end of document)"]),
-        ("a = 1\nb = = 2", ["not valid TOML: Invalid value (at line 2, column 5)"]),
-        ("a = 1\na = 2\n", ["not valid TOML: Cannot overwrite a value (at line 2, column 6)"]),
+        ("a = 1\nmodel = [", "end of document"),
+        ("a = 1\nb = = 2", "line 2, column 5"),
+        ("a = 1\na = 2\n", "line 2, column 6"),
     ],
 )
-def test_a_file_that_is_no_config_is_refused(file: Path, text: str, lines: list[str]) -> None:
+def test_a_file_that_is_no_toml_is_refused_with_the_place(file: Path, text: str, place: str) -> None:
     file.write_text(text)
-    assert refused(file) == [f"{file}: {line}" for line in lines]
+    [line] = refused(file)
+    assert line.startswith(f"{file}: ")
+    assert "TOML" in line
+    assert line.endswith(f"(at {place})")  # as tomllib says it
 
 
 @pytest.mark.parametrize("overrides", [(), ("model.layers=2",)])
@@ -207,136 +252,114 @@ def test_a_value_where_a_section_should_be_is_refused(file: Path, overrides: tup
     text = file.read_text()
     start, end = text.index("[model]"), text.index("[data]")
     file.write_text("model = 3\n" + text[:start] + text[end:])
-    keys = "architecture, layers, heads, width, context, vocabulary_size, tied, bias, output_bias"
-    assert refused(file, *overrides) == [f"{file}: model = 3: expected a section [model] with the keys {keys}"]
+    [line] = refused(file, *overrides)
+    assert line.startswith(f"{file}: model = 3: ")
+    keys = {"architecture", "layers", "heads", "width", "context", "vocabulary_size", "tied", "bias"}
+    assert {"[model]", *keys} <= set(re.split("[ ,]+", line))
 
 
 def test_a_file_that_is_not_text_is_refused(file: Path) -> None:
     file.write_bytes(b"name = '\xff'")
-    assert refused(file) == [f"{file}: not a text file: byte 8 is not UTF-8"]
+    [line] = refused(file)
+    assert line.startswith(f"{file}: ")
+    assert re.search(r"\b8\b.*UTF-8", line)
 
 
 @pytest.mark.parametrize("spec", ["nowhere.toml", "no/where", "no/where.toml"])
 def test_a_missing_file_is_refused_with_the_presets(spec: str) -> None:
-    assert refused(spec) == [f"{spec}: no such file or run folder; presets are: {', '.join(PRESETS)}"]
+    [line] = refused(spec)
+    assert line.startswith(f"{spec}: ")
+    assert line.endswith(", ".join(PRESETS))
 
 
 def test_a_file_where_a_folder_should_be_is_refused(file: Path) -> None:
-    assert refused(file / "config.toml") == [f"{file}/config.toml: cannot be read: Not a directory"]
+    [line] = refused(file / "config.toml")
+    assert line.startswith(f"{file}/config.toml: ")
+    assert line.endswith(os.strerror(errno.ENOTDIR))
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    message = f"{tmp_path} is a folder without config.toml; expected a run folder, a TOML file or a preset"
-    assert refused(tmp_path) == [message]
+    [line] = refused(tmp_path)
+    assert line.startswith(str(tmp_path))
+    assert "config.toml" in line
+    assert keys_named(line) == []
 
 
 @pytest.mark.parametrize(
-    ("spec", "hint"),
-    [
-        ("gpt2-125", "did you mean gpt2-125m? "),
-        ("tinny", "did you mean tiny? "),
-        ("llama-1.3B", "did you mean llama-1.3b? "),
-        ("xyzzy", ""),
-        ("", ""),
-    ],
+    ("spec", "near"),
+    [("gpt2-125", ["gpt2-125m"]), ("tinny", ["tiny"]), ("llama-1.3B", ["llama-1.3b"]), ("xyzzy", []), ("", [])],
 )
-def test_an_unknown_preset_is_refused_with_the_near_one_and_all(spec: str, hint: str) -> None:
-    assert refused(spec) == [f"{spec!r} is no preset and no file; {hint}presets are: {', '.join(PRESETS)}"]
+def test_an_unknown_preset_is_refused_with_the_near_one_and_all(spec: str, near: list[str]) -> None:
+    [line] = refused(spec)
+    assert line.startswith(repr(spec))
+    assert [name for name in re.findall(r"[\w.-]*\w", line.removeprefix(repr(spec))) if name in PRESETS] == [
+        *near,
+        *PRESETS,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "named"),
     [
-        (["model.heads=3"], "model.width = 64: expected a multiple of model.heads = 3"),
-        (
-            ["model.architecture=llama", "model.heads=64"],
-            "model.heads = 64: rotary positions need heads of even width, 64 / 64 = 1 is odd",
-        ),
-        (
-            ["model.architecture=llama", "model.bias=true"],
-            'model.bias = true: expected false with model.architecture = "llama"',
-        ),
+        (["model.heads=3"], ["model.width = 64", "model.heads = 3"]),
+        (["model.architecture=llama", "model.heads=64"], ["model.heads = 64", "64 / 64 = 1"]),
+        (["model.architecture=llama", "model.bias=true"], ["model.bias = true", 'model.architecture = "llama"']),
         (
             ["data.tokenizer=gpt2", "model.vocabulary_size=4096"],
-            'model.vocabulary_size = 4096: expected "auto" or at least 50257, the tokens of data.tokenizer = "gpt2"',
+            ["model.vocabulary_size = 4096", '"auto"', "50257", 'data.tokenizer = "gpt2"'],
         ),
-        (
-            ["data.tokenizer=bpe:4k"],
-            'data.tokenizer = "bpe:4k": expected a number of tokens after "bpe:", such as "bpe:4096"',
-        ),
-        (
-            ["training.micro_batch_size=5"],
-            "training.micro_batch_size = 5: expected a number that divides training.batch_size = 16",
-        ),
-        (
-            ["training.micro_batch_size=32"],
-            "training.micro_batch_size = 32: expected a number that divides training.batch_size = 16",
-        ),
+        (["data.tokenizer=bpe:4k"], ['data.tokenizer = "bpe:4k"', '"bpe:4096"']),
+        (["training.micro_batch_size=5"], ["training.micro_batch_size = 5", "training.batch_size = 16"]),
+        (["training.micro_batch_size=32"], ["training.micro_batch_size = 32", "training.batch_size = 16"]),
         (
             ["training.tokens=1023", "schedule.warmup=0"],
-            "training.tokens = 1023: expected at least 1024, the tokens of one step (training.batch_size = 16 samples "
-            "of model.context = 64)",
+            ["training.tokens = 1023", "1024", "training.batch_size = 16", "model.context = 64"],
         ),
-        (
-            ["schedule.warmup=300"],
-            "schedule.warmup = 300: expected fewer steps than the run's 300 (training.tokens = 307200)",
-        ),
-        (
-            ["schedule.warmup=100%"],
-            'schedule.warmup = "100%": expected fewer steps than the run\'s 300 (training.tokens = 307200)',
-        ),
+        (["schedule.warmup=300"], ["schedule.warmup = 300", " 300 ", "training.tokens = 307200"]),
+        (["schedule.warmup=100%"], ['schedule.warmup = "100%"', " 300 ", "training.tokens = 307200"]),
         (
             ["schedule.kind=wsd", "schedule.warmup=100", "schedule.decay=201"],
-            "schedule.decay = 201: expected at most the 200 steps that the warm-up leaves of 300",
+            ["schedule.decay = 201", " 200 ", " 300"],
         ),
-        (["checkpoints.milestones=301"], "checkpoints.milestones = 301: expected at most the run's 300 steps"),
-        (
-            ["optimizer.couple=all"],
-            'optimizer.couple = "all": a tied model has one table, which counts as output; expected "output", or '
-            "model.tied = false",
-        ),
-        (
-            ["optimizer.embeddings=sgd"],
-            'optimizer.sgd_factor is missing: optimizer.embeddings = "sgd" needs it; the paper finds 300 to 400',
-        ),
+        (["checkpoints.milestones=301"], ["checkpoints.milestones = 301", " 300 "]),
+        (["optimizer.couple=all"], ['optimizer.couple = "all"', '"output"', "model.tied = false"]),
+        (["optimizer.embeddings=sgd"], ["optimizer.sgd_factor ", 'optimizer.embeddings = "sgd"', "300", "400"]),
         (
             ["optimizer.sgd_factor=300"],
-            'optimizer.sgd_factor = 300.0 has no effect with optimizer.embeddings = "coupled"; leave it out, or set '
-            'optimizer.embeddings = "sgd"',
+            ["optimizer.sgd_factor = 300.0", 'optimizer.embeddings = "coupled"', 'optimizer.embeddings = "sgd"'],
         ),
         (
             ["optimizer.sgd_momentum=0.5"],
-            'optimizer.sgd_momentum = 0.5 has no effect with optimizer.embeddings = "coupled"; leave it out, or set '
-            'optimizer.embeddings = "sgd"',
+            ["optimizer.sgd_momentum = 0.5", 'optimizer.embeddings = "coupled"', 'optimizer.embeddings = "sgd"'],
         ),
         (
             ["optimizer.embeddings=adamw", "optimizer.scale_exponent=1"],
-            'optimizer.scale_exponent = 1.0 has no effect with optimizer.embeddings = "adamw"; leave it out, or set '
-            'optimizer.embeddings = "coupled"',
+            ["optimizer.scale_exponent = 1.0", 'optimizer.embeddings = "adamw"', 'optimizer.embeddings = "coupled"'],
         ),
         (
             ["model.tied=false", "optimizer.embeddings=adamw", "optimizer.couple=all"],
-            'optimizer.couple = "all" has no effect with optimizer.embeddings = "adamw"; leave it out, or set '
-            'optimizer.embeddings = "coupled" or "sgd", or optimizer.centre = true',
+            [
+                'optimizer.couple = "all"',
+                'optimizer.embeddings = "adamw"',
+                'optimizer.embeddings = "coupled" or "sgd"',
+                "optimizer.centre = true",
+            ],
         ),
-        (
-            ["schedule.decay=10%"],
-            'schedule.decay = "10%" has no effect with schedule.kind = "cosine"; leave it out, or set schedule.kind = '
-            '"wsd"',
-        ),
+        (["schedule.decay=10%"], ['schedule.decay = "10%"', 'schedule.kind = "cosine"', 'schedule.kind = "wsd"']),
         (
             ["schedule.kind=constant", "schedule.final_fraction=0"],
-            'schedule.final_fraction = 0.0 has no effect with schedule.kind = "constant"; leave it out, or set '
-            'schedule.kind = "cosine" or "wsd"',
+            ["schedule.final_fraction = 0.0", 'schedule.kind = "constant"', 'schedule.kind = "cosine" or "wsd"'],
         ),
         (
             ["training.device=cpu", "training.cuda_graphs=true"],
-            'training.cuda_graphs = true: expected false or "auto" with training.device = "cpu"',
+            ["training.cuda_graphs = true", "false", '"auto"', 'training.device = "cpu"'],
         ),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
-    assert refused("tiny", *overrides) == [f"preset tiny with --set: {message}"]
+def test_settings_that_contradict_each_other_are_refused(overrides: list[str], named: list[str]) -> None:
+    [line] = refused("tiny", *overrides)
+    assert line.startswith(f"preset tiny with --set: {named[0]}")
+    assert [each for each in named if each not in line] == []
 
 
 @pytest.mark.parametrize(
@@ -367,4 +390,6 @@ def test_all_contradictions_are_listed() -> None:
 
 def test_a_contradiction_in_a_file_is_laid_on_the_file(file: Path) -> None:
     file.write_text(file.read_text().replace("heads = 2", "heads = 3"))
-    assert refused(file) == [f"{file}: model.width = 64: expected a multiple of model.heads = 3"]
+    [line] = refused(file)
+    assert line.startswith(f"{file}: model.width = 64")
+    assert "model.heads = 3" in line

@@ -43,8 +43,8 @@ def test_the_command_sets_keys_that_there_are() -> None:
 
 
 def test_the_mistakes_shown_are_what_is_said() -> None:
-    shown = section("What a mistake looks like").partition("```\n")[2].partition("\n```")[0]
     overrides = ["model.layer=3", "optimizer.embeddings=adam", "training.tokens=5Q"]
+    [shown] = re.findall(r"^```\n(--set model\.layer=3: .*?)\n```$", TEXT, re.MULTILINE | re.DOTALL)
     with pytest.raises(ValueError) as error:  # noqa: PT011
         load_config("tiny", overrides)
     assert str(error.value) == shown

@@ -102,12 +102,12 @@ def test_rises_falls_and_never_leaves_its_bounds(
 
 
 def test_a_step_before_the_first_is_refused() -> None:
-    with pytest.raises(ValueError, match="step -1: expected 0 or above"):
+    with pytest.raises(ValueError, match=r"step -1: .*0"):
         learning_rate(-1, lr=1.0, total_steps=10)
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="schedule 'linear': expected"):
+    with pytest.raises(ValueError, match=r"'linear'.*cosine"):
         learning_rate(1, lr=1.0, total_steps=10, kind="linear")
 
 

@@ -277,96 +277,105 @@ def test_patterns_choose_cells_and_seeds() -> None:
     assert labels("*-coupled") == ["coupled/seed-1", "coupled/seed-2"]
     assert labels("*/seed-2") == ["standard/seed-2", "coupled/seed-2"]
     assert labels("*coupled/seed-2", "*standard/seed-1") == ["standard/seed-1", "coupled/seed-2"]
-    with pytest.raises(ValueError, match=r"--only coupled: no run is called that.*tiny-307.2k-coupled"):
+    with pytest.raises(ValueError, match=r"^--only coupled: .*tiny-307.2k-coupled"):
         labels("*-coupled", "coupled")
 
 
+# A change to SMALL, and what each line of the message names.
 MISTAKES: dict[str, tuple[Any, list[str]]] = {
-    "no TOML": (lambda text: text + "=", ["mine.toml: not valid TOML"]),
-    "a missing key": (lambda text: text.replace('title = "Mine"', ""), ["title is missing: expected text"]),
-    "an unknown key": (lambda text: "seed = 1\n" + text, ["seed: unknown key; did you mean seeds?"]),
-    "a wrong name": (lambda text: text.replace('"mine"', '"a/b"'), ['name = "a/b": expected letters, digits']),
-    "no seeds": (lambda text: text.replace("[1, 2]", "[]"), ["seeds = []: expected a whole number, or a list"]),
-    "a seed twice": (lambda text: text.replace("[1, 2]", "[1, 1]"), ["seeds: 1 is there twice"]),
-    "tokens": (lambda text: 'tokens = ["5X"]\n' + text, ['tokens = "5X"', 'expected a number of tokens such as "5B"']),
-    "no optimizers": (lambda text: text.split("[[")[0], ["optimizers is missing"]),
-    "an optimizer that is no table": (lambda text: text.split("[[")[0] + "optimizers = 3", ["expected tables [[opt"]),
+    "no TOML": (lambda text: text + "=", [r"^mine\.toml: .*TOML"]),
+    "a missing key": (lambda text: text.replace('title = "Mine"', ""), [r"^mine\.toml: title (?!=)"]),
+    "an unknown key": (lambda text: "seed = 1\n" + text, [r"^mine\.toml: seed: .*\bseeds\b"]),
+    "a wrong name": (lambda text: text.replace('"mine"', '"a/b"'), [r'^mine\.toml: name = "a/b": ']),
+    "no seeds": (lambda text: text.replace("[1, 2]", "[]"), [r"^mine\.toml: seeds = \[\]: "]),
+    "a seed twice": (lambda text: text.replace("[1, 2]", "[1, 1]"), [r"^mine\.toml: seeds: 1\b"]),
+    "tokens": (lambda text: 'tokens = ["5X"]\n' + text, [r'tokens = "5X": .*"5B"']),
+    "no optimizers": (lambda text: text.split("[[")[0], [r"^mine\.toml: optimizers (?!=)"]),
+    "an optimizer that is no table": (
+        lambda text: text.split("[[")[0] + "optimizers = 3",
+        [r"optimizers = 3: .*\[\[optimizers\]\]"],
+    ),
     "a wrong optimizer": (
         lambda text: text.replace('"coupled"', '"couple"'),
-        ['[[optimizers]] number 2: embeddings = "couple": expected "adamw", "coupled" or "sgd"'],
+        [r'\[\[optimizers\]\] number 2: embeddings = "couple": .*"adamw", "coupled" or "sgd"'],
     ),
     "two mistakes at once": (
         lambda text: text.replace('"coupled"', '"couple"\nfactor = 2').replace('"Mine"', "3"),
-        ["number 2: embeddings", "number 2: factor: unknown key", "title = 3: expected text"],
+        ["number 2: embeddings = ", "number 2: factor: ", "title = 3: "],
     ),
     "a list of what is no table": (
         lambda text: "models = [3]\n" + text,
-        ["models = 3: expected tables [[models]] with the keys name, base, tokens, set"],
+        [r"models = 3: .*\[\[models\]\].* name, base, tokens, set"],
     ),
     "a section that is a value": (
         lambda text: "report = 3\n" + text,
-        ["report = 3: expected a section [report] with the keys lead, loss_note"],
+        [r"report = 3: .*\[report\].* lead, loss_note"],
     ),
     "mistakes in every part at once": (
         lambda text: text.replace('"coupled"', '"couple"') + "[[models]]\nnam = 3\n[slurm]\ngpus = 0\n",
         [
-            "[[models]] number 1: name is missing",
-            "[[models]] number 1: nam: unknown key; did you mean name?",
-            '[[optimizers]] number 2: embeddings = "couple"',
-            "slurm.gpus = 0: expected a whole number above 0",
+            r"\[\[models\]\] number 1: name ",
+            r"\[\[models\]\] number 1: nam: .*\bname\b",
+            r'\[\[optimizers\]\] number 2: embeddings = "couple"',
+            r"slurm\.gpus = 0: ",
         ],
     ),
-    "a model without name": (lambda text: text + "[[models]]\n", ["[[models]] number 1: name is missing"]),
-    "sgd without factor": (lambda text: text.replace('"coupled"', '"sgd"'), ["sgd_factor is missing; the paper"]),
+    "a model without name": (lambda text: text + "[[models]]\n", [r"\[\[models\]\] number 1: name (?!=)"]),
+    "sgd without factor": (
+        lambda text: text.replace('"coupled"', '"sgd"'),
+        [r'\[\[optimizers\]\].*"sgd".* sgd_factor .*\b100\b.*\b600\b'],
+    ),
     "an unknown evaluation": (
         lambda text: text + "[evaluation]\nlambada = true\n",
-        ["evaluation.lambada: unknown key; expected one of: test_loss, loss_by_frequency, measures, wordsim"],
+        [r"evaluation\.lambada: .*\btest_loss, .*\bmeasures, wordsim\b"],
     ),
-    "a wrong base": (lambda text: text.replace('"tiny"', '"tony"'), ["study mine:", "tony"]),
+    "a wrong base": (lambda text: text.replace('"tiny"', '"tony"'), [r"^study mine: .*tony"]),
     "an unknown setting": (
         lambda text: text + 'set = { "optimizer.lrr" = 1 }\n',
-        ["study mine: optimizer.lrr=1: unknown key; did you mean optimizer.lr? (tiny, coupled)"],
+        [r"^study mine: optimizer\.lrr=1: .*optimizer\.lr\b.* \(tiny, coupled\)$"],
     ),
     "a wrong setting of all runs": (
         lambda text: text.replace("[[", "[set]\noptimizer.lr = -1\n[[", 1),
-        ["study mine: optimizer.lr = -1: expected a number above 0 (tiny, standard and 1 other)"],
+        [r"^study mine: optimizer\.lr = -1: .* \(tiny, standard and 1 other\)$"],
     ),
     "settings that contradict each other": (
         lambda text: text.replace('"adamw"', '"adamw"\nscale_exponent = 2'),
-        ["optimizer.scale_exponent = 2.0 has no effect", "(tiny, standard n=2)"],
+        [r'optimizer\.scale_exponent = 2\.0 .*optimizer\.embeddings = "adamw".* \(tiny, standard n=2\)$'],
     ),
-    "two runs of one name": (lambda text: text + '[[optimizers]]\nembeddings = "coupled"', ["two runs are called"]),
+    "two runs of one name": (
+        lambda text: text + '[[optimizers]]\nembeddings = "coupled"',
+        [r"^study mine: .*tiny-307\.2k-coupled/seed-1"],
+    ),
 }
 
 
-@pytest.mark.parametrize(("change", "expected"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_named_with_its_key_and_what_is_expected(change: Any, expected: list[str]) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  the words are below
+@pytest.mark.parametrize(("change", "named"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_with_its_key_and_what_is_expected(change: Any, named: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
         cells(change(SMALL))
-    for words in expected:
-        assert words in str(caught.value)
+    assert [pattern for pattern in named if not re.search(pattern, str(caught.value), re.MULTILINE)] == []
+    assert len(str(caught.value).splitlines()) == len(named)
     assert "--set" not in str(caught.value)
 
 
 def test_a_mistake_on_the_command_line_says_so() -> None:
-    with pytest.raises(ValueError, match=r"--set optimizer.lrr=1: unknown key; did you mean optimizer.lr\?"):
+    with pytest.raises(UserError, match=r"--set optimizer.lrr=1: .*\boptimizer.lr\b"):
         cells(SMALL, "optimizer.lrr=1")
 
 
 @pytest.mark.parametrize(
-    ("setting", "line"),
+    ("setting", "named"),
     [
-        ("evaluation.lambada=true", "--set evaluation.lambada=true: unknown key; expected one of: test_loss"),
-        ("evaluation.test_los=true", "--set evaluation.test_los=true: unknown key; did you mean evaluation.test_loss?"),
-        ("slurm.gpus=0", "--set slurm.gpus = 0: expected a whole number above 0"),
-        ("report=embeddings", "--set report=embeddings: report is a section; set one of its keys: report.lead"),
-        ("seeds=1", "--set seeds=1: the seeds are those of the study"),
+        ("evaluation.lambada=true", r"^--set evaluation\.lambada=true: .*\btest_loss, "),
+        ("evaluation.test_los=true", r"^--set evaluation\.test_los=true: .*\bevaluation\.test_loss\b"),
+        ("slurm.gpus=0", r"^--set slurm\.gpus = 0: "),
+        ("report=embeddings", r"^--set report=embeddings: .*\breport\.lead\b"),
+        ("seeds=1", r"^--set seeds=1: .*--only"),
     ],
 )
-def test_a_wrong_setting_of_the_study_itself_is_said_as_that_of_a_run(setting: str, line: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_a_wrong_setting_of_the_study_itself_is_said_as_that_of_a_run(setting: str, named: str) -> None:
+    with pytest.raises(UserError, match=named):
         with_settings(load_study("demo"), [setting])
-    assert str(caught.value).startswith(line)
 
 
 def test_text_on_the_command_line_that_looks_like_a_number_stays_as_it_is_written() -> None:
@@ -393,7 +402,7 @@ def test_a_base_is_read_once_for_all_runs(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_seed_on_the_command_line_is_refused_as_the_runs_would_have_one_name() -> None:
-    with pytest.raises(UserError, match=r"two runs are called tiny-307.2k-standard/seed-5"):
+    with pytest.raises(UserError, match=r"tiny-307.2k-standard/seed-5.* --only"):
         cells(SMALL, "seed=5")
 
 
@@ -402,18 +411,19 @@ def test_a_written_study_explains_its_keys() -> None:
     for key in ("name", "title", "base", "seeds", "tokens"):
         place = next(number for number, line in enumerate(lines) if line.startswith(f"{key} = "))
         assert lines[place - 1] == f"# {Study.model_fields[key].description}"
-    assert lines[lines.index("[[optimizers]]") - 1] == "# How the embeddings are trained."
+    assert lines[lines.index("[[optimizers]]") - 1] == f"# {Study.model_fields['optimizers'].description}"
 
 
 def test_unknown_studies_are_refused_with_the_list(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'dmeo' is no study and no file; did you mean demo\? studies are: demo, "):
+    known = ", ".join(STUDIES)
+    with pytest.raises(UserError, match=rf"^'dmeo'.*\bdemo\b.*: {known}$"):
         load_study("dmeo")
-    with pytest.raises(ValueError, match=r"missing.toml: no such file or study folder; studies are: demo, "):
+    with pytest.raises(ValueError, match=rf"/missing.toml: .*: {known}$"):
         load_study(str(tmp_path / "missing.toml"))
-    with pytest.raises(ValueError, match=r"is a folder without study.toml"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path}.*study\.toml"):
         load_study(str(tmp_path))
     (tmp_path / "image.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"image.toml: not a text file: byte 0 is not UTF-8"):
+    with pytest.raises(ValueError, match=r"/image.toml: .*\b0\b.*UTF-8"):
         load_study(str(tmp_path / "image.toml"))
 
 

@@ -1,8 +1,10 @@
 """What `coupled-adam convert` does not convert: one line that says why, exit code 2, and nothing written."""
 
+import errno
 import json
 import os
 import pickle
+import re
 import resource
 import sys
 from collections.abc import Callable
@@ -56,7 +58,7 @@ def saved(path: Path, content: Any) -> Path:
 
 def test_files_without_an_optimizer(tmp_path: Path, checkpoint: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "no such file" in refused(tmp_path, tmp_path / "nowhere")
+    assert str(tmp_path / "nowhere") in refused(tmp_path, tmp_path / "nowhere")
     assert "optimizer.pt" in refused(tmp_path, tmp_path / "empty")
     assert str(checkpoint) in refused(tmp_path, checkpoint.parent)  # the output_dir of a Trainer: says which to take
     assert "model, step" in refused(tmp_path, saved(tmp_path / "a.pt", {"model": {"w": torch.ones(2)}, "step": 3}))
@@ -69,7 +71,7 @@ def test_files_with_several_optimizers_or_none_that_stepped(tmp_path: Path, chec
     two = saved(tmp_path / "two.pt", {"generator": optimizer, "critics": [optimizer]})
     assert "generator, critics.0" in refused(tmp_path, two, "--model", checkpoint)
     fresh = saved(tmp_path / "fresh.pt", torch.optim.AdamW(llama().parameters()).state_dict())
-    assert "no step" in refused(tmp_path, fresh, "--model", checkpoint)
+    assert re.search(rf"{fresh}: .*\bstep\b", refused(tmp_path, fresh, "--model", checkpoint))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,9 @@ def test_damaged_files(tmp_path: Path, checkpoint: Path) -> None:
     whole = (checkpoint / "optimizer.pt").read_bytes()
     for length in (0, 100, len(whole) // 2, len(whole) - 10):
         (tmp_path / "cut.pt").write_bytes(whole[:length])
-        assert "not a whole PyTorch file" in refused(tmp_path, tmp_path / "cut.pt", "--model", checkpoint)
+        message = refused(tmp_path, tmp_path / "cut.pt", "--model", checkpoint)
+        assert f"{tmp_path / 'cut.pt'}: " in message
+        assert "PyTorch" in message
 
 
 class Harmful:
@@ -232,8 +236,8 @@ def test_groups_with_learning_rates_that_would_be_mixed(tmp_path: Path, checkpoi
 
 def test_what_is_there_already_is_not_overwritten(tmp_path: Path, checkpoint: Path) -> None:
     source = write_checkpoint(tmp_path / "in")
-    assert "input itself" in refused(tmp_path, source, "--overwrite", out=source)
-    assert "inside" in refused(tmp_path, source, out=source / "new")
+    assert f"{source}: " in refused(tmp_path, source, "--overwrite", out=source)
+    assert re.search(rf"{source / 'new'}: .* {source}$", refused(tmp_path, source, out=source / "new"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("years of work")
     assert "--overwrite" in refused(tmp_path, source, out=tmp_path / "other")
@@ -271,7 +275,7 @@ def test_the_scheduler_beside_an_optimizer_is_converted_and_counted(tmp_path: Pa
     assert len(load(tmp_path / "with" / "scheduler.pt")["base_lrs"]) == len(converted.groups) > 1
 
 
-@pytest.mark.parametrize("limit", [6000, 1000], ids=["in the optimizer", "in a file that is copied"])
+@pytest.mark.parametrize("limit", [6000, 1000], ids=["optimizer", "copied file"])
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, checkpoint: Path, limit: int) -> None:
     """A limit on the size of files stands for it: the same errors come from the same calls."""
     source = tmp_path / "in"
@@ -287,5 +291,5 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, checkpoint: Path, lim
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
         assert result.exit_code == 2, result.output
-        assert "make room" in result.stderr
+        assert os.strerror(errno.EFBIG) in result.stderr
         assert list((tmp_path / "out").iterdir()) == []

@@ -42,56 +42,48 @@ def test_prepare_says_what_it_made_and_then_that_there_is_nothing_to_do(here: Pa
     assert result.exit_code == 0, result.output
     corpus = open_corpus("data/books-txt-tokenizerjson")
     counts = {split: len(corpus.tokens(split)) for split in corpus.splits}
-    assert result.stdout == (
-        f"Tokens: train {counts['train']:,}, val {counts['val']:,}, test {counts['test']:,}. Vocabulary: 300. "
-        "Folder: data/books-txt-tokenizerjson\n"
-    )
+    shown = re.findall(r"\b(train|val|test) ([\d,]+\d)", result.stdout)
+    assert shown == [(split, f"{count:,}") for split, count in counts.items()]
+    assert re.search(r"\b300\b", result.stdout)
+    assert "data/books-txt-tokenizerjson" in result.stdout
+    assert result.stdout.count("\n") == 1
     assert len(corpus.manifest.splits["train"].shards) == -(-counts["train"] // 1000)
     result = runner.invoke(app, prepare("--val", "0.1", "--test", "0.1", "--shard-tokens", "1000"))
-    assert (result.exit_code, result.stdout) == (
-        0,
-        "Nothing to do: data/books-txt-tokenizerjson is complete, and was made with these settings.\n",
-    )
+    assert result.exit_code == 0
+    assert "data/books-txt-tokenizerjson" in result.stdout
+    assert "train" not in result.stdout
+    assert result.stdout.count("\n") == 1
 
 
 def test_prepare_refuses_other_settings_by_name_unless_told_to_replace(here: Path) -> None:
     assert runner.invoke(app, prepare("--out", "out")).exit_code == 0
     result = runner.invoke(app, prepare("--out", "out", "--max-tokens", "1k"))
     assert result.exit_code == 2
-    assert result.stderr == (
-        "Error: there is another corpus in out: max_tokens was None and is 1000. Give another folder with --out, or "
-        "replace it with --overwrite\n"
-    )
+    assert re.fullmatch(r"Error: .*\bout: max_tokens\b.* None\b.* 1000\b.*--out.*--overwrite\n", result.stderr)
     result = runner.invoke(app, prepare("--out", "out", "--max-tokens", "1k", "--overwrite"))
     assert result.exit_code == 0, result.output
     assert open_corpus("out").manifest.settings["max_tokens"] == 1000
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (
-            ["prepare", "books"],
-            "Error: source 'books' is unknown; did you mean text:books? Expected one of",
-        ),
-        (["prepare", "text:none"], "Error: none: there is no such file or folder"),
-        (prepare("--max-tokens", "many"), "Error: --max-tokens is 'many', expected a number of tokens such as"),
-        (prepare("--shard-tokens", "0"), "Error: --shard-tokens is '0', expected a number of tokens"),
-        (prepare("--val", "0.9", "--test", "0.9"), "Error: the fractions val 0.9 and test 0.9 leave nothing"),
-        (
-            prepare("--field", "body", "--separator", "<eod>"),
-            "Error: tokenizer tokenizer.json: none of its tokens is <eod>",
-        ),
-        (["info", "books"], "Error: corpus: books has neither manifest.json nor train.bin"),
-        (["info", "no\x1b[2Jwhere"], r"Error: corpus: no\x1b[2Jwhere is not a folder"),
-        (["count", "books"], "Error: token shards: books is not a file, nor a folder with .bin"),
-        (["count", "none.bin"], "Error: token shards: none.bin is not a file"),
+        (["prepare", "books"], "'books'.* text:books.*python-docs, "),
+        (["prepare", "text:none"], "none: "),
+        (prepare("--max-tokens", "many"), r"--max-tokens\b.*'many'.*\b300k\b"),
+        (prepare("--shard-tokens", "0"), r"--shard-tokens\b.*'0'.*\b300k\b"),
+        (prepare("--val", "0.9", "--test", "0.9"), r".*\bval\b.* 0\.9\b.*\btest\b.* 0\.9\b"),
+        (prepare("--field", "body", "--separator", "<eod>"), r".*tokenizer\.json: .*<eod>.*--separator"),
+        (["info", "books"], r"corpus: books\b.*manifest\.json.*train\.bin.*--out books`"),
+        (["info", "no\x1b[2Jwhere"], r"corpus: no\\x1b\[2Jwhere\b"),
+        (["count", "books"], r"token shards: books\b.*\.bin\b"),
+        (["count", "none.bin"], r"token shards: none\.bin\b"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(here: Path, arguments: list[str], message: str) -> None:
+def test_what_is_wrong_is_said_in_one_line(here: Path, arguments: list[str], named: str) -> None:
     result = runner.invoke(app, arguments)
     assert result.exit_code == 2
-    assert result.stderr.startswith(message)
+    assert re.match(rf"Error: .*{named}", result.stderr)
     assert result.stderr.count("\n") == 1
     assert not (here / "data").exists() or not list((here / "data").iterdir())
 
@@ -120,7 +112,9 @@ def test_prepare_says_where_it_goes_on(here: Path, monkeypatch: pytest.MonkeyPat
     assert runner.invoke(app, arguments).exit_code == 130
     result = runner.invoke(app, arguments)
     assert result.exit_code == 0
-    assert re.fullmatch(r"Going on after \d+,?\d+ tokens\.\n", result.stderr)
+    [done] = re.findall(r"\b([\d,]+) tokens\b", result.stderr)
+    assert 0 < int(done.replace(",", "")) < sum(split.tokens for split in open_corpus("out").manifest.splits.values())
+    assert result.stderr.count("\n") == 1
 
 
 def test_info_shows_what_is_in_the_folder(here: Path) -> None:
@@ -134,9 +128,11 @@ def test_info_shows_what_is_in_the_folder(here: Path) -> None:
         "vocabulary   300 tokens as uint16",
         "separator    1",
         corpus.fingerprint,
-        "All shards are as the manifest says.",
     ):
         assert words in result.stdout
+    unverified = runner.invoke(app, ["info", "out"]).stdout
+    assert result.stdout.startswith(unverified)
+    assert result.stdout.removeprefix(unverified).count("\n") == 1, "a line says that the shards were read"
     facts = json.loads(runner.invoke(app, ["info", "out", "--json"]).stdout)
     for split in ("train", "val", "test"):
         assert facts["splits"][split]["tokens"] == len(corpus.tokens(split))
@@ -157,7 +153,7 @@ def test_info_finds_a_changed_shard_when_asked_to_verify(here: Path) -> None:
     assert runner.invoke(app, ["info", "out"]).exit_code == 0
     result = runner.invoke(app, ["info", "out", "--verify"])
     assert result.exit_code == 2
-    assert result.stderr.startswith("Error: out/val-00000.bin: its sha256 differs from the manifest")
+    assert re.match(r"Error: out/val-00000\.bin: .*sha256", result.stderr)
 
 
 def test_a_folder_of_nanogpt_is_shown_with_a_note(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +162,7 @@ def test_a_folder_of_nanogpt_is_shown_with_a_note(here: Path, monkeypatch: pytes
     np.array([7, 7, 9], "<u2").tofile(here / "train.bin")
     result = runner.invoke(app, ["info", "."])
     assert result.exit_code == 0
-    assert result.stderr == ("Note: . has no manifest.json: its tokens are taken as uint16, of GPT-2's 50257 tokens\n")
+    assert re.fullmatch(r"Note: \. .*manifest\.json.*uint16.*GPT-2.*50257.*\n", result.stderr)
     assert "documents │ unknown" in result.stdout
     assert re.search(r"—\s+│ 7\s+│\s+2 ", result.stdout), "no tokenizer here, so only the numbers"
     counted = runner.invoke(app, ["count", ".", "--json"])
@@ -178,7 +174,7 @@ def test_count_counts_a_split_or_loose_files_and_writes_the_counts(here: Path) -
     result = runner.invoke(app, ["count", "corpus", "--split", "val", "--out", "new/unigram.npy"])
     assert result.exit_code == 0, result.output
     # 30 tokens, once each.
-    assert "30 tokens, 30 of 100 different ones. Their entropy is 3.401 nats" in result.stdout
+    assert re.match(r"30 tokens.* 30\b.* 100\b.* 3\.401 nats\b", result.stdout)
     assert result.stdout.endswith("Counts: new/unigram.npy\n")
     assert np.load(here / "new" / "unigram.npy").tolist() == [1] * 30 + [0] * 70
 
@@ -193,13 +189,12 @@ def test_count_counts_a_split_or_loose_files_and_writes_the_counts(here: Path) -
         (5, 2, None),
         (1, 1, None),
     ]
-    assert runner.invoke(app, ["count", "corpus", "--split", "dev"]).stderr.startswith(
-        "Error: corpus: there is no split 'dev'"
-    )
-    assert (
-        "has the token 5, but the vocabulary has 4"
-        in runner.invoke(app, [*arguments[:2], "--vocabulary-size", "4"]).stderr
-    )
+    result = runner.invoke(app, ["count", "corpus", "--split", "dev"])
+    assert result.exit_code == 2
+    assert re.match(r"Error: corpus: .*'dev'.*train, val\n", result.stderr)
+    result = runner.invoke(app, [*arguments[:2], "--vocabulary-size", "4"])
+    assert result.exit_code == 2
+    assert re.match(r"Error: a\.u16\.xz: .*token 5\b.* 4 rows", result.stderr)
 
 
 def test_help_names_every_source_and_tokenizer() -> None:

@@ -14,6 +14,7 @@ import pytest
 import zstandard
 from data_corpora import documents
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.data import text_files, token_files
 from coupled_adam.data.blocks import read_blocks
 from coupled_adam.data.sources import Source, open_source
@@ -121,60 +122,56 @@ def test_the_field_of_the_text_can_be_named(tmp_path: Path, field: str) -> None:
     if field == "content":
         assert texts_of(TextFiles(str(tmp_path), field)) == TEXTS + TEXTS
         return
-    with pytest.raises(ValueError, match=r"a.jsonl, line 1: no field 'text' \(it has: id, content\); name .* --field"):
+    with pytest.raises(UserError, match=r"/a\.jsonl, line 1: .*'text'.*id, content\b.*--field"):
         list(TextFiles(str(tmp_path / "a.jsonl"), field).pieces(None))
-    with pytest.raises(ValueError, match=r"b.parquet: no column 'text' \(it has: id, content\); name .* --field"):
+    with pytest.raises(UserError, match=r"/b\.parquet: .*'text'.*id, content\b.*--field"):
         list(TextFiles(str(tmp_path / "b.parquet"), field).pieces(None))
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "message"),
+    ("name", "data", "named"),
     [
-        ("a.txt", b"caf\xe9", r"a.txt: cannot be read \('utf-8' codec can't decode byte 0xe9"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": ', r"a.jsonl, line 2: not valid JSON"),
-        ("a.jsonl", b"[1]", r"a.jsonl, line 1: no field 'text' \(it has: list\)"),
-        ("a.jsonl", b'{"text": 5}', r"a.jsonl, line 1: 'text' is 5, expected text"),
-        ("a.parquet", b"PAR1 no", r"a.parquet: cannot be read as .parquet"),
-        (
-            "a.txt.gz",
-            gzip.compress(b"text" * 99, mtime=0)[:-9],
-            r"a.txt.gz: cannot be read \(.*it is damaged or cut off",
-        ),
-        ("a.txt.xz", lzma.compress(b"text" * 99)[:-9], r"a.txt.xz: cannot be read \(.*it is damaged or cut off"),
-        ("a.txt.zst", zstandard.compress(b"text" * 99)[:-9], r"a.txt.zst: cannot be read \(.*middle of a frame"),
-        ("a.txt.gz", b"no gzip", r"a.txt.gz: cannot be read"),
-        ("a.txt.xz", b"no xz", r"a.txt.xz: cannot be read"),
-        ("a.txt.zst", b"no zst at all", r"a.txt.zst: cannot be read"),
+        ("a.txt", b"caf\xe9", ": .*utf-8.*0xe9"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": ', ", line 2: .*JSON"),
+        ("a.jsonl", b"[1]", r", line 1: .*'text'.*\blist\b.*--field"),
+        ("a.jsonl", b'{"text": 5}', r", line 1: 'text'.* 5\b"),
+        ("a.parquet", b"PAR1 no", r": .*\.parquet\b"),
+        ("a.txt.gz", gzip.compress(b"text" * 99, mtime=0)[:-9], ": "),
+        ("a.txt.xz", lzma.compress(b"text" * 99)[:-9], ": "),
+        ("a.txt.zst", zstandard.compress(b"text" * 99)[:-9], ": "),
+        ("a.txt.gz", b"no gzip", ": "),
+        ("a.txt.xz", b"no xz", ": "),
+        ("a.txt.zst", b"no zst at all", ": "),
     ],
 )
-def test_damaged_files_are_refused_by_name(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_damaged_files_are_refused_by_name(tmp_path: Path, name: str, data: bytes, named: str) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=rf"^{tmp_path}/{name}{named}"):
         list(TextFiles(str(tmp_path / name), "text").pieces(None))
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "named"),
     [
-        ("text:{}/none.txt", "none.txt: there is no such file or folder"),
-        ("text:{}/*.md", r"\*.md: no file matches"),
-        ("text:{}", "no file matches; expected files that end in .txt"),
-        ("text:{}/a.pdf", "a.pdf: expected a file that ends in .txt"),
-        ("tokens:{}", "no file matches; expected files that end in .bin, .u16.xz"),
-        ("text:", "source 'text:' is unknown; expected one of python-docs, openwebtext"),
-        ("books", "source 'books' is unknown; expected one of"),
-        ("{}/a.pdf", r"is unknown; did you mean text:/.*/a.pdf\?"),
-        ("books/*.txt", r"is unknown; did you mean text:books/\*.txt\?"),
-        ("shards/*.bin", r"is unknown; did you mean tokens:shards/\*.bin\?"),
-        ("openwebtxt", r"is unknown; did you mean openwebtext\?"),
-        ("org/dataset", r"is unknown; did you mean hf:org/dataset\?"),
-        ("hf:", "source 'hf:' is unknown"),
-        ("hf:a:b:c:d:e", r"expected hf:NAME\[:CONFIG"),
+        ("text:{}/none.txt", r"^/.*/none\.txt: .*\*\.txt"),
+        ("text:{}/*.md", r"^/.*/\*\.md: .*\.txt, "),
+        ("text:{}", r"^/[^:]*[^*]: .*\.txt, .*\.jsonl\b"),
+        ("text:{}/a.pdf", r"^/.*/a\.pdf: .*\.txt, "),
+        ("tokens:{}", r"^/.*: .*\.bin, \.u16\.xz"),
+        ("text:", "'text:'.*python-docs, openwebtext"),
+        ("books", "'books'(?!.*text:books).*python-docs, openwebtext"),
+        ("{}/a.pdf", r"/a\.pdf'.* text:/.*/a\.pdf\b"),
+        ("books/*.txt", r"'books/\*\.txt'.* text:books/\*\.txt\b"),
+        ("shards/*.bin", r"'shards/\*\.bin'.* tokens:shards/\*\.bin\b"),
+        ("openwebtxt", r"'openwebtxt'.* openwebtext\b(?!,).*openwebtext,"),
+        ("org/dataset", r"'org/dataset'.* hf:org/dataset\b"),
+        ("hf:", "'hf:'.*python-docs, openwebtext"),
+        ("hf:a:b:c:d:e", r"'hf:a:b:c:d:e'.* hf:NAME\[:CONFIG"),
     ],
 )
-def test_sources_that_are_not_there_are_refused(tmp_path: Path, source: str, message: str) -> None:
+def test_sources_that_are_not_there_are_refused(tmp_path: Path, source: str, named: str) -> None:
     (tmp_path / "a.pdf").write_text("")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=named):
         open_source(source.format(tmp_path), field="text", separator=0, processes=1, found=None)
 
 
@@ -230,7 +227,7 @@ def test_token_files_with_the_name_of_a_split_keep_it(tmp_path: Path) -> None:
 
 def test_a_token_file_of_odd_length_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.u16.xz").write_bytes(lzma.compress(b"abc"))
-    with pytest.raises(ValueError, match=r"a.u16.xz: its length is not a multiple of 2 bytes"):
+    with pytest.raises(UserError, match=r"/a\.u16\.xz: .*\b2 bytes.*uint16"):
         list(TokenFiles(str(tmp_path), 9).pieces(None))
 
 
@@ -263,14 +260,14 @@ def test_the_split_depends_on_content_and_seed_and_has_about_its_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        ({"val": 1.0, "test": 0}, "the fraction val is 1.0, expected 0"),
-        ({"val": 0, "test": -0.1}, "the fraction test is -0.1"),
-        ({"val": 0.5, "test": 0.5}, "leave nothing for training"),
-        ({"val": 0, "test": 0, "seed": -1}, "seed is -1"),
+        ({"val": 1.0, "test": 0}, r"\bval\b.* 1\.0\b"),
+        ({"val": 0, "test": -0.1}, r"\btest\b.* -0\.1\b"),
+        ({"val": 0.5, "test": 0.5}, r"\bval\b.* 0\.5\b.*\btest\b.* 0\.5\b"),
+        ({"val": 0, "test": 0, "seed": -1}, r"seed\b.* -1\b"),
     ],
 )
-def test_bad_fractions_are_refused(arguments: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_fractions_are_refused(arguments: dict[str, float], named: str) -> None:
+    with pytest.raises(UserError, match=named):
         Fractions(**arguments)

@@ -61,14 +61,14 @@ def test_the_separator_is_found_by_its_usual_names_or_named(tmp_path: Path) -> N
     path = write_tokenizer(tmp_path / "tokenizer.json")
     assert open_tokenizer(path).separator == 1
     assert open_tokenizer(path, "<pad>").separator == 0
-    with pytest.raises(ValueError, match=r"tokenizer.json: .*<eod>.*--separator"):
+    with pytest.raises(UserError, match=r"tokenizer.json: .*<eod>.*--separator"):
         open_tokenizer(path, "<eod>")
     path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
     assert open_tokenizer(path).separator == 1
     path.write_text(path.read_text().replace("</s>", "<stop>"))
     assert open_tokenizer(path).separator is None
     (tmp_path / "text.txt").write_text("some text")
-    with pytest.raises(ValueError, match="--separator"):
+    with pytest.raises(UserError, match="--separator"):
         prepare(f"text:{tmp_path / 'text.txt'}", str(path), tmp_path / "out")
 
 
@@ -86,13 +86,13 @@ def test_the_vocabulary_reaches_to_the_highest_number_even_with_gaps(tmp_path: P
 @pytest.mark.parametrize("content", ["", "{}", "[" * 100_000])
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(ValueError, match=r"tokenizer.json is neither a tokenizer.json"):
+    with pytest.raises(UserError, match=r"/tokenizer\.json\b.*tokenizer\.json\b.*GGUF"):
         open_tokenizer(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("spec", ["bpe:", "bpe:x", "bpe:256", "bpe:-5", "bpe:1048577", "bpe:4096.0"])
 def test_impossible_sizes_are_refused(spec: str) -> None:
-    with pytest.raises(ValueError, match=rf"tokenizer '{spec}': expected bpe:N with N from 257"):
+    with pytest.raises(UserError, match=rf"'{spec}': .*bpe:N\b.*\b257\b.*\b1048576\b"):
         bpe_size(spec)
 
 
@@ -122,7 +122,7 @@ def test_gpt2_gives_the_tokens_of_its_published_files(monkeypatch: pytest.Monkey
     assert (other.size, other.separator) == (50257, 50256)
     assert np.array_equal(encoder(other)([("train", text, True) for text in texts])["train"].tokens, found.tokens)
     assert tokenizer.printable_tokens([262, 198, 50256, 447]) == ["' the'", "'\\n'", "'<|endoftext|>'", "'\\xe2\\x80'"]
-    with pytest.raises(ValueError, match=r"separator '</s>': gpt2 has no such special token; it has <\|endoftext\|>"):
+    with pytest.raises(UserError, match=r"'</s>'.*gpt2.*<\|endoftext\|>"):
         open_tokenizer("gpt2", "</s>")
 
 
@@ -130,9 +130,9 @@ def test_gpt2_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
-    with pytest.raises(UserConnectionError, match=r"could not download 'gpt2' .*set TIKTOKEN_CACHE_DIR to a folder"):
+    with pytest.raises(UserConnectionError, match=r"'gpt2'.*TIKTOKEN_CACHE_DIR"):
         open_tokenizer("gpt2")
-    with pytest.raises(ValueError, match="'gpt5' is neither a file or folder here nor a tiktoken name"):
+    with pytest.raises(UserError, match=r"'gpt5'.*tiktoken.*\bgpt2\b"):
         open_tokenizer("gpt5")
     (tmp_path / "text.txt").write_text("some text")
     for name, kind in (("gpt2", ConnectionError), ("gpt5", ValueError)):
@@ -143,7 +143,7 @@ def test_gpt2_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch,
 def test_tokens_of_another_tokenizer_are_refused() -> None:
     tokenizer = GPT2
     assert packer(tokenizer)([("val", np.array([5, 6], "<u2"), True)])["val"].tokens.tolist() == [5, 6, 50256]
-    with pytest.raises(ValueError, match="has the token 50257, but the tokenizer gpt2 has 50257 tokens"):
+    with pytest.raises(UserError, match=r"token 50257\b.*gpt2\b.*\b50257 tokens.*--tokenizer"):
         joined([("train", [1, 50257], True)], tokenizer)
 
 
@@ -168,10 +168,10 @@ def test_what_a_worker_raises_or_prints_reaches_the_parent(monkeypatch: pytest.M
         assert list(workers.map(["print", "print"])) == ["printed", "printed"]
     with pytest.raises(ValueError, match="no: way"), Workers(2, failing, "no") as workers:
         list(workers.map(["way", "way"]))
-    ended = r"exit code 7\), perhaps for lack of memory"
+    ended = r"exit code 7\b.*--processes"
     with pytest.raises(UserOSError, match=ended), Workers(2, failing, "no") as workers:
         list(workers.map(["exit"]))
-    with pytest.raises(ValueError, match="processes is 0"):
+    with pytest.raises(UserError, match=r"processes\b.* 0\b"):
         Workers(0, failing, "no")
 
 
@@ -180,12 +180,14 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         "import time; from operator import methodcaller; from coupled_adam.data.workers import Workers\n"
         "with Workers(2, methodcaller, 'upper') as workers:\n"
         "    list(workers.map('abcd'))\n"
-        "    print(*(worker.process.pid for worker in workers._workers), flush=True)\n"
+        "    print('ready', flush=True)\n"
         "    time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    workers = [int(pid) for pid in parent.stdout.readline().split()]
+    assert parent.stdout.readline() == "ready\n"
+    children = Path(f"/proc/{parent.pid}/task").glob("*/children")
+    workers = [int(pid) for path in children for pid in path.read_text().split()]
     assert len(workers) == 2
     parent.send_signal(signal.SIGKILL)
     parent.wait()

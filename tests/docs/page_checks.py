@@ -222,7 +222,7 @@ def _(names: Names) -> None:
     for arguments in ({"lr": 1e-3}, names["trainer"].optimizer_cls_and_kwargs[1]):
         assert "model" not in arguments  # what the page says of the dict: the Trainer takes the key out
         unmarked = Trainer(names["model"], names["arguments"], optimizer_cls_and_kwargs=(CoupledAdamW, arguments))
-        with pytest.raises(ValueError, match="No coupled group among the 2 given"):
+        with pytest.raises(ValueError, match=r"\b2\b.*CoupledAdamW\(model"):
             unmarked.create_optimizer()
 
 
@@ -262,7 +262,7 @@ def _(names: Names) -> None:
     assert_coupled(optimizer, model.head.weight, steps=3)
     assert optimizer.grad_norm > 1.0
     fused = CoupledAdamW(model, fused=True)
-    with pytest.raises(RuntimeError, match="CoupledAdamW, does not allow for gradient clipping"):
+    with pytest.raises(RuntimeError, match=r"CoupledAdamW.*clipping"):
         MixedPrecision("16-mixed", "cuda").clip_gradients(fused, clip_val=1.0)
 
 

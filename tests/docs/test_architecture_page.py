@@ -10,8 +10,7 @@ import coupled_adam
 
 PACKAGE = Path(coupled_adam.__file__).parent
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
-WAYS = PAGE.partition("## The way of a batch")[2].partition("## How a step goes")[0]
-NAMED = re.findall(r"`((?:data|training|models|config|study|report)\.[\w.]+)`", WAYS)
+NAMED = re.findall(r"`((?:data|training|models|config|study|report)\.(?!toml\b|md\b)[\w.]+)`", PAGE)
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -53,7 +53,7 @@ def test_files_are_downloaded_once_and_read(server: ThreadingHTTPServer, tmp_pat
 def test_without_a_network_the_message_says_what_to_do(server: ThreadingHTTPServer) -> None:
     server.shutdown()
     server.server_close()
-    with pytest.raises(ConnectionError, match=r"men.txt could not be downloaded .* load_word_pairs\(folder\)"):
+    with pytest.raises(ConnectionError, match=r"\bmen\.txt\b.*load_word_pairs\(folder\)"):
         fetch_word_pairs()
 
 
@@ -65,7 +65,7 @@ def test_a_changed_file_is_refused(server: ThreadingHTTPServer, tmp_path: Path) 
 
 def test_without_pooch_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(ImportError, match=r"pooch is needed .*pip install .*\[study\]'"):
+    with pytest.raises(ImportError, match=r"^pooch .*pip install .*\[study\]'"):
         fetch_word_pairs()
 
 

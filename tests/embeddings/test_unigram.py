@@ -2,7 +2,6 @@
 
 import json
 import lzma
-import os
 import zipfile
 from pathlib import Path
 
@@ -10,7 +9,9 @@ import numpy as np
 import pytest
 from measure_reference import data_path, needs_test_data
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings import count_unigram, count_unigram_text, load_unigram, open_tokenizer
+from special_files import make_special_file
 
 TOKENS = np.random.default_rng(0).integers(0, 50, 10_000)
 COUNTS = np.bincount(TOKENS, minlength=60)
@@ -41,7 +42,7 @@ def test_a_saved_file_is_read_back(tmp_path: Path) -> None:
 
 def test_a_shorter_file_is_padded_and_it_is_said(tmp_path: Path) -> None:
     np.save(tmp_path / "unigram.npy", COUNTS[:50])
-    with pytest.warns(UserWarning, match="has 50 counts and the table 60 rows: the last 10 are taken as padding"):
+    with pytest.warns(UserWarning, match=r"unigram\.npy\b.*\b50\b.*\b60\b.*\b10\b"):
         counts = load_unigram(str(tmp_path / "unigram.npy"), 60)
     assert np.array_equal(counts, COUNTS)
 
@@ -51,14 +52,14 @@ def test_files_that_are_no_counts_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "shares.npy", np.ones(60) / 60)
     np.save(tmp_path / "objects.npy", np.array([{}], object))
     (tmp_path / "text.npy").write_text("1 2 3")
-    for name, message in {
-        "long.npy": r"long.npy has shape \(70,\), expected \(60,\)",
-        "shares.npy": "shares.npy has dtype float64, expected whole numbers",
-        "objects.npy": "objects.npy cannot be read as .npy",
-        "text.npy": "text.npy cannot be read as .npy",
-        "missing.npy": "missing.npy cannot be read as .npy",
+    for name, named in {
+        "long.npy": r"\(70,\).*\(60,\)",
+        "shares.npy": "dtype float64",
+        "objects.npy": r"numpy\.save",
+        "text.npy": r"numpy\.save",
+        "missing.npy": r"FileNotFoundError.*numpy\.save",
     }.items():
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=rf"\b{name}\b.*{named}"):
             load_unigram(tmp_path / name, 60)
 
 
@@ -73,7 +74,7 @@ def test_shards_are_counted_as_their_manifest_says(dtype: str, tmp_path: Path) -
 
 def test_without_a_manifest_uint16_is_assumed_and_said(tmp_path: Path) -> None:
     TOKENS.astype("<u2").tofile(tmp_path / "tokens.bin")
-    with pytest.warns(UserWarning, match=r"tokens.bin has no manifest.json beside it: its tokens are taken as uint16"):
+    with pytest.warns(UserWarning, match=r"tokens\.bin\b.*manifest\.json.*uint16"):
         counts = count_unigram(tmp_path / "tokens.bin", 60)
     assert np.array_equal(counts, COUNTS)
 
@@ -86,7 +87,7 @@ def test_a_given_type_needs_no_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "uint61"])
 def test_a_given_type_that_tokens_do_not_have_is_refused(dtype: str, tmp_path: Path) -> None:
     TOKENS.astype("<u4").tofile(tmp_path / "tokens.bin")
-    with pytest.raises(ValueError, match=f"count_unigram: dtype '{dtype}' is unknown; expected one of int32, int64"):
+    with pytest.raises(UserError, match=f"count_unigram: .*'{dtype}'.*int32, int64, uint16, uint32"):
         count_unigram(tmp_path / "tokens.bin", 60, dtype=dtype)
 
 
@@ -94,10 +95,10 @@ def test_a_given_type_that_tokens_do_not_have_is_refused(dtype: str, tmp_path: P
 def test_a_vocabulary_without_rows_is_refused(vocabulary_size: int, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the river")
     TOKENS.astype("<u2").tofile(tmp_path / "tokens.bin")
-    message = f"Invalid vocabulary_size value: {vocabulary_size}. Use the number of rows"
-    with pytest.raises(ValueError, match=message):
+    named = rf"vocabulary_size\b.* {vocabulary_size}\b"
+    with pytest.raises(UserError, match=named):
         count_unigram(tmp_path / "tokens.bin", vocabulary_size, dtype="uint16")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=named):
         count_unigram_text(tmp_path / "text.txt", Letters(), vocabulary_size)
 
 
@@ -117,10 +118,10 @@ def test_shards_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     np.array([3, 60, 4], "<u2").tofile(tmp_path / "tokens.bin")
     write_manifest(tmp_path, "uint16")
-    with pytest.raises(ValueError, match=r"tokens.bin: has the token 60, but the vocabulary has 60 rows"):
+    with pytest.raises(UserError, match=r"tokens\.bin: .*token 60\b.*\b60 rows"):
         count_unigram(tmp_path, 60)
     np.array([3, -1], "<i4").tofile(tmp_path / "tokens.bin")
-    with pytest.raises(ValueError, match="has the token -1"):
+    with pytest.raises(UserError, match=r"token -1\b.*\b60 rows"):
         count_unigram(tmp_path / "tokens.bin", 60, dtype="int32")
 
 
@@ -129,35 +130,36 @@ def test_damaged_shards_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.u16.xz").write_bytes(lzma.compress(TOKENS.astype("<u2").tobytes())[:-30])
     (tmp_path / "empty.bin").write_bytes(b"")
     write_manifest(tmp_path, "uint16")
-    for name, message in {
-        "odd.bin": "odd.bin: its length is not a multiple of 2 bytes",
-        "cut.u16.xz": "cut.u16.xz: damaged .xz file",
-        "empty.bin": "the token shards: all counts are zero",
-        "missing.bin": "missing.bin is not a file, nor a folder",
+    for name, named in {
+        "odd.bin": r"\b2 bytes.*uint16",
+        "cut.u16.xz": r"\.xz\b",
+        "empty.bin": r"\bzero\b",
+        "missing.bin": r"\.bin\b.*\.u16\.xz",
     }.items():
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=named) as caught:
             count_unigram(tmp_path / name, 60)
+        assert name in str(caught.value) or name == "empty.bin"  # that is said of all files together
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ValueError, match=r"nothing is not a file, nor a folder with .bin"):
+    with pytest.raises(UserError, match=r"/nothing\b.*\.bin\b.*\.u16\.xz"):
         count_unigram(tmp_path / "nothing", 60)
-    with pytest.raises(ValueError, match="no file given"):
+    with pytest.raises(UserError, match="token shards"):
         count_unigram([], 60)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("{", "expected JSON with a 'dtype'"),
-        ("{}", "expected JSON with a 'dtype'"),
-        ("[]", "expected JSON"),
-        ('{"dtype": "float32"}', "dtype 'float32' is unknown"),
-        ('{"dtype": ["uint16"]}', r"dtype \['uint16'\] is unknown"),
+        ("{", "'dtype'"),
+        ("{}", "'dtype'"),
+        ("[]", "'dtype'"),
+        ('{"dtype": "float32"}', "'float32'.*uint16"),
+        ('{"dtype": ["uint16"]}', r"\['uint16'\].*uint32"),
     ],
 )
-def test_damaged_manifests_are_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_damaged_manifests_are_refused(text: str, named: str, tmp_path: Path) -> None:
     TOKENS.astype("<u2").tofile(tmp_path / "tokens.bin")
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match=f"manifest.json: {message}"):
+    with pytest.raises(UserError, match=f"manifest.json: .*{named}"):
         count_unigram(tmp_path, 60)
 
 
@@ -176,14 +178,14 @@ def test_texts_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "no.xz").write_text("not compressed")
     (tmp_path / "text.txt").write_text("the river")
-    for name, V, message in [
-        ("latin.txt", 60, "latin.txt cannot be read as UTF-8 text"),
-        ("empty.txt", 60, "empty.txt: all counts are zero"),
-        ("no.xz", 60, "no.xz cannot be read as UTF-8 text"),
-        ("missing.txt", 60, "missing.txt is not a file"),
-        ("text.txt", 10, "text.txt: has the token .*the vocabulary has 10 rows"),
+    for name, V, named in [
+        ("latin.txt", 60, r"latin\.txt\b.*UTF-8"),
+        ("empty.txt", 60, r"empty\.txt: .*\bzero\b"),
+        ("no.xz", 60, r"no\.xz\b.*UTF-8"),
+        ("missing.txt", 60, r"missing\.txt\b.*\.xz\b"),
+        ("text.txt", 10, r"text\.txt: .*token \d+\b.*\b10 rows"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=named):
             count_unigram_text(tmp_path / name, Letters(), V)
 
 
@@ -203,12 +205,8 @@ def test_a_real_text_and_its_tokens_count_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "huge", "npz", "object", "text", "scalar"])
 def test_counts_that_are_no_array_of_a_file_are_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "unigram.npy"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "folder":
-        path.mkdir()
+    if kind in ("fifo", "device", "folder"):
+        make_special_file(path, kind)
     elif kind == "huge":
         header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (4611686018427387904,), }"
         path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
@@ -222,7 +220,7 @@ def test_counts_that_are_no_array_of_a_file_are_refused(tmp_path: Path, kind: st
         np.save(path, np.int64(3))
     else:
         path.write_text("1 2 3")
-    with pytest.raises(ValueError, match=r"unigram.npy"):
+    with pytest.raises(UserError, match=r"unigram.npy"):
         load_unigram(path, 60)
 
 
@@ -230,5 +228,5 @@ def test_counts_that_are_no_array_of_a_file_are_refused(tmp_path: Path, kind: st
 def test_a_manifest_that_is_none_is_refused_by_name(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(20))
     (tmp_path / "manifest.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"manifest.json"):
+    with pytest.raises(UserError, match=r"manifest.json"):
         count_unigram(tmp_path / "a.bin", 60)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from measure_reference import data_path, needs_test_data
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings import WordPairs, load_word_pairs
 
 SIMLEX_ORIGINAL = (
@@ -86,37 +87,37 @@ def test_only_the_lemma_form_of_men_loses_its_marks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("", "has no word pairs"),
-        ("# only a comment\n", "has no word pairs"),
-        ("word1\tword2\tscore\n", "has a header but no word pairs"),
-        ("a\tb\t1\n\nc\td\n", r"line 3: expected a score in column 3 \(separated by tabs\), got only 2 columns"),
-        ("a\tb\t1\nc\td\thigh\n", "line 2: expected a score in column 3 .*got 'high'"),
-        ("a\tb\t1\nc\td\tnan\n", "line 2: .*got 'nan'"),
-        ("a\tb\t1\nc\td\t\n", "line 2: .*got ''"),
-        ("a\tb\t1\n\td\t3\n", "line 2: expected word1, word2, score"),
-        ("a b c 1\n", "line 1|no word pairs"),
-        ("just one word per line\nword\n", "line 2: expected word1, word2, score"),
-        (SIMLEX_ORIGINAL + "c\td\tA\n", "line 4: expected a score in column 4 .*got only 3 columns"),
+        ("", ": (?!.*header)"),
+        ("# only a comment\n", ": (?!.*header)"),
+        ("word1\tword2\tscore\n", ": .*header"),
+        ("a\tb\t1\n\nc\td\n", r", line 3: .*column 3\b.*\btabs\b.*\b2 columns"),
+        ("a\tb\t1\nc\td\thigh\n", r", line 2: .*column 3\b.*'high'"),
+        ("a\tb\t1\nc\td\tnan\n", r", line 2: .*column 3\b.*'nan'"),
+        ("a\tb\t1\nc\td\t\n", r", line 2: .*column 3\b.*''"),
+        ("a\tb\t1\n\td\t3\n", ", line 2: .*word1, word2, score"),
+        ("a b c 1\n", ": .*header"),
+        ("just one word per line\nword\n", ", line 2: .*word1, word2, score"),
+        (SIMLEX_ORIGINAL + "c\td\tA\n", r", line 4: .*column 4\b.*\b3 columns"),
     ],
 )
-def test_malformed_files_are_named_with_their_line(tmp_path: Path, text: str, message: str) -> None:
+def test_malformed_files_are_named_with_their_line(tmp_path: Path, text: str, named: str) -> None:
     (tmp_path / "men.tsv").write_text(text)
-    with pytest.raises(ValueError, match=f"men.tsv.*{message}"):
+    with pytest.raises(UserError, match=f"/men.tsv{named}"):
         load_word_pairs(tmp_path)
 
 
 def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "rw.txt").write_bytes(b"\xff\xfe\x00a")
-    with pytest.raises(ValueError, match=r"rw.txt: not a text file"):
+    with pytest.raises(UserError, match=r"/rw.txt: .*UTF-8"):
         load_word_pairs(tmp_path)
 
 
 def test_folders_without_benchmarks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no benchmark found in"):
+    with pytest.raises(UserError, match=rf"{tmp_path}.*SimLex-999\.txt"):
         load_word_pairs(tmp_path)
-    with pytest.raises(ValueError, match="missing is not a folder"):
+    with pytest.raises(UserError, match=rf"{tmp_path}/missing\b"):
         load_word_pairs(tmp_path / "missing")
 
 

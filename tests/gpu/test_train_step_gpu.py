@@ -113,9 +113,7 @@ def test_other_shapes_are_refused() -> None:
     model = small_model()
     train_step = TrainStep(model, optimizers_of(model, "coupled"), precision=AUTOCAST, cuda_graphs=True)
     train_step([batch(0)], 1e-3)
-    with pytest.raises(
-        ValueError, match=r"recorded for 1 micro-batches of shape \(6, 64\), but got 2 of \[\(3, 64\)\]"
-    ):
+    with pytest.raises(ValueError, match=r"\b1 .*\(6, 64\).*\b2 .*\[\(3, 64\)\]"):
         train_step(split(batch(0), 2), 1e-3)
 
 

@@ -41,8 +41,8 @@ def test_gelu_of_any_shape_in_bf16(kernels: Any, shape: tuple[int, ...]) -> None
     x, grad = (torch.randn(shape, generator=generator).to(DEVICE, torch.bfloat16) for _ in range(2))
     exact = x.double().requires_grad_()
     F.gelu(exact).backward(grad.double())
-    y = fused._gelu(x)
-    grad_x = fused._gelu_backward(x, grad)
+    y = torch.ops.coupled_adam.gelu(x)
+    grad_x = torch.ops.coupled_adam.gelu_backward(x, grad)
     torch.testing.assert_close(y.double(), F.gelu(x.double()), rtol=ROUNDING, atol=1e-6)
     torch.testing.assert_close(grad_x.double(), exact.grad, rtol=ROUNDING, atol=1e-6)
 
@@ -62,8 +62,10 @@ def test_residual_sum_and_norm_give_values_and_gradients(kernels: Any, shape: tu
     expected_total, expected_y = sum_and_norm(*exact)
     torch.autograd.backward([expected_total, expected_y], [grad_total.double(), grad_y.double()])
 
-    total, y, mean, rstd = fused._add_norm(x, branch, weight, 1e-5)
-    grad_x, grad_branch, grad_weight = fused._add_norm_backward(grad_total, grad_y, total, weight, mean, rstd)
+    total, y, mean, rstd = torch.ops.coupled_adam.add_norm(x, branch, weight, 1e-5)
+    grad_x, grad_branch, grad_weight = torch.ops.coupled_adam.add_norm_backward(
+        grad_total, grad_y, total, weight, mean, rstd
+    )
     assert total.dtype == grad_x.dtype == grad_weight.dtype == torch.float32
     assert y.dtype == grad_branch.dtype == torch.bfloat16
     torch.testing.assert_close(total.double(), expected_total.detach(), rtol=1e-6, atol=1e-6)
@@ -77,11 +79,12 @@ def test_the_operators_are_well_behaved(kernels: Any) -> None:
     """torch's own checks: the schema, what the compiler believes of shapes and dtypes, no aliases."""
     x = torch.randn(2, 3, 16, device=DEVICE)
     branch, weight = x.bfloat16(), torch.ones(16, device=DEVICE)
-    torch.library.opcheck(fused._gelu, (branch,))
-    torch.library.opcheck(fused._gelu_backward, (branch, branch))
-    torch.library.opcheck(fused._add_norm, (x, branch, weight, 1e-5))
+    operators = torch.ops.coupled_adam
+    torch.library.opcheck(operators.gelu.default, (branch,))
+    torch.library.opcheck(operators.gelu_backward.default, (branch, branch))
+    torch.library.opcheck(operators.add_norm.default, (x, branch, weight, 1e-5))
     statistics = torch.ones(2, 3, device=DEVICE)
-    torch.library.opcheck(fused._add_norm_backward, (x, branch, x, weight, statistics, statistics))
+    torch.library.opcheck(operators.add_norm_backward.default, (x, branch, x, weight, statistics, statistics))
 
 
 def test_without_a_gpu_torch_does_the_same() -> None:

@@ -154,7 +154,7 @@ def test_no_tokens_give_gradients_of_zero() -> None:
 
 def test_a_bias_of_another_length_is_refused() -> None:
     hidden, weight, bias, targets = inputs()
-    with pytest.raises(ValueError, match=r"bias has shape \(100,\), expected \(101,\)"):
+    with pytest.raises(ValueError, match=r"bias\b.*\(100,\).*\(101,\)"):
         linear_cross_entropy(hidden, weight, targets, bias=bias[1:])
 
 
@@ -167,13 +167,14 @@ def test_the_operators_of_the_loss_are_well_behaved_with_a_bias() -> None:
         (torch.bfloat16, False, False),
     ):
         hidden, weight, bias, targets = (tensor.detach() for tensor in inputs())
-        options = (0.1, -100, dtype)
+        options, operators = (0.1, -100, dtype), torch.ops.coupled_adam
         torch.library.opcheck(
-            loss_module._summed_loss, (hidden, weight, targets, *options, needs_grad, bias, needs_bias_grad)
+            operators.summed_loss.default, (hidden, weight, targets, *options, needs_grad, bias, needs_bias_grad)
         )
-        torch.library.opcheck(loss_module._token_losses, (hidden, weight, targets, *options, bias))
+        torch.library.opcheck(operators.token_losses.default, (hidden, weight, targets, *options, bias))
         torch.library.opcheck(
-            loss_module._token_gradients, (hidden, weight, targets, torch.rand(N), *options, bias, needs_bias_grad)
+            operators.token_gradients.default,
+            (hidden, weight, targets, torch.rand(N), *options, bias, needs_bias_grad),
         )
 
 

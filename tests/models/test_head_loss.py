@@ -112,7 +112,7 @@ def test_the_weight_gradient_adds_up_in_float32_over_many_bf16_chunks(monkeypatc
     monkeypatch.setattr(loss_module, "chunk_rows", lambda N, row_bytes, budget: 1)
     hidden = torch.ones(2000, 1, dtype=torch.bfloat16)
     weight = torch.zeros(2, 1, dtype=torch.bfloat16)
-    _, _, gradient, _ = loss_module._summed_loss(
+    _, _, gradient, _ = torch.ops.coupled_adam.summed_loss(
         hidden, weight, torch.zeros(2000, dtype=torch.int64), 0.0, -100, torch.bfloat16, True
     )
     assert gradient.tolist() == [[-1000.0], [1000.0]]
@@ -149,7 +149,7 @@ def test_large_logits_do_not_overflow() -> None:
 def test_second_derivatives_are_refused(reduction: str) -> None:
     hidden, weight, targets = inputs()
     loss = linear_cross_entropy(hidden, weight, targets, reduction=reduction).sum()
-    with pytest.raises(RuntimeError, match="differentiated once only; for second derivatives use"):
+    with pytest.raises(RuntimeError, match=r"linear_cross_entropy\b.*F\.cross_entropy\(.*create_graph=True"):
         torch.autograd.grad(loss, hidden, create_graph=True)
 
 
@@ -206,16 +206,16 @@ def test_chunks_fit_the_budget_where_a_row_does(N: int, row_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "options", "message"),
+    ("shapes", "options", "named"),
     [
-        (((4, 3), (5, 2), (4,)), {}, r"hidden has shape \(4, 3\) and weight \(5, 2\), expected \(N, H\) and \(V, H\)"),
-        (((4, 3), (5, 3), (2, 2)), {}, r"targets have shape \(2, 2\), expected \(4,\)"),
-        (((4, 3), (5, 3), (4,)), {"reduction": "sum"}, "Invalid reduction: 'sum'; expected 'mean' or 'none'"),
+        (((4, 3), (5, 2), (4,)), {}, r"hidden\b.*\(4, 3\).*weight\b.*\(5, 2\).*\(N, H\).*\(V, H\)"),
+        (((4, 3), (5, 3), (2, 2)), {}, r"targets\b.*\(2, 2\).*\(4,\)"),
+        (((4, 3), (5, 3), (4,)), {"reduction": "sum"}, "reduction.*'sum'.*'mean'.*'none'"),
     ],
 )
-def test_bad_arguments_are_refused(shapes: tuple[tuple[int, ...], ...], options: Any, message: str) -> None:
+def test_bad_arguments_are_refused(shapes: tuple[tuple[int, ...], ...], options: Any, named: str) -> None:
     hidden, weight = torch.zeros(shapes[0]), torch.zeros(shapes[1])
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         linear_cross_entropy(hidden, weight, torch.zeros(shapes[2], dtype=torch.int64), **options)
 
 
@@ -223,10 +223,13 @@ def test_the_operators_of_the_loss_are_well_behaved() -> None:
     """torch's own checks: the schema, what the compiler believes of shapes and dtypes, no aliases."""
     for dtype, needs_grad in ((torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)):
         hidden, weight, targets = (tensor.detach() for tensor in inputs())
-        torch.library.opcheck(loss_module._summed_loss, (hidden, weight, targets, 0.1, -100, dtype, needs_grad))
-        torch.library.opcheck(loss_module._token_losses, (hidden, weight, targets, 0.1, -100, dtype))
+        operators = torch.ops.coupled_adam
+        torch.library.opcheck(operators.summed_loss.default, (hidden, weight, targets, 0.1, -100, dtype, needs_grad))
+        torch.library.opcheck(operators.token_losses.default, (hidden, weight, targets, 0.1, -100, dtype))
         token_weights = torch.rand(N)
-        torch.library.opcheck(loss_module._token_gradients, (hidden, weight, targets, token_weights, 0.1, -100, dtype))
+        torch.library.opcheck(
+            operators.token_gradients.default, (hidden, weight, targets, token_weights, 0.1, -100, dtype)
+        )
 
 
 @pytest.mark.parametrize("rows", [101, 128, 8192, 20000])

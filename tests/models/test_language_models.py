@@ -201,9 +201,9 @@ def test_bf16_autocast_stays_near_float32() -> None:
 
 def test_sequences_that_do_not_fit_are_refused() -> None:
     model = small("gpt2")
-    with pytest.raises(ValueError, match=r"tokens have shape \(2, 25\), expected \(B, T\) with T of at most 24; cut"):
+    with pytest.raises(ValueError, match=r"tokens\b.*\(2, 25\).*\(B, T\).*\b24\b"):
         model(torch.zeros(2, T + 1, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"tokens have shape \(24,\)"):
+    with pytest.raises(ValueError, match=r"tokens\b.*\(24,\).*\(B, T\)"):
         model(torch.zeros(T, dtype=torch.int64))
 
 

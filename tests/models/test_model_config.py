@@ -55,18 +55,18 @@ def test_flops_are_palms_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"architecture": "gpt3"}, "Invalid architecture: 'gpt3'; expected 'gpt2' or 'llama'"),
-        ({"layers": 0}, "Invalid layers: 0; expected a whole number of at least 1"),
-        ({"vocabulary_size": -1}, "Invalid vocabulary_size: -1"),
-        ({"context": 1.5}, "Invalid context: 1.5"),
-        ({"heads": 5}, "Invalid heads: 5 do not divide the width 64; choose a divisor"),
-        ({"architecture": "llama", "heads": 64}, "RoPE turns pairs of numbers; choose heads so that width / heads"),
-        ({"architecture": "llama", "bias": True}, "Invalid bias: True; the Llama-style model has none"),
+        ({"architecture": "gpt3"}, "architecture.*'gpt3'.*'gpt2'.*'llama'"),
+        ({"layers": 0}, r"layers\b.* 0\b.* 1\b"),
+        ({"vocabulary_size": -1}, r"vocabulary_size\b.* -1\b"),
+        ({"context": 1.5}, r"context\b.* 1\.5\b"),
+        ({"heads": 5}, r"heads\b.* 5\b.*width 64\b"),
+        ({"architecture": "llama", "heads": 64}, r"heads\b.* 64\b.*width 1\b.*RoPE\b.*width / heads\b"),
+        ({"architecture": "llama", "bias": True}, r"bias\b.* True\b.*bias = false"),
     ],
 )
-def test_bad_values_are_refused_by_name(changes: dict[str, object], message: str) -> None:
+def test_bad_values_are_refused_by_name(changes: dict[str, object], named: str) -> None:
     values = {"architecture": "gpt2", "layers": 2, "heads": 4, "width": 64} | changes
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         ModelConfig(**values)  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ def test_an_adaptive_softmax_is_an_error_that_explains() -> None:
         tokens=nn.Embedding(V, H), fc=nn.Linear(H, 40), loss=nn.AdaptiveLogSoftmaxWithLoss(H, V, cutoffs=[20, 60])
     )
     for couple in ("output", "all"):
-        with pytest.raises(ValueError, match=r"the head 'loss'.*AdaptiveLogSoftmaxWithLoss.*clusters"):
+        with pytest.raises(ValueError, match=r"'loss'.*AdaptiveLogSoftmaxWithLoss"):
             param_groups(model, couple=couple)
     assert coupled_names(param_groups(model, couple="input")) == ["tokens.weight"]
     assert names(param_groups(model, couple="none"))["decay"] == ["fc.weight"]
@@ -155,10 +155,10 @@ def test_an_adaptive_softmax_is_an_error_that_explains() -> None:
 def test_an_adaptive_softmax_of_a_hugging_face_model_is_an_error_inside_it_and_around_it() -> None:
     model = hugging_face_llama()
     model.lm_head = nn.AdaptiveLogSoftmaxWithLoss(H, V, cutoffs=[20])
-    with pytest.raises(ValueError, match=r"the head 'lm_head'.*clusters"):
+    with pytest.raises(ValueError, match=r"'lm_head'.*AdaptiveLogSoftmaxWithLoss"):
         param_groups(model)
     around = Parts(backbone=model.model, loss=nn.AdaptiveLogSoftmaxWithLoss(H, V, cutoffs=[20]))
-    with pytest.raises(ValueError, match=r"the head 'loss'.*clusters"):
+    with pytest.raises(ValueError, match=r"'loss'.*AdaptiveLogSoftmaxWithLoss"):
         param_groups(around)
     assert coupled_names(param_groups(around, couple="input")) == ["backbone.embed_tokens.weight"]
 
@@ -181,7 +181,7 @@ class Transposed(nn.Module):
     ids=["(H, V)", "convolution"],
 )
 def test_a_head_without_one_row_per_token_is_an_error(build: Callable[[], nn.Module], head: str) -> None:
-    with pytest.raises(ValueError, match=f"the head '{head}' \\(100, 16\\) cannot be coupled"):
+    with pytest.raises(ValueError, match=rf"'{head}' \(100, 16\).*couple='input'"):
         param_groups(build())
     groups = names(param_groups(build(), couple="input"))
     assert groups["input_embeddings"] == ["tokens.weight"]
@@ -193,5 +193,5 @@ def test_a_head_whose_weight_is_no_parameter_is_an_error() -> None:
     weight = model.out.weight.detach()
     del model.out.weight
     model.out.register_buffer("weight", weight)
-    with pytest.raises(ValueError, match=r"the head 'out'.*not a parameter"):
+    with pytest.raises(ValueError, match=r"'out' \(100, 16\).*couple='input'"):
         param_groups(model)

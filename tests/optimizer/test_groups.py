@@ -34,7 +34,9 @@ def test_tied_model_is_split_into_its_table_matrices_and_the_rest() -> None:
         ],
     }
     assert [group["weight_decay"] for group in groups] == [0.0, 0.1, 0.0]
-    assert found_by(groups) == {"wte.weight": ("tied", "Linear tied to nn.Embedding 'wte'")}
+    [(name, (role, rule))] = found_by(groups).items()
+    assert (name, role) == ("wte.weight", "tied")
+    assert re.search(r"Linear\b.*nn\.Embedding 'wte'", rule)
 
 
 def test_params_are_the_tensors_of_the_model_each_once() -> None:
@@ -49,10 +51,10 @@ def test_untied_model_has_its_head_and_its_input_table_in_two_groups() -> None:
     groups = param_groups(GPT(tied=False))
     assert names(groups)["output_embeddings"] == ["lm_head.weight"]
     assert names(groups)["input_embeddings"] == ["wte.weight"]
-    assert found_by(groups) == {
-        "lm_head.weight": ("output", "Linear with as many outputs as nn.Embedding 'wte' has rows"),
-        "wte.weight": ("input", "nn.Embedding with as many rows as Linear 'lm_head' has outputs"),
-    }
+    found = found_by(groups)
+    assert {name: role for name, (role, _) in found.items()} == {"lm_head.weight": "output", "wte.weight": "input"}
+    assert "nn.Embedding 'wte'" in found["lm_head.weight"][1]
+    assert "Linear 'lm_head'" in found["wte.weight"][1]
 
 
 @pytest.mark.parametrize(
@@ -144,23 +146,23 @@ def test_no_pattern_makes_a_head_of_any_name_decayed(name: str, outputs: int) ->
 
 
 def test_pattern_without_match_names_near_parameters() -> None:
-    with pytest.raises(ValueError, match=r"'lm_heads\.\*' matches no trainable.*'lm_head\.weight'"):
+    with pytest.raises(ValueError, match=r"'lm_heads\.\*'.*'lm_head\.weight'"):
         param_groups(GPT(tied=False), couple=["wte.weight", "lm_heads.*"])
 
 
 def test_pattern_that_matches_a_vector_names_it_and_its_shape() -> None:
-    with pytest.raises(ValueError, match=r"'ln_f\*'.*'ln_f\.weight' has shape \(16,\), expected \(V, H\)"):
+    with pytest.raises(ValueError, match=r"'ln_f\*'.*'ln_f\.weight'.*\(16,\).*\(V, H\)"):
         param_groups(GPT(tied=True), couple=["ln_f*"])
 
 
 @pytest.mark.parametrize("couple", [[], (), None, 3, ["wte.weight", 3], b"wte"])
 def test_couple_of_another_kind_is_refused(couple: Any) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"Invalid couple value: {couple!r}; expected 'output'")):
+    with pytest.raises(ValueError, match=rf"couple\b.* {re.escape(repr(couple))}.*'output', 'input', 'all'"):
         param_groups(GPT(tied=True), couple=couple)
 
 
 def test_single_string_pattern_is_told_to_go_into_a_list() -> None:
-    with pytest.raises(ValueError, match=r"put a name pattern into a list: couple=\['lm_head\.\*'\]"):
+    with pytest.raises(ValueError, match=r"couple=\['lm_head\.\*'\]"):
         param_groups(GPT(tied=True), couple="lm_head.*")
 
 
@@ -181,7 +183,7 @@ def test_frozen_tables_cannot_be_coupled(couple: str, table: str) -> None:
     model.get_submodule(table).requires_grad_(False)
     with pytest.raises(ValueError, match=rf"frozen \('{table}\.weight'\)"):
         param_groups(model, couple=couple)
-    with pytest.raises(ValueError, match=rf"'{table}\.\*' matches frozen parameters only"):
+    with pytest.raises(ValueError, match=rf"'{table}\.\*'.*'{table}\.weight'.*requires_grad=True"):
         param_groups(model, couple=[f"{table}.*"])
     assert coupled_names(param_groups(model, couple="none")) == []
 
@@ -273,7 +275,7 @@ def test_summary_shows_tables_groups_and_the_saved_bytes() -> None:
     model = GPT(tied=False).bfloat16()
     groups = param_groups(model, weight_decay=0.1)
     lines = [re.split(r"  +", line) for line in str(groups).splitlines()]
-    rule = "Linear with as many outputs as nn.Embedding 'wte' has rows"
+    rule = found_by(groups)["lm_head.weight"][1]
     assert ["lm_head.weight", "(100, 16)", "bfloat16", "output", "yes", rule] in lines
     assert any(line[:5] == ["wte.weight", "(100, 16)", "bfloat16", "input", "no"] for line in lines)
     assert ["output_embeddings", "1", "1,600", "0.0"] in lines
@@ -300,7 +302,7 @@ def test_groups_serve_any_number_of_coupled_optimizers_each_with_its_own_options
 def test_groups_that_torch_has_written_its_options_into_are_refused() -> None:
     groups = param_groups(GPT(tied=False))
     torch.optim.AdamW(groups, lr=0.125)
-    with pytest.raises(ValueError, match=r"group 0: .*another optimizer.*lr=0\.125.*param_groups\(model\) again"):
+    with pytest.raises(ValueError, match=r"group 0: .*lr=0\.125.*param_groups\(model\)"):
         CoupledAdamW(groups, lr=5e-4)
 
 
@@ -323,14 +325,14 @@ def test_invalid_weight_decay_is_refused(weight_decay: Any) -> None:
 
 
 def test_model_that_is_no_module_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"model is a list; pass the torch\.nn\.Module"):
+    with pytest.raises(TypeError, match=r"model\b.*\blist\b.*torch\.nn\.Module"):
         param_groups([nn.Parameter(torch.zeros(V, H))])  # type: ignore[arg-type]
 
 
 def test_flattened_parameters_are_refused() -> None:
     model = GPT(tied=True)
     model.wte.weight._fsdp_flattened = True
-    with pytest.raises(ValueError, match=r"flattened parameters have no rows; use .*fully_shard"):
+    with pytest.raises(ValueError, match=r"FSDP1.*fully_shard"):
         param_groups(model)
 
 

@@ -68,7 +68,6 @@ def test_tables_tied_after_the_optimizer_was_built_are_warned_of(name: str) -> N
     said = step_warnings(optimizer.step)
     assert len(said) == 1
     assert "'lm_head.weight'" in said[0]
-    assert "build the optimizer after" in said[0]
     assert step_warnings(optimizer.step) == []
     rebuilt = CoupledAdamW(model)
     backward(model, rebuilt)
@@ -111,7 +110,7 @@ def test_a_table_resized_in_place_after_its_first_step_is_refused() -> None:
     param.grad = None
     param.data = torch.zeros(9, 2)
     param.grad = torch.ones(9, 2)
-    with pytest.raises(ValueError, match=r"'head.weight' has shape \(9, 2\), but its state \(6, 2\).*new optimizer"):
+    with pytest.raises(ValueError, match=r"'head\.weight'.*\(9, 2\).*\(6, 2\)"):
         optimizer.step()
 
 

@@ -137,7 +137,7 @@ def test_a_file_with_other_groups_is_converted_by_name(named: bool) -> None:
     else:
         with pytest.raises(ValueError, match=r"groups of \[\d+\].*coupled_adam.convert_state_dict"):
             optimizer.load_state_dict(written)
-        with pytest.raises(ValueError, match="no parameter names"):
+        with pytest.raises(ValueError, match=r"param_names\b.*model\.named_parameters\(\)"):
             convert_state_dict(written, optimizer)
         optimizer.load_state_dict(convert_state_dict(written, optimizer, param_names=names))
     assert optimizer.param_groups[0]["lr"] == 0.5
@@ -166,17 +166,17 @@ def test_conversion_names_what_does_not_fit() -> None:
     adamw = torch.optim.AdamW(model.parameters())
     train(model, adamw, steps=1)
     names = [name for name, _ in model.named_parameters()]
-    with pytest.raises(ValueError, match="param_names has 2 names, but the state dict 5 parameters"):
+    with pytest.raises(ValueError, match=r"param_names\b.* 2\b.* 5\b"):
         convert_state_dict(adamw.state_dict(), optimizer, param_names=names[:2])
     renamed = [name.replace("hidden.weight", "hidden.w") for name in names]
-    with pytest.raises(ValueError, match=r"file lacks \['hidden.weight'\], the optimizer lacks \['hidden.w'\]"):
+    with pytest.raises(ValueError, match=r"file\b.*\['hidden\.weight'\].*optimizer\b.*\['hidden\.w'\].*param_names"):
         convert_state_dict(adamw.state_dict(), optimizer, param_names=renamed)
     others = [f"other.{i}" for i in range(300)]
     many = torch.optim.AdamW([(name, nn.Parameter(torch.ones(1))) for name in others])
-    with pytest.raises(ValueError, match=r"'other.7'\] and 292 more") as caught:
+    with pytest.raises(ValueError, match=r"'other\.7'\].* 292\b") as caught:
         convert_state_dict(adamw.state_dict(), many, param_names=names)
     assert len(str(caught.value)) < 600
-    with pytest.raises(ValueError, match="groups have no parameter names"):
+    with pytest.raises(ValueError, match=r"optimizer\b.*\(name, tensor\)"):
         convert_state_dict(adamw.state_dict(), coupled(table((3, 2))), param_names=names)
 
 
@@ -203,7 +203,7 @@ def test_a_module_around_the_model_does_not_matter_to_conversion(outer_wrote: bo
     for parameter in model.parameters():
         assert torch.equal(optimizer.state[parameter]["exp_avg"], adamw.state[parameter]["exp_avg"])
     half = torch.optim.AdamW([pair for pair in writer.named_parameters() if "head" not in pair[0]])
-    with pytest.raises(ValueError, match="different parameters"):
+    with pytest.raises(ValueError, match=r"\[.*head\.weight.*\].*\[.*\].*param_names"):
         convert_state_dict(half.state_dict(), optimizer)
 
 
@@ -264,23 +264,20 @@ def test_amsgrad_files_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "named"),
     [
-        (
-            lambda named: torch.optim.AdamW(named, amsgrad=True),
-            "optimizer has amsgrad=True.*build it with amsgrad=False",
-        ),
-        (lambda named: torch.optim.SGD(named, momentum=0.9), "optimizer is a SGD.*pass a torch.optim.AdamW"),
-        (lambda named: torch.optim.NAdam(named), "optimizer is a NAdam"),
-        (lambda named: torch.optim.Adamax(named), "optimizer is a Adamax"),
+        (lambda named: torch.optim.AdamW(named, amsgrad=True), "amsgrad=True.*amsgrad=False"),
+        (lambda named: torch.optim.SGD(named, momentum=0.9), r"SGD\b.*torch\.optim\.AdamW\b.*CoupledAdamW"),
+        (lambda named: torch.optim.NAdam(named), r"NAdam\b.*torch\.optim\.AdamW\b.*CoupledAdamW"),
+        (lambda named: torch.optim.Adamax(named), r"Adamax\b.*torch\.optim\.AdamW\b.*CoupledAdamW"),
     ],
     ids=["amsgrad", "SGD", "NAdam", "Adamax"],
 )
-def test_conversion_for_an_optimizer_with_other_state_is_refused(build: Callable[..., Any], message: str) -> None:
+def test_conversion_for_an_optimizer_with_other_state_is_refused(build: Callable[..., Any], named: str) -> None:
     model = LanguageModel()
     optimizer = CoupledAdamW(model)
     train(model, optimizer, steps=1)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         convert_state_dict(optimizer.state_dict(), build(model.named_parameters()))
 
 
@@ -327,7 +324,7 @@ def test_two_parameters_of_one_name_are_not_mixed_up() -> None:
     first.grad, second.grad = torch.ones(6, 3), torch.full((6, 3), 2.0)
     adamw.step()
     optimizer = CoupledAdamW([{"params": [("a", first)], "coupled": True}, {"params": [("b", second)]}])
-    with pytest.raises(ValueError, match=r"several parameters are called \['weight'\]"):
+    with pytest.raises(ValueError, match=r"\['weight'\]"):
         optimizer.load_state_dict(adamw.state_dict())
 
 

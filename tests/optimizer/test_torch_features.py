@@ -1,13 +1,12 @@
 """What people do with a torch optimizer: copy, pickle, schedule, compile, accumulate, add groups, freeze."""
 
 import copy
-import functools
 import io
 import itertools
 import pickle
+import re
+import subprocess
 import sys
-import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from test_against_adamw import LanguageModel, train
 from torch import nn
 
 from coupled_adam import CoupledAdamW
-from coupled_adam import optimizer as optimizer_package
-from coupled_adam.optimizer import blockwise, table_step
 from coupled_adam.optimizer.reference import reference_init, reference_step
 
 
@@ -112,7 +109,7 @@ def test_groups_can_be_added_later() -> None:
     optimizer.add_param_group({"params": [third]})
     assert [group["coupled"] for group in optimizer.param_groups] == [True, True, False]
     assert [group["scale_exponent"] for group in optimizer.param_groups] == [2.0, 2.0, 2.0]
-    with pytest.raises(ValueError, match=r"coupled group 3: tensor 'parameter 0' has shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"group 3: .*'parameter 0'.*\(4,\).*\(V, H\)"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.randn(4))], "coupled": True})
     assert len(optimizer.param_groups) == 3
 
@@ -121,7 +118,7 @@ def test_error_if_nonfinite_can_be_switched_during_training() -> None:
     param = table((6, 2))
     optimizer = coupled(param)
     optimizer.error_if_nonfinite = True
-    with pytest.raises(RuntimeError, match="non-finite values in 'parameter 0'"):
+    with pytest.raises(RuntimeError, match="'parameter 0'"):
         run(optimizer, param, [torch.full((6, 2), torch.nan)])
     optimizer.add_param_group({"params": [table((5, 3))], "coupled": True})
     assert [group["error_if_nonfinite"] for group in optimizer.param_groups] == [True, True]
@@ -130,17 +127,25 @@ def test_error_if_nonfinite_can_be_switched_during_training() -> None:
     assert param.isnan().all()
 
 
-def test_missing_triton_is_said_once_and_only_when_cuda_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_step, "triton_modules", functools.cache(table_step.triton_modules.__wrapped__))
-    monkeypatch.setitem(sys.modules, "coupled_adam.optimizer.triton_kernels", None)
-    monkeypatch.delattr(optimizer_package, "triton_kernels", raising=False)
-    on_cuda: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert table_step.kernels_for(torch.zeros(1)) is blockwise
-    with pytest.warns(UserWarning, match="Triton cannot be imported, the slower torch operations are used") as caught:
-        assert [table_step.kernels_for(on_cuda) for _ in range(2)] == [blockwise, blockwise]
-    assert len(caught) == 1
+def test_missing_triton_is_said_once_and_only_when_cuda_asks_for_it() -> None:
+    """In a process of its own: what is found at the first step counts for all others."""
+    program = """
+import sys, warnings
+from types import SimpleNamespace
+sys.modules["coupled_adam.optimizer.triton_kernels"] = None  # as if its imports failed
+import torch
+from coupled_adam.optimizer import blockwise, table_step
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert table_step.kernels_for(torch.zeros(1)) is blockwise
+    assert caught == []
+    on_cuda = SimpleNamespace(is_cuda=True, dtype=torch.float32)
+    assert [table_step.kernels_for(on_cuda) for _ in range(2)] == [blockwise, blockwise]
+for warning in caught:
+    print(warning.category.__name__, warning.message)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"UserWarning .*Triton.*\n", done.stdout)
 
 
 def test_state_has_torch_keys_and_one_row_of_second_moment() -> None:

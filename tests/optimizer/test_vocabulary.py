@@ -3,6 +3,7 @@
 Letters: V vocabulary rows, H hidden size, T positions.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -40,14 +41,14 @@ def test_only_embedding_of_a_plain_model_counts_as_tied_because_its_code_may_use
     assert names(groups) == {"output_embeddings": ["tokens.weight"], "decay": ["fc.weight"]}
     (role, rule) = found_by(groups)["tokens.weight"]
     assert role == "tied"
-    assert rule.startswith("only nn.Embedding; no head module")
+    assert re.search(r"nn\.Embedding\b.*\bhead\b", rule)
 
 
 def test_a_position_table_with_a_usual_name_leaves_one_embedding() -> None:
     groups = param_groups(Headless(wpe=2 * V, tokens=V), couple="input")
     assert coupled_names(groups) == ["tokens.weight"]
     assert names(groups)["no_decay"] == ["wpe.weight"]
-    assert found_by(groups)["tokens.weight"][1].startswith("only nn.Embedding but for position tables")
+    assert re.search(r"nn\.Embedding\b.*\bposition tables\b", found_by(groups)["tokens.weight"][1])
 
 
 @pytest.mark.parametrize("name", ["pos", "positions", "pe", "position_encoding", "embed_positions", "types"])
@@ -89,7 +90,7 @@ def test_two_tied_sizes_are_ambiguous() -> None:
 
 
 def test_model_without_embedding_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ValueError, match=r"no vocabulary table found.*couple=\[patterns\].*coupled=True"):
+    with pytest.raises(ValueError, match=r"nn\.Embedding\b.*couple=\[patterns\].*coupled=True"):
         param_groups(nn.Sequential(nn.Linear(H, V)))
 
 
@@ -125,7 +126,7 @@ def test_accessor_without_a_head_leaves_an_input_table(head: Exception | None) -
     assert found_by(param_groups(model, couple="none")) == found
     assert coupled_names(param_groups(model, couple="input")) == ["wpe.weight"]
     assert coupled_names(param_groups(model, couple="all")) == ["wpe.weight"]
-    with pytest.raises(ValueError, match=r"no output layer.*couple='input' or couple=\['wpe\.weight'\]"):
+    with pytest.raises(ValueError, match=r"'wpe\.weight'.*couple='input'.*couple=\['wpe\.weight'\]"):
         param_groups(model)
 
 
@@ -135,7 +136,7 @@ def test_layers_as_tall_as_the_embedding_are_no_heads_of_a_hugging_face_model(wi
     del model.lm_head
     model.h = nn.ModuleList([Parts(fc=nn.Linear(H, width))])
     assert names(param_groups(model, couple="input"))["decay"] == ["h.0.fc.weight"]
-    with pytest.raises(ValueError, match="no output layer"):
+    with pytest.raises(ValueError, match=r"couple='output': Accessors .*'wte\.weight'"):
         param_groups(model)
 
 
@@ -160,7 +161,7 @@ def test_a_model_that_is_one_of_a_list_is_not_a_layer(tied: bool) -> None:
 def test_accessors_of_a_model_inside_another_module_are_used() -> None:
     module = Parts(backbone=Accessors("wte", None), classifier=nn.Linear(H, 3))
     del module.backbone.lm_head
-    with pytest.raises(ValueError, match="no output layer"):
+    with pytest.raises(ValueError, match=r"couple='output': Parts .*'backbone\.wte\.weight'"):
         param_groups(module)
     module.own_head = nn.Linear(H, V)
     assert coupled_names(param_groups(module)) == ["own_head.weight"]
@@ -347,7 +348,7 @@ def test_the_example_in_the_error_is_the_likeliest_table(
     parts: dict[str, tuple[int | None, int | None]], advice: str
 ) -> None:
     modules = {n: nn.Embedding(rows, H) if rows else nn.Linear(H, outputs) for n, (rows, outputs) in parts.items()}
-    with pytest.raises(ValueError, match=rf"for example couple=\['{advice}'\]"):
+    with pytest.raises(ValueError, match=rf"couple=\['{advice}'\]"):
         param_groups(Parts(**modules))
 
 
@@ -413,7 +414,7 @@ def test_a_head_in_a_numbered_place_of_its_own_is_a_candidate() -> None:
 
 def test_a_bag_of_embeddings_is_an_input_table() -> None:
     model = Parts(words=nn.EmbeddingBag(V, H), classifier=nn.Linear(H, 4))
-    with pytest.raises(ValueError, match="no output layer"):
+    with pytest.raises(ValueError, match=r"couple='output': Parts .*'words\.weight'"):
         param_groups(model)
     assert names(param_groups(model, couple="input"))["decay"] == ["classifier.weight"]
     model.predict = nn.Linear(H, V)

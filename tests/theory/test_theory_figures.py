@@ -8,6 +8,7 @@ import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -219,32 +220,31 @@ def with_update(theory: RunTheory, name: str, **changes: float) -> RunTheory:
 
 
 def test_what_is_said_follows_from_the_numbers(theory: RunTheory) -> None:
-    assert "2.0e-8 of the sum of the lengths: it vanishes up to rounding" in finding(theory, "gradients")
+    """The one place that holds the words of a verdict."""
+    assert re.search(r"\b2\.0e-8 .* vanishes\b", finding(theory, "gradients"))
     broken = replace(theory.checkpoints[1], gradient_sums={**theory.checkpoints[1].gradient_sums, "output": [0.3]})
-    assert "0.300 of the sum of the lengths: it does not vanish" in finding(
-        replace(theory, checkpoints=[theory.checkpoints[0], broken]), "gradients"
-    )
-    assert finding(theory, "updates").endswith("for Coupled Adam: as claimed.")
+    broken_run = replace(theory, checkpoints=[theory.checkpoints[0], broken])
+    assert re.search(r"\b0\.300 .* not vanish\b", finding(broken_run, "gradients"))
+    assert finding(theory, "updates").endswith(": as claimed.")
     for name, output in (("sgd", 0.1), ("coupled", 0.1), ("adam", 1e-7)):
         assert finding(with_update(theory, name, output=output), "updates").endswith(": not as claimed.")
-    assert "All of it comes through the input layer" in finding(theory, "tying")
-    assert "the hypothesis does not hold here" in finding(with_update(theory, "coupled", output=0.1), "tying")
+    assert "as the hypothesis says" in finding(theory, "tying")
+    assert "hypothesis does not hold" in finding(with_update(theory, "coupled", output=0.1), "tying")
     assert "is not tied" in finding(replace(theory, tied=False), "tying")
-    assert "R² = 0.90(1); the paper has 0.85(7)" in finding(theory, "second_moment")
+    assert re.search(r"R² = 0\.90\(1\).* 0\.85\(7\)", finding(theory, "second_moment"))
 
 
-def test_the_page_walks_through_the_argument_with_every_figure_and_the_papers_values(page: Path) -> None:
+def test_the_page_walks_through_the_argument_with_every_figure_and_the_papers_values(
+    page: Path, theory: RunTheory
+) -> None:
     html = page.read_text()
     chapters_of_page = re.findall(r'<li id="([\w-]+)"', html)
     assert chapters_of_page == ["gradients", "updates", "tying", "second-moment", "derivation"]
     assert sorted(re.findall(r'<figure id="figure-(\w+)"', html)) == sorted(CAPTIONS)
-    for words in (
-        "(paper: 0.85(7))",
-        "(paper: 0.003(1))",
-        "(paper: 1.0e-4)",
-        "All of it comes through the input layer",
-    ):
-        assert words in html
+    for published in ("(paper: 0.85(7))", "(paper: 0.003(1))", "(paper: 1.0e-4)"):
+        assert published in html
+    for chapter in chapters_of_page:
+        assert finding(theory, chapter.replace("-", "_")) in unescape(html)
 
 
 def test_names_on_the_page_are_text_and_nothing_is_loaded_or_run(page: Path) -> None:
@@ -281,8 +281,9 @@ def test_a_run_with_next_to_nothing_measured_still_has_its_page(tmp_path: Path) 
     folder.write_checkpoint(only, empty, {"step": 1})
     page = write_page(tmp_path, {"a": replace(theory, checkpoints=[only], summary={})}, "a", {})
     assert page.read_text().count("<figure") == len(CAPTIONS)
-    assert "tiny · 365k parameters, trained with adamw" in page.read_text()
-    assert "1 checkpoint, 20 batches" in page.read_text()
+    html = page.read_text()
+    assert re.search(r"tiny\b.* 365k parameters\b.* adamw\b", html)
+    assert "1 checkpoint, 20 batches" in html
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
@@ -292,6 +293,6 @@ def test_a_browser_shows_the_page_without_a_problem_at_any_width(page: Path, tmp
             browser.open(page, width, 800, dark=dark)
             assert browser.problems == []
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
-            assert browser.evaluate("document.title") == f"Why embeddings shift: {ATTACK}"
+            assert browser.evaluate("document.title").endswith(f": {ATTACK}")
         browser.open(page, 800, 800, media="print")
         assert browser.evaluate("getComputedStyle(document.querySelector('.values tbody tr')).display") == "table-row"
