@@ -39,20 +39,22 @@ class Tiling(NamedTuple):
     columns: int
     """The most columns of a tile."""
     columns_per_warp: int
-    """Of float32; of narrower elements, which a thread loads eight at a time, twice as many."""
+    """Of float32. Of narrower elements, which a thread loads eight at a time, twice as many."""
     elements: int
-    """Of a tile: so many rows does it have."""
+    """Of a tile of float32: so many rows does it have. Half of it for narrower elements, but two rows at least."""
     programs: int
-    """Per multiprocessor, over all columns."""
+    """Per multiprocessor, over all columns, when a program has eight warps; of smaller ones there are more."""
     stages: int
-    """Tiles at one time, of which all but one are on their way from memory into shared memory."""
+    """Tiles at one time: one in registers, the others on their way from memory into shared memory."""
 
 
 # Found by benchmarks/tune_kernels.py on an H200. Wider rows are not kept in registers.
 MAX_WIDTH = 8192
-FIRST_PASS = Tiling(MAX_WIDTH, 128, 8192, 1, 3)
+FIRST_PASS = Tiling(MAX_WIDTH, 128, 8192, 2, 3)
 SQUARE_SUMS = Tiling(MAX_WIDTH, 256, 8192, 2, 1)
 FIRST_MOMENT = Tiling(1024, 128, 2048, 2, 3)
+# Of a tile; all tensors together have as many registers in each thread.
+ELEMENTS_PER_THREAD = 64
 UPDATE_BLOCK_V, UPDATE_BLOCK_H, UPDATE_WARPS = 2, 512, 8
 ROW_BLOCK_V, WIDE_ROW_BLOCK_H = 256, 2048
 REDUCE_BLOCK_P, REDUCE_PROGRAMS, MEAN_BLOCK_H = 256, 256, 1024
@@ -376,11 +378,16 @@ def _tile(tiling: Tiling, *tensors: Tensor) -> tuple[int, int, tuple[int, int, i
     narrowest = min(tensor.element_size() for tensor in tensors)
     block_h = min(_next_power_of_2(max(H, 32)), tiling.columns)
     warps = max(min(block_h * narrowest // (4 * tiling.columns_per_warp), MAX_WARPS), 1)
-    block_v, stages = max(min(tiling.elements // block_h, 32), 1), tiling.stages
+    elements = max(tiling.elements * narrowest // 4, 2 * block_h)
+    elements = min(elements, warps * 32 * ELEMENTS_PER_THREAD // len(tensors))
+    block_v, stages = max(elements // block_h, 1), tiling.stages
     row_bytes = block_h * sum(tensor.element_size() for tensor in tensors)
     while stages > 1 and block_v * row_bytes * (stages - 1) > shared_memory:
         block_v, stages = (block_v // 2, stages) if block_v > 1 else (1, stages - 1)
-    programs = max(multiprocessors * tiling.programs // max(ceil_div(H, block_h), 1), 1)
+    programs = tiling.programs * max(8 // warps, 1)
+    if stages > 1:
+        programs = min(programs, shared_memory // (block_v * row_bytes * (stages - 1)))
+    programs = max(multiprocessors * programs // max(ceil_div(H, block_h), 1), 1)
     return warps, max(min(ceil_div(V, block_v), programs), 1), (block_v, block_h, stages)
 
 
