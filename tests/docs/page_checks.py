@@ -69,6 +69,29 @@ def _(names: Names) -> None:
     assert optimizer.state[model.block[1].weight]["exp_avg_sq"].shape == (H, H)
 
 
+@after("A quarter of the way to Adam")
+def _(names: Names) -> None:
+    model, optimizer = names["model"], names["optimizer"]
+    V = model.head.weight.shape[0]
+    assert optimizer.state[model.head.weight]["row_avg_sq"].shape == (V, 1)
+    moved = (names["after"] - names["before"]).abs().max()
+    assert moved < 1e-6 < (model.head.weight - fresh_model().head.weight).abs().max()
+
+
+@after("Anneal the exponent")
+def _(names: Names) -> None:
+    optimizer = names["optimizer"]
+    exponents = {group["coupled"]: group["row_exponent"] for group in optimizer.param_groups}
+    assert exponents == {True: 0.25, False: 0.0}
+
+
+@after("Padded tables")
+def _(names: Names) -> None:
+    model, optimizer = names["model"], names["optimizer"]
+    (group,) = (group for group in optimizer.param_groups if group["coupled"])
+    assert group["vocabulary_size"] == 101 < model.head.weight.shape[0]
+
+
 @after("Clip inside the step")
 def _(names: Names) -> None:
     from tiny import loss_of

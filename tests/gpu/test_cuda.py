@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from coupled_adam import CoupledAdamW
-from coupled_adam.optimizer import blockwise, step
+from coupled_adam.optimizer import blockwise, family_blockwise, table_step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "optimizer"))
 from oracle import assert_matches, coupled, gradients, oracle, relative_error, run, table
@@ -38,9 +38,10 @@ def to_oracle(options: dict[str, Any]) -> dict[str, Any]:
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both implementations on the GPU; the second is what runs where Triton is missing."""
     if request.param == "blockwise":
-        monkeypatch.setattr(step, "kernels_for", lambda tensor: blockwise)
+        monkeypatch.setattr(table_step, "kernels_for", lambda tensor: blockwise)
+        monkeypatch.setattr(table_step, "family_kernels_for", lambda tensor: family_blockwise)
     else:
-        assert step.kernels_for(torch.zeros(1, device="cuda")).__name__.endswith("triton_kernels")
+        assert table_step.kernels_for(torch.zeros(1, device="cuda")).__name__.endswith("triton_kernels")
     name: str = request.param
     return name
 
@@ -117,7 +118,7 @@ def test_column_sums_of_huge_gradients_are_those_of_float64(
     shape: tuple[int, int], size: float, dtype: torch.dtype
 ) -> None:
     grad = (torch.rand(shape, device="cuda") * size).to(dtype)
-    sums = step.kernels_for(grad).column_square_sums(grad)
+    sums = table_step.kernels_for(grad).column_square_sums(grad)
     assert sums.dtype == torch.float64
     torch.testing.assert_close(sums.sum(0), grad.double().square().sum(0), rtol=1e-6, atol=0)
 

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from coupled_adam.optimizer import blockwise, step
+from coupled_adam.optimizer import blockwise, family_blockwise, table_step
 
 on_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU here, see tests/gpu")
 
@@ -15,12 +15,15 @@ on_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run o
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """One implementation for all tensors; without a GPU the Triton kernels run in Triton's interpreter."""
     kernels: ModuleType = blockwise
+    family_kernels: ModuleType = family_blockwise
     if request.param == "triton_kernels":
         pytest.importorskip("triton")
         kernels = importlib.import_module("coupled_adam.optimizer.triton_kernels")
+        family_kernels = importlib.import_module("coupled_adam.optimizer.family_triton")
     if request.param == "numba":
         request.getfixturevalue("numba_loops")
-    monkeypatch.setattr(step, "kernels_for", lambda tensor: kernels)
+    monkeypatch.setattr(table_step, "kernels_for", lambda tensor: kernels)
+    monkeypatch.setattr(table_step, "family_kernels_for", lambda tensor: family_kernels)
     # Small blocks, so that a small table has many of them and a last one that is not full.
     monkeypatch.setattr(blockwise, "BLOCK_BYTES", 400)
     return kernels

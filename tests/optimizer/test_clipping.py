@@ -11,7 +11,7 @@ from test_against_adamw import LanguageModel, train
 from torch import nn
 
 from coupled_adam import CoupledAdamW
-from coupled_adam.optimizer import blockwise, clipping, step
+from coupled_adam.optimizer import blockwise, clipping, table_step
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 0.1, 1e6])
@@ -105,7 +105,7 @@ def test_a_float64_parameter_beside_a_float32_table_is_clipped_with_it(monkeypat
     triton_kernels = pytest.importorskip("coupled_adam.optimizer.triton_kernels")
     if not torch.cuda.is_available():
         monkeypatch.setattr(
-            step, "kernels_for", lambda tensor: blockwise if tensor.dtype == torch.float64 else triton_kernels
+            table_step, "kernels_for", lambda tensor: blockwise if tensor.dtype == torch.float64 else triton_kernels
         )
     param, other = table((20, 4)), nn.Parameter(torch.randn(3, dtype=torch.float64))
     optimizer = CoupledAdamW([{"params": [param], "coupled": True}, {"params": [other]}], max_grad_norm=0.1)

@@ -119,7 +119,7 @@ def test_bfloat16_is_rounded_as_torch_rounds_it(numba_loops: ModuleType) -> None
     coefficient = (torch.randint(1, 2**16, (1, 128), generator=generator) / 2**15).float()
     exp_avg, param = torch.zeros_like(grad), torch.zeros_like(grad)
     hyper = Hyperparameters(1.0, 0.0, 0.5, 0.0, 0.0, 1.0, False)
-    whole = Table(512, param, grad, exp_avg, torch.zeros(1, 128), torch.tensor(1.0), hyper)
+    whole = Table(512, param, grad, exp_avg, torch.zeros(1, 128), torch.tensor(1.0), hyper, 128, 512)
     numba_loops.apply_update(whole, coefficient, 1.0)
     torch.testing.assert_close(exp_avg, grad, rtol=0, atol=0, equal_nan=True)
     expected = (coefficient * grad.float()).bfloat16()

@@ -82,6 +82,8 @@ def test_table_split_into_shards_is_updated_as_the_whole(grads: list[Tensor], cu
             exp_avg_sq=torch.zeros(1, COLUMNS, dtype=torch.float64),
             step=torch.tensor(0.0),
             hyper=hyper,
+            width=COLUMNS,
+            real_rows=len(part),
         )
         for part in whole.detach().split(sizes)
     ]

@@ -18,8 +18,7 @@ from torch import nn
 
 from coupled_adam import CoupledAdamW
 from coupled_adam import optimizer as optimizer_package
-from coupled_adam.optimizer import blockwise
-from coupled_adam.optimizer import step as step_module
+from coupled_adam.optimizer import blockwise, table_step
 from coupled_adam.optimizer.reference import reference_init, reference_step
 
 
@@ -132,15 +131,15 @@ def test_error_if_nonfinite_can_be_switched_during_training() -> None:
 
 
 def test_missing_triton_is_said_once_and_only_when_cuda_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "_triton_kernels", functools.cache(step_module._triton_kernels.__wrapped__))
+    monkeypatch.setattr(table_step, "triton_modules", functools.cache(table_step.triton_modules.__wrapped__))
     monkeypatch.setitem(sys.modules, "coupled_adam.optimizer.triton_kernels", None)
     monkeypatch.delattr(optimizer_package, "triton_kernels", raising=False)
     on_cuda: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert step_module.kernels_for(torch.zeros(1)) is blockwise
+        assert table_step.kernels_for(torch.zeros(1)) is blockwise
     with pytest.warns(UserWarning, match="Triton cannot be imported, the slower torch operations are used") as caught:
-        assert [step_module.kernels_for(on_cuda) for _ in range(2)] == [blockwise, blockwise]
+        assert [table_step.kernels_for(on_cuda) for _ in range(2)] == [blockwise, blockwise]
     assert len(caught) == 1
 
 

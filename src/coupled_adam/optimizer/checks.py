@@ -27,6 +27,56 @@ def check_scale_exponent(value: object) -> None:
         )
 
 
+def check_exponent(option: str, value: object) -> None:
+    """A number in [0, 1], or a tensor of one such element; reading one on a device waits for it."""
+    if isinstance(value, Tensor):
+        holds = value.numel() == 1 and value.is_floating_point() and 0 <= value.item() <= 1
+    else:
+        holds = isinstance(value, Real) and 0 <= float(value) <= 1
+    if not holds:
+        raise ValueError(f"Invalid {option} value: {value!r}. Use a number in [0, 1] or a tensor with one")
+
+
+def check_options_have_effect(index: int, given: dict[str, Any]) -> None:
+    """Options of the coupled second moment in a group that has none."""
+    neutral = {"row_exponent": 0, "column_exponent": 1, "mean_free": False, "vocabulary_size": None}
+    if given.get("coupled"):
+        return
+    for option, value in neutral.items():
+        if option in given and given[option] != value:
+            raise ValueError(
+                f"group {index}: {option}={given[option]!r} without coupled=True has no effect; mark the group of "
+                f"vocabulary tables with coupled=True, or leave {option} out"
+            )
+
+
+def check_vocabulary_size(index: int, group: dict[str, Any]) -> None:
+    """At most as many real rows as a table has rows."""
+    size = group["vocabulary_size"]
+    if size is None:
+        return
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(
+            f"coupled group {index}: Invalid vocabulary_size value: {size!r}. Use a positive integer or None"
+        )
+    for name, param in named_params(group):
+        if param.dim() == 2 and size > param.shape[0]:
+            raise ValueError(
+                f"coupled group {index}: vocabulary_size is {size}, but tensor {name!r} has {param.shape[0]} rows; "
+                "give tables of another vocabulary a group of their own"
+            )
+
+
+def check_placements(label: str, param: Tensor) -> None:
+    """Rows and columns of a sharded table must lie on ranks so that sums over ranks are sums over all of them."""
+    for placement in getattr(param, "placements", ()):
+        if not placement.is_replicate() and getattr(placement, "dim", None) not in (0, 1):
+            raise ValueError(
+                f"{label} is distributed as {placement}, over which rows cannot be summed; shard it along dimension "
+                "0 or 1 (fully_shard, parallelize_module), or replicate it"
+            )
+
+
 def check_max_grad_norm(value: object) -> None:
     """A positive number, or None."""
     if value is not None and not (isinstance(value, Real) and float(value) > 0):
@@ -108,8 +158,11 @@ def check_group(index: int, group: dict[str, Any], defaults: dict[str, Any]) -> 
             raise ValueError(f"coupled group {index}: Invalid {option} among {values}")
     if group["differentiable"]:
         raise ValueError(f"coupled group {index}: differentiable=True is not supported; use torch.optim.AdamW")
+    for option in ("row_exponent", "column_exponent"):
+        check_exponent(option, group[option])
     for name, param in named_params(group):
         check_table(f"coupled group {index}: tensor {name!r}", param)
+    check_vocabulary_size(index, group)
 
 
 def check_finite(index: int, group: dict[str, Any]) -> None:
@@ -172,6 +225,7 @@ def check_table(label: str, param: Tensor) -> None:
             f"{label} is a flattened FSDP1 parameter of shape {tuple(param.shape)}: its rows are lost. "
             "Shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"
         )
+    check_placements(label, param)
     if param.is_complex():
         raise ValueError(f"{label} has complex dtype {param.dtype}; move it to a group without coupled=True")
     if param.dim() != 2:
@@ -187,6 +241,9 @@ def check_table(label: str, param: Tensor) -> None:
 
 def check_gradients(group: dict[str, Any]) -> None:
     """Check a coupled group before a step: what was a table at construction may have been wrapped since."""
+    for option in ("row_exponent", "column_exponent"):
+        if not isinstance(group[option], Tensor):  # reading a tensor would wait for its device
+            check_exponent(option, group[option])
     for i, param in enumerate(group["params"]):
         if param.dim() != 2:
             check_table(f"coupled group: tensor {named_params(group)[i][0]!r}", param)

@@ -19,11 +19,14 @@ from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_diff
 
 from coupled_adam.optimizer import checks, state_dicts
 from coupled_adam.optimizer.groups import ParamGroups, param_groups
-from coupled_adam.optimizer.sharding import second_moment_like
+from coupled_adam.optimizer.sharding import row_moment_like, second_moment_like
 from coupled_adam.optimizer.step import GroupTensors, coupled_adamw_step, idle_tables
+from coupled_adam.optimizer.table import needs_row_moments
 
 # What a copy or a pickle keeps beside torch's own `defaults`, `state` and `param_groups`.
 COPIED_ATTRIBUTES = ("grad_norm", "_is_in_zero", "_has_warned_of_idle_tables")
+# Options that a pickle of 0.1.0 lacks, with the values of the paper's method. Groups that are not coupled have these.
+FAMILY_OPTIONS = {"row_exponent": 0.0, "column_exponent": 1.0, "mean_free": False, "vocabulary_size": None}
 
 
 class CoupledAdamW(AdamW):
@@ -43,6 +46,19 @@ class CoupledAdamW(AdamW):
     All other parameters are updated by torch's AdamW, bitwise. State of a coupled table: `step`, `exp_avg` (V, H)
     in the parameter's dtype, `exp_avg_sq` (1, H) in float32.
 
+    This is one point of a family. With the moving averages :math:`c_h` and :math:`r_i` of the mean squares of column
+    :math:`h` and row :math:`i`, bias-corrected, and their common mean :math:`s`, the second moment is
+    :math:`s (c_h / s)^x (r_i / s)^y` with the column exponent :math:`x` and the row exponent :math:`y`:
+
+    .. math::
+        \begin{aligned}
+            u_{ih} &= \frac{m_{ih}}{1 - \beta_1^t} \,
+                      \frac{s^{y/2}}{(\sqrt{2^{-n} s (c_h / s)^x} + \epsilon) (\sqrt{r_i} + \epsilon)^y}      \\
+            u_i    &\leftarrow u_i - \tfrac{1}{V} \textstyle\sum_j u_j \quad\text{if mean\_free}
+        \end{aligned}
+
+    With a row exponent other than 0 the state has `row_avg_sq` (V, 1) in float32 too.
+
     Args:
         params: a model, whose groups are then built by :func:`coupled_adam.param_groups`; or what torch.optim takes,
             with at least one group marked ``coupled=True``.
@@ -54,6 +70,13 @@ class CoupledAdamW(AdamW):
         couple: which tables of a model to couple: "output" (default; a tied table counts as output), "input",
             "all", or a list of name patterns.
         scale_exponent: :math:`n`, multiplies the coupled second moment by :math:`2^{-n}`; 0 is the paper's method.
+        row_exponent: :math:`y` in [0, 1]: 0 is Coupled Adam, 1 gives each row its own second moment. May be changed
+            during training through its group, as `lr` is; a one-element tensor under `capturable`.
+        column_exponent: :math:`x` in [0, 1]: 1 is Coupled Adam, 0 gives all columns the same. May be changed as well.
+        mean_free: subtract the mean update over the vocabulary, so that the mean embedding never moves (but by weight
+            decay).
+        vocabulary_size: rows of a coupled table that are not padding; all means are taken over the first that many.
+            None for all rows. Tables of another vocabulary need a group of their own.
         max_grad_norm: clip the global norm of all gradients inside the step, as torch.nn.utils.clip_grad_norm_
             before it would; the norm before clipping is then in :attr:`grad_norm`.
         error_if_nonfinite: raise a RuntimeError, before anything is written, when a gradient is infinite or NaN.
@@ -88,6 +111,10 @@ class CoupledAdamW(AdamW):
         *,
         couple: str | Sequence[str] = "output",
         scale_exponent: float = 0.0,
+        row_exponent: float | Tensor = 0.0,
+        column_exponent: float | Tensor = 1.0,
+        mean_free: bool = False,
+        vocabulary_size: int | None = None,
         max_grad_norm: float | None = None,
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
@@ -98,6 +125,8 @@ class CoupledAdamW(AdamW):
         differentiable: bool = False,
     ) -> None:
         checks.check_scale_exponent(scale_exponent)
+        checks.check_exponent("row_exponent", row_exponent)
+        checks.check_exponent("column_exponent", column_exponent)
         checks.check_max_grad_norm(max_grad_norm)
         checks.check_amsgrad(amsgrad)
         self._is_in_zero = checks.is_built_by_zero()
@@ -107,6 +136,10 @@ class CoupledAdamW(AdamW):
         self._own_defaults = {
             "coupled": False,
             "scale_exponent": float(scale_exponent),
+            "row_exponent": row_exponent if isinstance(row_exponent, Tensor) else float(row_exponent),
+            "column_exponent": column_exponent if isinstance(column_exponent, Tensor) else float(column_exponent),
+            "mean_free": bool(mean_free),
+            "vocabulary_size": vocabulary_size,
             "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
@@ -136,7 +169,10 @@ class CoupledAdamW(AdamW):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in torch.optim; ``coupled=True`` marks one whose tensors are vocabulary tables."""
         self.defaults.update(self.__dict__.pop("_own_defaults", {}))
+        checks.check_options_have_effect(len(self.param_groups), param_group)
         super().add_param_group(param_group)
+        if not self.param_groups[-1]["coupled"]:
+            self.param_groups[-1].update(FAMILY_OPTIONS)
         try:
             checks.check_group(len(self.param_groups) - 1, self.param_groups[-1], self.defaults)
         except Exception:  # also a TypeError, such as of eps="small"
@@ -149,8 +185,10 @@ class CoupledAdamW(AdamW):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for key, value in FAMILY_OPTIONS.items():
+            self.defaults.setdefault(key, value)
         for group in self.param_groups:
-            for key in ("coupled", "scale_exponent", "max_grad_norm", "error_if_nonfinite"):
+            for key in ("coupled", "scale_exponent", "max_grad_norm", "error_if_nonfinite", *FAMILY_OPTIONS):
                 group.setdefault(key, self.defaults[key])
         # torch sets this in __init__ only, so that GradScaler misjudges a copied, unpickled or loaded optimizer.
         self._step_supports_amp_scaling = all(group["fused"] for group in self.param_groups)
@@ -189,9 +227,11 @@ class CoupledAdamW(AdamW):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of CoupledAdamW or of torch.optim.AdamW.
 
-        A (V, H) second moment of a coupled table is averaged over its rows, which continues an AdamW run exactly as
-        if it had been coupled from here on. Whether a group is coupled is decided by this optimizer, never by the
-        file. `scale_exponent` and `max_grad_norm` are taken from the file where it has them and they are not None.
+        A (V, H) second moment of a coupled table is averaged over its rows, and over its columns where row moments are
+        kept, which continues an AdamW run exactly as if it had been coupled from here on. Row moments that the file
+        lacks start at the mean of the column moments. Whether a group is coupled, and its `vocabulary_size`, is
+        decided by this optimizer, never by the file. `scale_exponent`, `row_exponent`, `column_exponent`, `mean_free`
+        and `max_grad_norm` are taken from the file, as `lr` is, where it has them and they are not None.
         A coupled group keeps its own weight decay when the file was written by torch.optim.AdamW.
 
         Args:
@@ -242,6 +282,9 @@ class CoupledAdamW(AdamW):
                         "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),  # (V, H)
                         "exp_avg_sq": second_moment_like(p),  # (1, H) float32
                     }
+                if p.grad is not None and needs_row_moments(group) and "row_avg_sq" not in self.state[p]:
+                    exp_avg_sq = self.state[p]["exp_avg_sq"]
+                    self.state[p]["row_avg_sq"] = row_moment_like(p, exp_avg_sq)  # (V, 1) float32
             checks.check_state_shapes(group, self.state)
         has_complex = super()._init_group(  # type: ignore[no-untyped-call]
             group, params_with_grad, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
@@ -273,7 +316,8 @@ class CoupledAdamW(AdamW):
             max_exp_avg_sqs: list[Tensor] = []
             steps: list[Tensor] = []
             has_complex = self._init_group(group, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps)
-            collected.append(GroupTensors(group, params, grads, exp_avgs, exp_avg_sqs, steps, has_complex))
+            row_avg_sqs = [self.state[p].get("row_avg_sq") if group["coupled"] else None for p in params]
+            collected.append(GroupTensors(group, params, grads, exp_avgs, exp_avg_sqs, steps, row_avg_sqs, has_complex))
         if not self._has_warned_of_idle_tables and (names := idle_tables(collected)):
             self._warn_of_idle_tables(names)
         norm = coupled_adamw_step(

@@ -153,10 +153,7 @@ def coefficients(
     hyper, t = table.hyper, _next_step(table)
     wide = sum_dtype(table.exp_avg_sq.device)
     c = table.exp_avg_sq.to(wide) / bias_correction(hyper.beta2, t)
-    if mean_second_moment is None:
-        s = c.mean()
-    else:
-        s = mean_second_moment.to(wide) / bias_correction(hyper.beta2, t)
+    s = c.mean() if mean_second_moment is None else mean_second_moment.to(wide) / bias_correction(hyper.beta2, t)
     x, y = hyper.column_exponent, hyper.row_exponent
     # Of a table without a gradient so far all ratios are 1.
     ratio = torch.where(s == 0, 1.0, c / s)

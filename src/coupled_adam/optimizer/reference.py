@@ -122,7 +122,7 @@ def family_denominator(
     s = c.mean()
     if s == 0:  # all ratios are 1, and no gradient has come yet
         return torch.full_like(v_hat, math.inf)
-    columns = (2.0**-n * s * (c / s) ** x).sqrt() + eps
-    rows = ((r.sqrt() + eps) / s.sqrt()) ** y
+    columns: Tensor = (2.0**-n * s * (c / s) ** x).sqrt() + eps  # (1, H)
+    rows: Tensor = ((r.sqrt() + eps) / s.sqrt()) ** y  # (V, 1)
     rows = torch.where(rows == 0, math.inf, rows)  # with eps = 0, a row that never had a gradient
     return columns * rows

@@ -7,6 +7,7 @@ per process group.
 Legend: V vocabulary rows, H hidden size.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
+
+from coupled_adam.optimizer.table import sum_dtype
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -82,6 +85,64 @@ def row_placements(param: Tensor) -> list[Any]:
         placement if not placement.is_replicate() and placement.dim == 1 else Replicate()
         for placement in param.placements  # type: ignore[attr-defined]
     ]
+
+
+def row_moment_like(param: Tensor, exp_avg_sq: Tensor) -> Tensor:
+    """The start of the row moments of a table, (V, 1): the mean of its column moments in every row.
+
+    So every row begins with r_i / s = 1, which is Coupled Adam. For a DTensor it is one on the same mesh: sharded
+    where the table is sharded by rows, replicated where it is sharded by columns.
+    """
+    local = local_part(param)
+    mean = local_part(exp_avg_sq).sum(dtype=sum_dtype(local.device)) / param.shape[1]
+    Reduction([PartialSum(mean, process_groups(param, tensor_dim=1))]).wait()
+    rows = torch.empty(local.shape[0], 1, dtype=exp_avg_sq.dtype, device=local.device).copy_(
+        mean.expand(local.shape[0], 1)
+    )
+    return column_like(rows, param)
+
+
+def column_like(column: Tensor, param: Tensor) -> Tensor:
+    """Make this rank's part of a (V, 1) tensor a DTensor that goes with the rows of `param`."""
+    if not is_distributed(param):
+        return column
+    from torch.distributed.tensor import DTensor, Replicate
+
+    placements = [
+        placement if not placement.is_replicate() and placement.dim == 0 else Replicate()
+        for placement in param.placements  # type: ignore[attr-defined]
+    ]
+    return DTensor.from_local(
+        column,
+        param.device_mesh,  # type: ignore[attr-defined]
+        placements,
+        run_check=False,
+        shape=torch.Size((param.shape[0], 1)),
+        stride=(1, 1),
+    )
+
+
+def local_real_rows(param: Tensor, vocabulary_size: int | None) -> int:
+    """How many of this rank's rows are not padding; these are its first.
+
+    Args:
+        param: the table, (V, H).
+        vocabulary_size: how many rows of the whole table are not padding, None for all.
+    """
+    local_rows = local_part(param).shape[0]
+    if vocabulary_size is None or not is_distributed(param):
+        return local_rows if vocabulary_size is None else min(vocabulary_size, local_rows)
+    offset = _first_row(param.shape, param.device_mesh, tuple(param.placements))  # type: ignore[attr-defined]
+    return max(min(vocabulary_size - offset, local_rows), 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _first_row(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> int:
+    """The row of the whole table that this rank's part begins with."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return int(offset[0])
 
 
 def process_groups(param: Tensor, tensor_dim: int | None = None) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """State dicts that never break: files of torch.optim.AdamW go in, files of CoupledAdamW come out again.
 
-A coupled table keeps one row of second moment where AdamW keeps V; averaging that matrix over its rows gives the
-row, because the average over the vocabulary and the moving average commute.
+A coupled table keeps one row of second moment where AdamW keeps V, and one column where row moments are kept;
+averaging that matrix over its rows and columns gives them, because averages and the moving average commute.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -14,16 +14,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from coupled_adam.optimizer.checks import named_params
+from coupled_adam.optimizer.checks import check_exponent, named_params
 from coupled_adam.optimizer.inventory import plain_name
 from coupled_adam.optimizer.sharding import (
     PartialSum,
     Reduction,
+    column_like,
     distribute_like,
     is_distributed,
     local_part,
+    local_real_rows,
     process_groups,
 )
+from coupled_adam.optimizer.table import needs_row_moments, sum_dtype
 
 StateDict = dict[str, Any]
 ROWS_AT_A_TIME = 4096
@@ -113,14 +116,17 @@ def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
 
 
 def restore_second_moments(adapted: StateDict, optimizer: Optimizer) -> None:
-    """Put back the coupled second moments that torch cast to the dtype of a bfloat16 or float16 parameter."""
+    """Put back the row and column moments that torch cast to the dtype of a bfloat16 or float16 parameter."""
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     coupled = {param for group in optimizer.param_groups if group["coupled"] for param in group["params"]}
     for saved_id, param in zip(_saved_ids(adapted), params, strict=True):
-        if param in coupled and "exp_avg_sq" in adapted["state"].get(saved_id, {}):
-            exp_avg_sq = adapted["state"][saved_id]["exp_avg_sq"]
-            dtype = torch.promote_types(param.dtype, torch.float32)
-            optimizer.state[param]["exp_avg_sq"] = exp_avg_sq.to(device=param.device, dtype=dtype, copy=True)
+        if param not in coupled:
+            continue
+        dtype = torch.promote_types(param.dtype, torch.float32)
+        for key in ("exp_avg_sq", "row_avg_sq"):
+            if key in adapted["state"].get(saved_id, {}):
+                moment = adapted["state"][saved_id][key]
+                optimizer.state[param][key] = moment.to(device=param.device, dtype=dtype, copy=True)
 
 
 def _refuse_amsgrad(state_dict: StateDict) -> None:
@@ -150,40 +156,106 @@ def _adapted_group(saved: dict[str, Any], live: dict[str, Any]) -> dict[str, Any
         group["weight_decay"] = live["weight_decay"]
     group["coupled"] = live["coupled"]
     group["error_if_nonfinite"] = live["error_if_nonfinite"]
-    group.setdefault("scale_exponent", live["scale_exponent"])
+    group["vocabulary_size"] = live["vocabulary_size"]
+    for key in ("scale_exponent", "row_exponent", "column_exponent", "mean_free"):
+        group[key] = group.get(key, live[key]) if live["coupled"] == saved.get("coupled", False) else live[key]
+    for key in ("row_exponent", "column_exponent"):
+        check_exponent(key, group[key])
     if group.get("max_grad_norm") is None:  # a file without clipping does not switch it off
         group["max_grad_norm"] = live["max_grad_norm"]
     return group
 
 
 def _fit_states(state_dict: StateDict, optimizer: Optimizer) -> None:
-    """Bring every second moment of `state_dict` to the shape that its live parameter needs."""
+    """Bring the second moments of `state_dict` to the shapes that their live parameters need."""
     live = [(name, p, group) for group in optimizer.param_groups for name, p in named_params(group)]
-    averages: list[tuple[Any, Tensor, PartialSum]] = []
+    moments: list[tuple[Any, SavedMoments]] = []
     for saved_id, (name, param, group) in zip(_saved_ids(state_dict), live, strict=True):
         state = state_dict["state"].get(saved_id)
-        if not state:
-            continue
-        _check_shapes(name, param, state)
-        exp_avg_sq = state["exp_avg_sq"]
-        if group.get("coupled") and exp_avg_sq.shape[0] != 1:
-            sums = _column_sums(local_part(exp_avg_sq))  # (H,)
-            averages.append((saved_id, param, PartialSum(sums, process_groups(exp_avg_sq, tensor_dim=0))))
-        elif not group.get("coupled") and exp_avg_sq.shape != param.shape:
-            state_dict["state"][saved_id] = {**state, "exp_avg_sq": _repeated_row(exp_avg_sq, param)}
-    Reduction([partial_sum for _, _, partial_sum in averages]).wait()
-    for saved_id, param, partial_sum in averages:
-        average = (partial_sum.values / param.shape[0]).unsqueeze(0)  # (1, H)
-        average = average.to(torch.promote_types(param.dtype, torch.float32))
-        state_dict["state"][saved_id] = {
-            **state_dict["state"][saved_id],
-            "exp_avg_sq": distribute_like(average, param),
-        }
+        if state:
+            _check_shapes(name, param, state)
+            moments.append((saved_id, SavedMoments(state, param, group)))
+    Reduction([partial_sum for _, saved in moments for partial_sum in saved.sums]).wait()
+    for saved_id, saved in moments:
+        state_dict["state"][saved_id] = saved.fitted()
+
+
+class SavedMoments:
+    """The second moment of one parameter in a file, on its way to the shapes that the live optimizer keeps.
+
+    `sums` must be added up over the ranks before `fitted` is called.
+    """
+
+    def __init__(self, state: dict[str, Any], param: Tensor, group: dict[str, Any]) -> None:
+        self.state, self.param, self.group = state, param, group
+        self.is_full = state["exp_avg_sq"].shape == param.shape and param.shape[:1] != (1,)
+        self.sums: list[PartialSum] = []
+        second_moment = state["exp_avg_sq"]
+        local = local_part(second_moment)
+        if group.get("coupled") and self.is_full:
+            real_rows = local_real_rows(second_moment, group["vocabulary_size"])
+            self.sums.append(PartialSum(_column_sums(local[:real_rows]), process_groups(second_moment, tensor_dim=0)))
+            if needs_row_moments(group):
+                self.sums.append(PartialSum(_row_sums(local), process_groups(second_moment, tensor_dim=1)))
+        elif "row_avg_sq" in state:
+            # Whether it was ever filled, and the mean of the table.
+            rows = state["row_avg_sq"]
+            self.sums.append(PartialSum(_total(local_part(rows)), process_groups(rows, tensor_dim=0)))
+            self.sums.append(PartialSum(_total(local), process_groups(second_moment, tensor_dim=1)))
+
+    def fitted(self) -> dict[str, Any]:
+        """The state as the live optimizer keeps it."""
+        if not self.group.get("coupled"):
+            return self._of_adamw()
+        if not self.is_full:
+            return self._without_empty_rows()
+        dtype = torch.promote_types(self.param.dtype, torch.float32)
+        rows = self.group["vocabulary_size"] or self.param.shape[0]
+        average = (self.sums[0].values / rows).unsqueeze(0).to(dtype)  # (1, H)
+        fitted = {**self.state, "exp_avg_sq": distribute_like(average, self.param)}
+        if len(self.sums) > 1:
+            row_average = (self.sums[1].values / self.param.shape[1]).unsqueeze(1).to(dtype)  # (V, 1)
+            fitted["row_avg_sq"] = column_like(row_average, self.param)
+        return fitted
+
+    def _without_empty_rows(self) -> dict[str, Any]:
+        """Row and column moments have the same mean, so row moments of zeros were made and never loaded."""
+        if self.sums and self.sums[0].values == 0 and self.sums[1].values != 0:
+            return {key: value for key, value in self.state.items() if key != "row_avg_sq"}
+        return self.state
+
+    def _of_adamw(self) -> dict[str, Any]:
+        """c_h r_i / s for every element: the second moment that has these row and column averages."""
+        state = {key: value for key, value in self.state.items() if key != "row_avg_sq"}
+        if self.state["exp_avg_sq"].shape == self.param.shape:
+            return state
+        second_moment = _repeated_row(self.state["exp_avg_sq"], self.param)
+        if self.sums and self.sums[1].values != 0:
+            mean = self.sums[1].values / self.param.shape[1]
+            ratios = local_part(self.state["row_avg_sq"]).to(mean.dtype) / mean  # (V, 1)
+            local = local_part(second_moment)
+            for rows, ratio in zip(local.split(ROWS_AT_A_TIME), ratios.split(ROWS_AT_A_TIME), strict=True):
+                rows.copy_(rows.to(ratio.dtype) * ratio)
+        return {**state, "exp_avg_sq": second_moment}
+
+
+def _total(moments: Tensor) -> Tensor:
+    return moments.sum(dtype=sum_dtype(moments.device))
+
+
+def _row_sums(second_moment: Tensor) -> Tensor:
+    """Sums (V,) over the columns of (V, H)."""
+    dtype = sum_dtype(second_moment.device)
+    sums = torch.empty(second_moment.shape[0], dtype=dtype, device=second_moment.device)
+    for first in range(0, len(sums), ROWS_AT_A_TIME):
+        block = slice(first, first + ROWS_AT_A_TIME)
+        sums[block] = second_moment[block].sum(dim=1, dtype=dtype)
+    return sums
 
 
 def _column_sums(second_moment: Tensor) -> Tensor:
     """Sums (H,) over the rows of (V, H), in float64: the average of V equal float32 rows is that row, bit for bit."""
-    dtype = torch.float32 if second_moment.device.type == "mps" else torch.float64  # MPS has no float64
+    dtype = sum_dtype(second_moment.device)
     sums = torch.zeros(second_moment.shape[1], dtype=dtype, device=second_moment.device)
     for block in second_moment.split(ROWS_AT_A_TIME):  # torch would convert the whole table first
         sums += block.sum(dim=0, dtype=dtype)
@@ -201,12 +273,16 @@ def _repeated_row(row: Tensor, param: Tensor) -> Tensor:
 
 
 def _check_shapes(name: str, param: Tensor, state: dict[str, Any]) -> None:
-    for key in ("exp_avg", "exp_avg_sq"):
+    for key in ("exp_avg", "exp_avg_sq", "row_avg_sq"):
+        if key == "row_avg_sq" and key not in state:
+            continue
         if key not in state:
             raise ValueError(f"state of {name!r} has no {key!r}, only {sorted(state)}; it is not a state dict of AdamW")
         allowed = {tuple(param.shape)}
         if key == "exp_avg_sq" and param.dim() == 2:
             allowed.add((1, param.shape[1]))
+        if key == "row_avg_sq":
+            allowed = {(*param.shape[:1], 1)}
         if tuple(state[key].shape) not in allowed:
             raise ValueError(
                 f"state of {name!r}: {key} has shape {tuple(state[key].shape)}, the parameter {tuple(param.shape)}; "

@@ -1,30 +1,29 @@
 """One optimizer step, in the order that keeps the device busy.
 
-First the column sums of squares of the coupled tables start their way over the ranks; meanwhile torch's AdamW
-updates the standard groups; then the coupled tables follow. With clipping nothing can be updated before the global
+First the sums of the coupled tables start their way over the ranks; meanwhile torch's AdamW updates the standard
+groups; then the coupled tables follow (`table_step`). With clipping nothing can be updated before the global
 norm is known, so the sums, and the squared norms of the standard groups with them, are awaited first.
 """
 
-import functools
-import warnings
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from coupled_adam.optimizer import blockwise, clipping
+from coupled_adam.optimizer import blockwise, clipping, table_step
 from coupled_adam.optimizer.checks import named_params
 from coupled_adam.optimizer.sharding import (
     PartialSum,
     Reduction,
     local_gradient,
     local_part,
+    local_real_rows,
     process_groups,
 )
 from coupled_adam.optimizer.table import Hyperparameters, Table
+from coupled_adam.optimizer.table_step import TableStep, build_table_step
 
 
 @dataclass(slots=True)
@@ -40,6 +39,7 @@ class GroupTensors:
     exp_avgs: list[Tensor]
     exp_avg_sqs: list[Tensor]
     steps: list[Tensor]
+    row_avg_sqs: list[Tensor | None]
     has_complex: bool
 
     def __post_init__(self) -> None:
@@ -81,18 +81,14 @@ def coupled_adamw_step(
     """
     coupled = [tensors for tensors in groups if tensors.group["coupled"] and tensors.params]
     standard = [tensors for tensors in groups if not tensors.group["coupled"] and tensors.params]
-    column_sums = [
-        _column_sums(param, grad)
-        for tensors in coupled
-        for param, grad in zip(tensors.params, tensors.grads, strict=True)
-    ]
-    norm_sums: list[PartialSum] = []
-    if max_grad_norm is not None or error_if_nonfinite:
-        norm_sums = _norm_sums(coupled, column_sums, standard)
-    reduction = Reduction(column_sums + norm_sums)
+    is_norm_needed = max_grad_norm is not None or error_if_nonfinite
+    grad_factor = None if grad_scale is None else grad_scale.reciprocal()
+    tables = [table for tensors in coupled for table in _table_steps(tensors, grad_factor, found_inf, is_norm_needed)]
+    sums = [partial_sum for table in tables for partial_sum in table.start()]
+    norm_sums = _norm_sums(tables, standard) if is_norm_needed else []
+    reduction = Reduction(sums + norm_sums)
 
     norm = None
-    grad_factor = None if grad_scale is None else grad_scale.reciprocal()
     if norm_sums:
         reduction.wait()
         limit = float("inf") if max_grad_norm is None else float(max_grad_norm)
@@ -108,48 +104,42 @@ def coupled_adamw_step(
     for tensors in standard:
         _update_standard(tensors, grad_scale, found_inf)
     reduction.wait()
-    sums = iter(column_sums)
-    for tensors in coupled:
-        _update_coupled(tensors, [next(sums).values for _ in tensors.params], grad_factor, found_inf)
+    Reduction([partial_sum for table in tables for partial_sum in table.advance(grad_factor)]).wait()
+    for table in tables:
+        table.finish()
     return norm
 
 
-def kernels_for(tensor: Tensor) -> ModuleType:
-    """The module whose functions update this tensor: `triton_kernels` on CUDA and ROCm, `blockwise` elsewhere."""
-    # Under torch.compile the plain operations are fused by the compiler; float64 is for checking, not for speed.
-    if tensor.is_cuda and tensor.dtype != torch.float64 and not torch.compiler.is_compiling():
-        return _triton_kernels() or blockwise
-    return blockwise
-
-
-@functools.cache
-def _triton_kernels() -> ModuleType | None:
-    try:
-        from coupled_adam.optimizer import triton_kernels
-    except ImportError as error:
-        warnings.warn(
-            f"CoupledAdamW: Triton cannot be imported, the slower torch operations are used ({error})", stacklevel=2
+def _table_steps(
+    tensors: GroupTensors, grad_factor: Tensor | None, found_inf: Tensor | None, is_norm_needed: bool
+) -> list[TableStep]:
+    """The steps of all tables of a coupled group."""
+    hyper = Hyperparameters.from_group(tensors.group)
+    steps = []
+    for i, (param, grad) in enumerate(zip(tensors.params, tensors.grads, strict=True)):
+        row_avg_sq = tensors.row_avg_sqs[i]
+        vocabulary_size = tensors.group["vocabulary_size"]
+        table = Table(
+            rows=param.shape[0] if vocabulary_size is None else vocabulary_size,
+            param=local_part(param),
+            grad=grad,
+            exp_avg=local_part(tensors.exp_avgs[i]),
+            exp_avg_sq=local_part(tensors.exp_avg_sqs[i]),
+            step=tensors.steps[i],
+            hyper=hyper.on(grad.device),
+            width=param.shape[1],
+            real_rows=local_real_rows(param, vocabulary_size),
+            row_avg_sq=None if row_avg_sq is None else local_part(row_avg_sq),
         )
-        return None
-    return triton_kernels
+        steps.append(
+            build_table_step(table, param, grad_factor=grad_factor, found_inf=found_inf, is_norm_needed=is_norm_needed)
+        )
+    return steps
 
 
-def _column_sums(param: Tensor, grad: Tensor) -> PartialSum:
-    """Column sums of squares of a gradient, (P, H) on one rank, (1, H) where they must be added up over ranks."""
-    sums = kernels_for(grad).column_square_sums(grad)
-    groups = process_groups(param, tensor_dim=0)
-    return PartialSum(sums.sum(dim=0, keepdim=True) if groups else sums, groups)
-
-
-def _norm_sums(
-    coupled: list[GroupTensors], column_sums: list[PartialSum], standard: list[GroupTensors]
-) -> list[PartialSum]:
+def _norm_sums(tables: list[TableStep], standard: list[GroupTensors]) -> list[PartialSum]:
     """Squared gradient norms on this rank, one for each way of being sharded and each device."""
-    coupled_params = [param for tensors in coupled for param in tensors.params]
-    sums = [
-        PartialSum(column_sum.values.sum(), process_groups(param))
-        for param, column_sum in zip(coupled_params, column_sums, strict=True)
-    ]
+    sums = [table.square_norm() for table in tables]
     alike: dict[tuple[Any, ...], list[Tensor]] = {}
     for tensors in standard:
         for param, grad in zip(tensors.params, tensors.grads, strict=True):
@@ -164,7 +154,7 @@ def _clip_factor(
     """Norm and factor as in `clipping.clip_factor`, float32 unless a gradient is float64, as clip_grad_norm_'s are."""
     grads = [grad for tensors in groups for grad in tensors.grads]
     widest = next((grad for grad in grads if grad.dtype == torch.float64), grads[0])
-    kernels = kernels_for(widest)
+    kernels = table_step.kernels_for(widest)
     grad_scale = None if grad_scale is None else grad_scale.to(total.device)
     if kernels is not blockwise:
         norm, grad_factor = kernels.clip_factor(total, grad_scale, max_norm)
@@ -235,31 +225,3 @@ def _update_standard(tensors: GroupTensors, grad_scale: Tensor | None, found_inf
         grad_scale=grad_scale if group["fused"] else None,
         found_inf=found_inf,
     )
-
-
-def _update_coupled(
-    tensors: GroupTensors, square_sums: list[Tensor], grad_factor: Tensor | None, found_inf: Tensor | None
-) -> None:
-    hyper = Hyperparameters.from_group(tensors.group)
-    for i, (param, grad, exp_avg_sq) in enumerate(zip(tensors.params, tensors.grads, tensors.exp_avg_sqs, strict=True)):
-        kernels = kernels_for(grad)
-        device = grad.device
-        # A float64 parameter elsewhere makes the factor float64, which the Triton kernels must not see.
-        factor = None if grad_factor is None else grad_factor.to(device, exp_avg_sq.dtype)
-        skip = None if found_inf is None else found_inf.to(device)
-        if kernels is blockwise and skip is not None:
-            if skip.item() != 0:
-                continue
-            skip = None
-        table = Table(
-            rows=param.shape[0],
-            param=local_part(param),
-            grad=grad,
-            exp_avg=local_part(tensors.exp_avgs[i]),
-            exp_avg_sq=local_part(exp_avg_sq),
-            step=tensors.steps[i],
-            hyper=hyper.on(device),
-        )
-        options = {} if skip is None else {"found_inf": skip}
-        coefficient = kernels.advance_second_moment(table, square_sums[i], factor, **options)
-        kernels.apply_update(table, coefficient, factor, **options)

@@ -20,6 +20,12 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 
+def needs_row_moments(group: dict[str, Any]) -> bool:
+    """Whether the tables of a group need `row_avg_sq`; a tensor may become other than zero at any time."""
+    row_exponent = group["row_exponent"]
+    return isinstance(row_exponent, Tensor) or row_exponent != 0
+
+
 @dataclass(slots=True)
 class Hyperparameters:
     """The numbers of one param group that enter the coupled update."""
@@ -68,11 +74,13 @@ class Hyperparameters:
 
     def on(self, device: torch.device) -> "Hyperparameters":
         """The same with numbers in tensors brought to the device of the table."""
-        options = ("lr", "row_exponent", "column_exponent")
-        tensors = {option: value for option in options if isinstance(value := getattr(self, option), Tensor)}
-        if all(value.device == device for value in tensors.values()):
+        numbers = (self.lr, self.row_exponent, self.column_exponent)
+        if all(number.device == device for number in numbers if isinstance(number, Tensor)):
             return self
-        return replace(self, **{option: value.to(device) for option, value in tensors.items()})
+        lr, row_exponent, column_exponent = (
+            number.to(device) if isinstance(number, Tensor) else number for number in numbers
+        )
+        return replace(self, lr=lr, row_exponent=row_exponent, column_exponent=column_exponent)
 
 
 def _number(group: dict[str, Any], option: str) -> float | Tensor:
@@ -109,6 +117,6 @@ class Table:
 
     @property
     def is_coupled_adam(self) -> bool:
-        """Whether the table is updated by the paper's method: no row moments, the whole of each column's, mean and all."""
+        """Whether this is the paper's method: no row moments, column exponent 1, and the mean update stays."""
         x = self.hyper.column_exponent
         return self.row_avg_sq is None and not self.hyper.mean_free and not isinstance(x, Tensor) and x == 1.0
