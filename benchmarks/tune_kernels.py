@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.optimizer import family_triton, triton_kernels
+from coupled_adam.optimizer.family_tiling import MAX_WIDTH, Tiling
 from coupled_adam.optimizer.table import Hyperparameters, Table
 from coupled_adam.optimizer.triton_kernels import Launcher
 
@@ -132,12 +133,11 @@ PARTS: dict[str, tuple[Callable[[Table], object], int]] = {
 
 
 def candidates(shape: tuple[int, int], dtype: torch.dtype) -> Iterator[Candidate]:
-    Tiling = family_triton.Tiling
     candidate = functools.partial(Candidate, shape=shape, dtype=dtype)
     for columns_per_warp, elements, stages, programs in itertools.product(
         (128, 256), (2048, 4096, 8192), (1, 2, 3), (1, 2, 3, 4, 8)
     ):
-        tiling = Tiling(family_triton.MAX_WIDTH, columns_per_warp, elements, programs, stages)
+        tiling = Tiling(MAX_WIDTH, columns_per_warp, elements, programs, stages)
         yield candidate("first_pass", constants={"FIRST_PASS": tiling})
         if stages < 3:
             tiling = tiling._replace(elements=2 * elements)
@@ -178,7 +178,7 @@ def compile_family(shapes: list[tuple[int, int]], dtype: torch.dtype, parts: lis
     every = [candidate for shape in shapes for candidate in candidates(shape, dtype) if candidate.part in parts]
     for candidate in every:  # the number of programs is not compiled in
         compiled = {
-            name: value._replace(programs=0) if isinstance(value, family_triton.Tiling) else value
+            name: value._replace(programs=0) if isinstance(value, Tiling) else value
             for name, value in candidate.constants.items()
         }
         kinds[repr((candidate.part, candidate.shape, compiled))] = candidate

@@ -2,8 +2,8 @@
 
 Without clipping a step is two loops and six passes over the table's memory: `first_pass` reads g and m and writes m,
 `move_rows` reads m and e and writes e. `first_pass` reads a row of g twice, the second time from the cache, when the
-row's own second moment is known. All sums are taken in an order that depends on the shape alone, as in
-`numba_kernels`: a step gives the same bits for any number of threads.
+row's own second moment is known. The order of all sums depends on the shape alone, that within a row also on the CPU:
+a step gives the same bits for any number of threads.
 
 Legend: V vocabulary rows, H hidden size, P pieces, t optimizer step; rho and a as in `family_blockwise`. A piece is a
 range of rows that one thread works on at a time.
@@ -201,12 +201,12 @@ def _count_as_written(*tensors: Tensor) -> None:
     torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
-def _part_of_a_loop(**options):
+def _part_of_a_loop(**options: Any) -> Any:
     """A function that the loops below call for each row or element, and are compiled with."""
     return numba.njit(nogil=True, error_model="numpy", **options)
 
 
-# `reassoc` alone lets the sum over a row be vectorised. NaN and infinity stay what they are.
+# `reassoc` lets the sum over a row be vectorised, and no more: NaN and infinity are still treated as such.
 @_part_of_a_loop(fastmath={"reassoc"})
 def _add_row_squares(grad, column_sums):
     """Add the squares of one row to the column sums, and return their sum."""

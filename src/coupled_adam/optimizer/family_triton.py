@@ -13,15 +13,13 @@ order, so a step is deterministic.
 Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, P programs that each left a partial sum.
 """
 
-import functools
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from coupled_adam.optimizer import family_moment_kernels as moment_kernels
 from coupled_adam.optimizer import family_pass_kernels as pass_kernels
 from coupled_adam.optimizer.family_blockwise import FirstPass
+from coupled_adam.optimizer.family_tiling import MAX_WIDTH, Tiling, next_power_of_2, tile_for
 from coupled_adam.optimizer.table import Hyperparameters, Table
 from coupled_adam.optimizer.triton_kernels import (
     Launcher,
@@ -32,31 +30,13 @@ from coupled_adam.optimizer.triton_kernels import (
     step_on_device,
 )
 
-
-class Tiling(NamedTuple):
-    """How a kernel that adds up columns walks a table. Each program leaves a partial sum per column: few are enough."""
-
-    columns: int
-    """The most columns of a tile."""
-    columns_per_warp: int
-    """Of float32; of narrower elements, which a thread loads eight at a time, twice as many."""
-    elements: int
-    """Of a tile: so many rows does it have."""
-    programs: int
-    """Per multiprocessor, over all columns."""
-    stages: int
-    """Tiles at one time, of which all but one are on their way from memory into shared memory."""
-
-
-# Found by benchmarks/tune_kernels.py on an H200. Wider rows are not kept in registers.
-MAX_WIDTH = 8192
-FIRST_PASS = Tiling(MAX_WIDTH, 128, 8192, 1, 3)
+# Found by benchmarks/tune_kernels.py on an H200.
+FIRST_PASS = Tiling(MAX_WIDTH, 128, 8192, 2, 3)
 SQUARE_SUMS = Tiling(MAX_WIDTH, 256, 8192, 2, 1)
 FIRST_MOMENT = Tiling(1024, 128, 2048, 2, 3)
 UPDATE_BLOCK_V, UPDATE_BLOCK_H, UPDATE_WARPS = 2, 512, 8
 ROW_BLOCK_V, WIDE_ROW_BLOCK_H = 256, 2048
 REDUCE_BLOCK_P, REDUCE_PROGRAMS, MEAN_BLOCK_H = 256, 256, 1024
-MAX_WARPS = 16
 
 _WARPS = (1, 2, 4, 8, 16)
 FIRST_PASS_LAUNCHERS = {warps: Launcher(pass_kernels.first_pass_kernel, warps) for warps in _WARPS}
@@ -85,7 +65,7 @@ def square_sums(table: Table) -> tuple[Tensor, Tensor | None]:
         with on_device_of(grad):
             ROW_SQUARE_SUMS.launch((max(V, 1), 1, 1), kind, grad, row_sums, V, H, *strides, WIDE_ROW_BLOCK_H)
         return column_square_sums(grad[:real_rows]), row_sums
-    warps, programs, tile = _tile(SQUARE_SUMS, grad)
+    warps, programs, tile = tile_for(SQUARE_SUMS, grad)
     column_sums = torch.empty(programs, H, dtype=torch.float64, device=grad.device)
     with on_device_of(grad):
         SQUARE_SUMS_LAUNCHERS[warps].launch(
@@ -109,7 +89,7 @@ def first_pass(table: Table, grad_factor: Tensor | None, found_inf: Tensor | Non
     V, H = grad.shape
     if H > MAX_WIDTH:
         return _first_pass_over_wide_rows(table, grad_factor, found_inf)
-    warps, programs, tile = _tile(FIRST_PASS, grad, exp_avg)
+    warps, programs, tile = tile_for(FIRST_PASS, grad, exp_avg)
     sums = torch.empty(2, programs, H, dtype=torch.float64, device=grad.device)
     row_factor = None if row_avg_sq is None else torch.empty(V, 1, dtype=torch.float32, device=grad.device)
     step, _, correction2 = _step(table)
@@ -218,7 +198,7 @@ def advance_first_moment(
     """Update m_t in place and return sums of rho_i m_ih, (P, H); see `family_blockwise.advance_first_moment`."""
     grad, exp_avg, hyper = table.grad, table.exp_avg, table.hyper
     V, H = grad.shape
-    warps, programs, tile = _tile(FIRST_MOMENT, grad, exp_avg)
+    warps, programs, tile = tile_for(FIRST_MOMENT, grad, exp_avg)
     weighted_sums = torch.empty(programs, H, dtype=torch.float64, device=grad.device)
     strides = (*grad.stride(), *exp_avg.stride())
     alignment = (grad.data_ptr() % 16, exp_avg.data_ptr() % 16, _alignment(row_factor))
@@ -366,43 +346,9 @@ def _first_pass_over_wide_rows(table: Table, grad_factor: Tensor | None, found_i
     return FirstPass(column_sums, advance_first_moment(table, row_factor, grad_factor, found_inf), row_factor)
 
 
-def _tile(tiling: Tiling, *tensors: Tensor) -> tuple[int, int, tuple[int, int, int]]:
-    """Warps, programs per block of columns, and BLOCK_V, BLOCK_H, STAGES for a kernel that reads these tensors.
-
-    A row fills all warps, so that each thread adds up columns of its own.
-    """
-    V, H = tensors[0].shape
-    multiprocessors, shared_memory = _limits(tensors[0].device)
-    narrowest = min(tensor.element_size() for tensor in tensors)
-    block_h = min(_next_power_of_2(max(H, 32)), tiling.columns)
-    warps = max(min(block_h * narrowest // (4 * tiling.columns_per_warp), MAX_WARPS), 1)
-    block_v, stages = max(min(tiling.elements // block_h, 32), 1), tiling.stages
-    row_bytes = block_h * sum(tensor.element_size() for tensor in tensors)
-    while stages > 1 and block_v * row_bytes * (stages - 1) > shared_memory:
-        block_v, stages = (block_v // 2, stages) if block_v > 1 else (1, stages - 1)
-    programs = max(multiprocessors * tiling.programs // max(ceil_div(H, block_h), 1), 1)
-    return warps, max(min(ceil_div(V, block_v), programs), 1), (block_v, block_h, stages)
-
-
-@functools.cache
-def _limits(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors of a GPU, and bytes of shared memory that tiles of one program may take."""
-    if device.type == "cpu":  # Triton's interpreter
-        return 4, 2**16
-    properties = torch.cuda.get_device_properties(device)
-    # What Triton itself needs, for sums over a row and over a column, comes on top.
-    spare = 4 * MAX_WIDTH
-    shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
-    return properties.multi_processor_count, shared - spare
-
-
 def _reduced_columns(H: int) -> int:
     """Columns of one program that adds up partial sums: few, so that many programs read at a time."""
-    return max(min(_next_power_of_2(max(H, 1)) // REDUCE_PROGRAMS, 16), 4)
-
-
-def _next_power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+    return max(min(next_power_of_2(max(H, 1)) // REDUCE_PROGRAMS, 16), 4)
 
 
 def _step(table: Table) -> tuple[Tensor | None, float, float]:
