@@ -12,8 +12,14 @@ from coupled_adam.config.run_config import Config, load_config
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.model_config import ModelConfig, build_model
-from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record, step_of
-from coupled_adam.training.checkpoints import damage, load, newest_good
+from coupled_adam.training.checkpoint.checkpoint_folder import (
+    Record,
+    checkpoints_in,
+    folder_of_step,
+    read_record,
+    step_of,
+)
+from coupled_adam.training.checkpoint.save_and_load import damage, load, newest_good
 from coupled_adam.training.run_folder import RunFolder
 
 

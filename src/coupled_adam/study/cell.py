@@ -164,8 +164,8 @@ def _train_and_measure(task: Task, output: TextIO) -> tuple[Status, str]:
 
 def is_trained(task: Task) -> bool:
     """Whether the checkpoint of the last step is there, and whole."""
-    from coupled_adam.training.checkpoint_record import step_of
-    from coupled_adam.training.checkpoints import newest_good
+    from coupled_adam.training.checkpoint.checkpoint_folder import step_of
+    from coupled_adam.training.checkpoint.save_and_load import newest_good
 
     folder = RunFolder(task.folder).checkpoints
     total = task.cell.config.total_steps

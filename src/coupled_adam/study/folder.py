@@ -24,7 +24,7 @@ from coupled_adam.paper_tasks import task_key
 from coupled_adam.study.expansion import Cell, settings_that_differ
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
-from coupled_adam.training.checkpoint_record import checkpoints_in, step_of
+from coupled_adam.training.checkpoint.checkpoint_folder import checkpoints_in, step_of
 from coupled_adam.training.logbook import parse_row
 from coupled_adam.training.run_folder import RunFolder
 

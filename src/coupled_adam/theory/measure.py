@@ -13,11 +13,11 @@ from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
 from coupled_adam.models.model_config import parameter_count
-from coupled_adam.theory.checkpoint import fits_of, measure_checkpoint
+from coupled_adam.theory.checkpoint_measures import fits_of, measure_checkpoint
 from coupled_adam.theory.fits import has_scikit_learn, summarise
 from coupled_adam.theory.record import CheckpointTheory, RunTheory
 from coupled_adam.theory.theory_folder import Counts, Origin, TheoryFolder
-from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record
+from coupled_adam.training.checkpoint.checkpoint_folder import Record, checkpoints_in, folder_of_step, read_record
 from coupled_adam.training.devices import pick_device
 from coupled_adam.training.run_folder import RunFolder
 

@@ -19,7 +19,9 @@ from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.model_config import flops_per_token
-from coupled_adam.training import checkpoints, devices
+from coupled_adam.training import devices
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, Tables, load, newest_good
+from coupled_adam.training.checkpoint.training_state import make_optimizer_state, training_tensors
 from coupled_adam.training.display import TrainingDisplay
 from coupled_adam.training.interruption import watching_signals
 from coupled_adam.training.logbook import Logbook, open_logbook
@@ -102,7 +104,7 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         say(_summary(config, corpus, ranks, parts))
         if ranks.is_first and (note := note_on_unused_rows(config, corpus)):
             say(f"Note: {note}")
-        writer = checkpoints.CheckpointWriter(run.checkpoints, config.checkpoints.keep)
+        writer = CheckpointWriter(run.checkpoints, config.checkpoints.keep)
         state = {"data": corpus.fingerprint, "precision": "bf16" if parts.uses_bf16 else "float32"}
         start_step = _restore(parts, run, config.total_steps, state, say) if resume else None
         if start_step == config.total_steps:
@@ -192,7 +194,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
         model, config.optimizer, capturable=uses_graphs, vocabulary_size=corpus.vocabulary_size
     )
     # From the start, so that the first step of a new and of a resumed run are alike.
-    checkpoints.make_optimizer_state(optimizers.optimizers)
+    make_optimizer_state(optimizers.optimizers)
     precision = functools.partial(torch.autocast, ranks.device.type, torch.bfloat16) if bf16 else nullcontext
     return RunParts(
         batches=RankBatches(batches, ranks, config.micro_batch_size(ranks.size)),
@@ -209,7 +211,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
 def _restore(parts: RunParts, run: RunFolder, last_step: int, expected: dict[str, str], say: Say) -> int | None:
     """Load the newest whole checkpoint of a run of `last_step` steps; None when there is none."""
     damaged: list[str] = []
-    path = checkpoints.newest_good(run.checkpoints, on_skip=damaged.append, last_step=last_step)
+    path = newest_good(run.checkpoints, on_skip=damaged.append, last_step=last_step)
     if path is None and damaged:
         raise UserError(
             "; ".join(damaged) + f". No checkpoint is left to resume from; bring one back, or remove {run.checkpoints} "
@@ -220,7 +222,7 @@ def _restore(parts: RunParts, run: RunFolder, last_step: int, expected: dict[str
     if path is None:
         say(f"No checkpoint in {run.checkpoints}: starting from the beginning.")
         return None
-    state = checkpoints.load(path, checkpoints.training_tensors(parts.model, parts.optimizers.optimizers))
+    state = load(path, training_tensors(parts.model, parts.optimizers.optimizers))
     if state.get("data") != expected["data"]:
         raise UserError(f"{path} was trained on other tokens than data.folder now holds; bring those back")
     if state.get("precision") != expected["precision"]:
@@ -241,8 +243,8 @@ def _open_logbook(config: Config, run: RunFolder, start_step: int | None, say: S
     )
 
 
-def _tables(model: LanguageModel, corpus: Corpus) -> checkpoints.Tables:
-    return checkpoints.Tables(model.input_table_name, model.output_table_name, corpus.vocabulary_size)
+def _tables(model: LanguageModel, corpus: Corpus) -> Tables:
+    return Tables(model.input_table_name, model.output_table_name, corpus.vocabulary_size)
 
 
 def _trainer(

@@ -24,7 +24,7 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, remove_leftover, require_writable, write_whole
 from coupled_adam.base.locks import LockHeld, lock_names, locked
 from coupled_adam.config.run_config import Config, load_config, require_resumable, to_toml
-from coupled_adam.training.checkpoint_record import checkpoints_in
+from coupled_adam.training.checkpoint.checkpoint_folder import checkpoints_in
 from coupled_adam.training.logbook import METRICS_FILE
 
 LOCK = "lock"

@@ -1,41 +1,50 @@
-"""Checkpoints of a training run: saved while training goes on, whole or not at all, loaded on any number of ranks.
+"""Saving checkpoints while training goes on, whole or not at all, and loading them on any number of ranks.
 
 `CheckpointWriter.save` copies the state to host memory and returns; a thread writes it with
 torch.distributed.checkpoint and renames the folder into place when everything is on the disk. `newest_good` finds the
-checkpoint to continue from, `load` fills the tensors in place. The files are described in checkpoint_record.
+checkpoint to continue from, `load` fills the tensors in place. The files are described in checkpoint_folder.
 """
 
 import errno
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.tables_file import TABLES_FILE
-from coupled_adam.training.checkpoint_files import first_cause, in_words, save_folder, write_tables_of
-from coupled_adam.training.checkpoint_loading import damage, load, newest_good
-from coupled_adam.training.checkpoint_ranks import Agreement, background_group
-from coupled_adam.training.checkpoint_record import (
+from coupled_adam.training.checkpoint.checkpoint_folder import (
     Record,
     StoredFile,
     checkpoints_in,
     folder_of_step,
     put_in_place,
+    read_record,
     remove_leftovers,
     remove_old,
+    step_of,
+    stored_file,
     temporary_name,
     write_record,
+    wrong_sizes,
 )
-from coupled_adam.training.checkpoint_staging import Staged, StagedPlanner, Staging
-from coupled_adam.training.checkpoint_state import make_optimizer_state, training_tensors
-
-__all__ = ["CheckpointWriter", "Tables", "damage", "load", "make_optimizer_state", "newest_good", "training_tensors"]
+from coupled_adam.training.checkpoint.dcp_files import (
+    first_cause,
+    in_words,
+    read_metadata,
+    read_tensors,
+    save_folder,
+    write_tables_of,
+)
+from coupled_adam.training.checkpoint.training_state import RNG, Staged, StagedPlanner, Staging, restore_generators
+from coupled_adam.training.parallel import Agreement, background_group
 
 
 @dataclass(frozen=True)
@@ -201,3 +210,118 @@ def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def newest_good(
+    folder: Path, *, on_skip: Callable[[str], None], last_step: int | None = None, process_group: Any = None
+) -> Path | None:
+    """The newest checkpoint that is whole, read completely to make sure; all ranks get the same.
+
+    Args:
+        folder: where the checkpoints lie; it may be missing.
+        on_skip: called on every rank with a sentence about each damaged checkpoint that is passed over.
+        last_step: of the run, where it is known: a checkpoint of a later one is not of this run.
+        process_group: the ranks that look together, each at its share of the files; default all.
+
+    Returns:
+        The folder of the checkpoint, or None when there is no whole one.
+    """
+    for path in reversed(Agreement(process_group).from_first(checkpoints_in(folder))):
+        problem = damage(path, process_group)
+        if problem is None and last_step is not None and step_of(path) > last_step:
+            problem = f"its step is after {last_step}, the last step of the run"
+        if problem is None:
+            return path
+        on_skip(f"checkpoint {path} is damaged and skipped: {problem}")
+    return None
+
+
+def damage(path: Path, process_group: Any = None) -> str | None:
+    """What is wrong with a checkpoint; None when every file is as it was written. All ranks get the same answer.
+
+    Args:
+        path: the folder of the checkpoint.
+        process_group: the ranks that look together, each at its share of the files; default all.
+    """
+    ranks = Agreement(process_group)
+    return ranks.first_not_none(_damage_seen_by(ranks.rank, ranks.size, path))
+
+
+def load(path: Path, tensors: Mapping[str, Tensor], process_group: Any = None) -> dict[str, Any]:
+    """Fill tensors from a checkpoint in place, whatever number of ranks and parallelism it was saved with.
+
+    Every tensor must be in the checkpoint with its shape and dtype. Of the model and of the optimizers, all or nothing
+    is loaded: `model.` tensors alone give the weights, to evaluate or export. Generators of random numbers are set to
+    `rng.cpu` and `rng.cuda` where both sides have them.
+
+    Args:
+        path: a whole checkpoint, as from :func:`newest_good`.
+        tensors: by name, as from :func:`training_tensors`; plain tensors or DTensors.
+        process_group: the ranks that load together; default all.
+
+    Returns:
+        The state given to `save`, and the step.
+    """
+    ranks = Agreement(process_group)
+    problem = None
+    try:
+        record = read_record(path)
+        metadata = read_metadata(path, record.files)
+        problem = _mismatch(metadata, tensors)
+    except ValueError as error:
+        problem = str(error)
+    if problem := ranks.first_not_none(problem):
+        raise UserError(f"checkpoint {path}: {problem}")
+    wanted = {name: tensor for name, tensor in tensors.items() if name in metadata.state_dict_metadata}
+    try:
+        read_tensors(path, metadata, wanted, process_group)
+    except CheckpointException as error:
+        cause = first_cause(error)
+        raise UserError(f"checkpoint {path} cannot be read: {in_words(cause)}") from error
+    restore_generators(wanted)
+    return {"step": record.step} | {key: value for key, value in record.state.items() if key != "step"}
+
+
+def _damage_seen_by(rank: int, ranks: int, path: Path) -> str | None:
+    """What one of the ranks that share the hashing finds wrong."""
+    try:
+        record = read_record(path)
+        problem = wrong_sizes(path, record.files)
+        if problem is not None:
+            return problem
+        largest_first = sorted(record.files, key=lambda name: (-record.files[name].bytes, name))
+        for name in largest_first[rank::ranks]:
+            if stored_file(path / name) != record.files[name]:
+                return f"{name} is not as it was written (its sha256 differs)"
+        read_metadata(path, record.files)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
+    """What keeps these tensors from being loaded."""
+    stored = {name: tensor for name, tensor in metadata.state_dict_metadata.items() if not name.startswith(RNG)}
+    live = {name: tensor for name, tensor in tensors.items() if not name.startswith(RNG)}
+    families = {name.partition(".")[0] for name in live}
+    other = "it was saved by another model or other optimizers"
+    if missing := sorted(live.keys() - stored.keys()):
+        return f"has no {_some(missing)}; {other}"
+    if unused := sorted(name for name in stored.keys() - live.keys() if name.partition(".")[0] in families):
+        return f"has {_some(unused)}, which this run has not; {other}"
+    for name, tensor in live.items():
+        found = stored[name]
+        assert isinstance(found, TensorStorageMetadata)
+        if tensor.is_meta:
+            return f"cannot be loaded into {name}, which has no memory yet; call to_empty on the model first"
+        if found.size != tensor.shape or found.properties.dtype != tensor.dtype:
+            return (
+                f"{name} is {tuple(found.size)} {found.properties.dtype}, "
+                f"but this run has {tuple(tensor.shape)} {tensor.dtype}; {other}"
+            )
+    return None
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
