@@ -15,7 +15,7 @@ from theory_models import V, milestone_run, small_model, windows
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.evaluation.weights import load_run, load_weights
-from coupled_adam.theory import fits, identity, measure, token_statistics
+from coupled_adam.theory import fits, identity, token_statistics
 from coupled_adam.theory.identity import identity_error
 from coupled_adam.theory.measure import theory_of_run
 from coupled_adam.theory.record import run_from_json
@@ -234,7 +234,6 @@ def test_the_corpus_is_counted_once_for_all_checkpoints(run, monkeypatch):
     counted = []
     count = Corpus.unigram
     monkeypatch.setattr(Corpus, "unigram", lambda corpus: counted.append(corpus.folder) or count(corpus))
-    measure._unigram.cache_clear()
     steps, _ = steps_measured(run, fresh=True)
     assert (len(steps), len(counted)) == (2, 1)
 

@@ -1,7 +1,7 @@
 """`coupled-adam study run`, `study report`, `study list`, `study show` and `study status`."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from coupled_adam.commands.tidy_help import TidyGroup
 
 if TYPE_CHECKING:
     from coupled_adam.config.study_config import Study
+    from coupled_adam.data.corpus import Corpus
     from coupled_adam.report.contents import Contents
     from coupled_adam.study.expansion import Cell
     from coupled_adam.study.folder import StudyFolder
@@ -127,9 +128,9 @@ def run_and_report(
     display = StudyDisplay(console)
 
     def before_runs() -> None:
-        for note in (*_check_installed(study), *prepare_data(cells, display.say)):
+        for note in _check_installed(study):
             display.say(note)
-        _check_tokenizers(study, cells)
+        _check_tokenizers(study, cells, prepare_data(cells, display.say))
 
     with _unmade_if_refused(folder.path), user_errors():
         require_packages()  # now, and not after the training
@@ -307,16 +308,16 @@ def _check_installed(study: "Study") -> list[str]:
     return list(notes_on_theory(study.evaluation))
 
 
-def _check_tokenizers(study: "Study", cells: "Sequence[Cell]") -> None:
-    """Of the corpora, which are there now."""
+def _check_tokenizers(study: "Study", cells: "Sequence[Cell]", corpora: "Mapping[str, Corpus]") -> None:
+    """See that what is measured with the tokenizers of the corpora can be."""
     if study.evaluation.measures and study.evaluation.wordsim is not None:
         from coupled_adam.study.words import check_words
 
-        check_words(study.evaluation, [cell.config.data.folder for cell in cells])
+        check_words(study.evaluation, corpora.values())
     if study.evaluation.tasks:
         from coupled_adam.study.task_evaluation import check_tokenizers
 
-        check_tokenizers(study.evaluation, [cell.config for cell in cells])
+        check_tokenizers(study.evaluation, [cell.config for cell in cells], corpora)
 
 
 def _report(console: Console, folders: Sequence[Path], out: Path) -> None:

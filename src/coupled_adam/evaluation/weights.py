@@ -62,9 +62,16 @@ def run_corpus(config: Config, checkpoint: Record) -> Corpus | None:
     if not folder.is_dir():
         return None
     corpus = open_known_corpus(folder)
-    if checkpoint.state.get("data", corpus.fingerprint) != corpus.fingerprint:
-        raise UserError(f"{folder} holds other tokens now than the run was trained on; prepare them again as they were")
+    require_trained_on(corpus, checkpoint)
     return corpus
+
+
+def require_trained_on(corpus: Corpus, checkpoint: Record) -> None:
+    """Refuse a corpus that has changed since a checkpoint was written."""
+    if checkpoint.state.get("data", corpus.fingerprint) != corpus.fingerprint:
+        raise UserError(
+            f"{corpus.folder} holds other tokens now than the run was trained on; prepare them again as they were"
+        )
 
 
 def find_checkpoint(run: Path, step: int | None, on_skip: Callable[[str], None]) -> Path:

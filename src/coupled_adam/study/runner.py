@@ -7,7 +7,7 @@ write to know how far they are, and gathers the results.
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from coupled_adam.config.run_config import load_config, with_rows
 from coupled_adam.config.study_config import Study
@@ -20,6 +20,9 @@ from coupled_adam.study.folder import CONFIG, StudyFolder
 from coupled_adam.study.launchers import ClusterLauncher, Ended, Launcher, LocalLauncher, worker_environments
 from coupled_adam.study.study_display import StudyDisplay
 from coupled_adam.training.interruption import Interruption, watching_signals
+
+if TYPE_CHECKING:
+    from coupled_adam.data.corpus import Corpus
 
 LauncherName = Literal["local", "torchrun", "slurm"]
 LAUNCHERS: tuple[LauncherName, ...] = ("local", "torchrun", "slurm")
@@ -213,26 +216,34 @@ def _note(ended: Ended, outcome: Outcome) -> None:
         outcome.busy[label] = ended.message
 
 
-def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> list[str]:
-    """Make the corpora that the runs need, once, and see that they fit.
+def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> "dict[str, Corpus]":
+    """Make or open the corpora that the runs need, each once, see that they fit, and say what the user should know.
 
     Returns:
-        What the user should know about them.
+        The corpora, by the `data.folder` of the runs.
 
     Raises:
         ValueError, OSError, ImportError: for what is wrong with a corpus, before any run has started.
     """
     # Here, for it comes with numpy, which a dry run does without.
-    from coupled_adam.training.run_tokens import note_on_unused_rows, open_tokens, prepare_tokens
+    from coupled_adam.training.run_tokens import note_on_unused_rows, prepare_tokens, require_rows, say_notes
 
+    corpora: dict[str, Corpus] = {}
     for config in {cell.config.data: cell.config for cell in cells}.values():
-        prepare_tokens(config, say)
+        folder = config.data.folder
+        if folder in corpora:
+            say_notes(config, corpora[folder], say)
+        else:
+            corpora[folder] = prepare_tokens(config, say)
     notes: list[str] = []
     different = {(cell.config.data, cell.config.rows): cell.config for cell in cells}
     for config in different.values():
-        corpus = open_tokens(config)
+        corpus = corpora[config.data.folder]
+        require_rows(config, corpus)
         if "test" not in corpus.splits and "val" in corpus.splits:
             notes.append(f"{corpus.folder} has no test split: its validation split is used instead")
         if note := note_on_unused_rows(config, corpus):
             notes.append(f"Note: {note}")
-    return list(dict.fromkeys(notes))
+    for note in dict.fromkeys(notes):
+        say(note)
+    return corpora

@@ -29,7 +29,7 @@ from coupled_adam.training.optimizers import EmbeddingOptimizers, build_optimize
 from coupled_adam.training.parallel import Ranks, build, ranks_of_run
 from coupled_adam.training.rank_batches import RankBatches
 from coupled_adam.training.run_folder import RunFolder, environment
-from coupled_adam.training.run_tokens import Say, is_prepared, note_on_unused_rows, open_tokens, prepare_tokens
+from coupled_adam.training.run_tokens import Say, is_prepared, note_on_unused_rows, prepare_tokens, require_rows
 from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import Saving, Trainer
@@ -95,9 +95,9 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         config.micro_batch_size(ranks.size)  # says what does not divide, before anything is made
         ranks.first_does(lambda: run.check(config, resume=resume))
         ranks.first_does(lambda: stack.enter_context(run.locked()))
-        _prepare_tokens(config, ranks, say)
+        corpus = _prepare_tokens(config, ranks, say)
         config = _with_rows(config, run, resume=resume)
-        corpus = open_tokens(config)
+        require_rows(config, corpus)
         # Only now: a Ctrl-C during the preparation of the tokens ends it at once.
         interruption = stack.enter_context(watching_signals())
         parts = _build_parts(config, corpus, ranks)
@@ -157,15 +157,15 @@ def _speaker(console: Console, ranks: Ranks) -> Say:
     return say
 
 
-def _prepare_tokens(config: Config, ranks: Ranks, say: Say) -> None:
-    """Make the tokens to train on, where they are missing and the config says from what."""
+def _prepare_tokens(config: Config, ranks: Ranks, say: Say) -> Corpus:
+    """The tokens to train on, made where they are missing and the config says from what."""
     folder = Path(config.data.folder).expanduser()
     if ranks.size > 1 and not is_prepared(config):  # the other ranks would wait for hours, and give up
         raise UserError(
             f"{folder} is not prepared yet; do that first, with one process: coupled-adam data prepare "
             f"{config.data.source} --tokenizer {config.data.tokenizer} --out {folder}"
         )
-    prepare_tokens(config, say)
+    return prepare_tokens(config, say)
 
 
 def _with_rows(config: Config, run: RunFolder, *, resume: bool) -> Config:

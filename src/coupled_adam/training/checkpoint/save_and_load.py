@@ -24,9 +24,12 @@ from coupled_adam.training.checkpoint.checkpoint_folder import (
     Record,
     StoredFile,
     checkpoints_in,
+    file_times,
     folder_of_step,
+    is_checked,
     put_in_place,
     read_record,
+    remember_checked,
     remove_leftovers,
     remove_old,
     step_of,
@@ -215,7 +218,7 @@ def _is_full(error: BaseException) -> bool:
 def newest_good(
     folder: Path, *, on_skip: Callable[[str], None], last_step: int | None = None, process_group: Any = None
 ) -> Path | None:
-    """The newest checkpoint that is whole, read completely to make sure; all ranks get the same.
+    """The newest checkpoint that is whole, by :func:`damage`; all ranks get the same.
 
     Args:
         folder: where the checkpoints lie; it may be missing.
@@ -239,12 +242,30 @@ def newest_good(
 def damage(path: Path, process_group: Any = None) -> str | None:
     """What is wrong with a checkpoint; None when every file is as it was written. All ranks get the same answer.
 
+    The files are read completely once. While they stay as they were then (see `file_times`), they are not read again.
+
     Args:
         path: the folder of the checkpoint.
         process_group: the ranks that look together, each at its share of the files; default all.
     """
     ranks = Agreement(process_group)
-    return ranks.first_not_none(_damage_seen_by(ranks.rank, ranks.size, path))
+    problem, times, is_known = None, None, False
+    try:
+        record = read_record(path)
+        problem = wrong_sizes(path, record.files)
+        if problem is None:
+            times = file_times(path, record)
+            is_known = is_checked(path, times)
+            problem = None if is_known else _wrong_content(path, record, ranks)
+        if problem is None:
+            read_metadata(path, record.files)
+    except (ValueError, OSError) as error:
+        problem = str(error)
+    problem = ranks.first_not_none(problem)
+    if problem is None and ranks.rank == 0 and not is_known:
+        assert times is not None
+        remember_checked(path, times)
+    return problem
 
 
 def load(path: Path, tensors: Mapping[str, Tensor], process_group: Any = None) -> dict[str, Any]:
@@ -282,20 +303,12 @@ def load(path: Path, tensors: Mapping[str, Tensor], process_group: Any = None) -
     return {"step": record.step} | {key: value for key, value in record.state.items() if key != "step"}
 
 
-def _damage_seen_by(rank: int, ranks: int, path: Path) -> str | None:
-    """What one of the ranks that share the hashing finds wrong."""
-    try:
-        record = read_record(path)
-        problem = wrong_sizes(path, record.files)
-        if problem is not None:
-            return problem
-        largest_first = sorted(record.files, key=lambda name: (-record.files[name].bytes, name))
-        for name in largest_first[rank::ranks]:
-            if stored_file(path / name) != record.files[name]:
-                return f"{name} is not as it was written (its sha256 differs)"
-        read_metadata(path, record.files)
-    except (ValueError, OSError) as error:
-        return str(error)
+def _wrong_content(path: Path, record: Record, ranks: Agreement) -> str | None:
+    """What this rank finds wrong in its share of the files."""
+    largest_first = sorted(record.files, key=lambda name: (-record.files[name].bytes, name))
+    for name in largest_first[ranks.rank :: ranks.size]:
+        if stored_file(path / name) != record.files[name]:
+            return f"{name} is not as it was written (its sha256 differs)"
     return None
 
 
