@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coupled_adam.report.contents import Contents
     from coupled_adam.study.expansion import Cell
     from coupled_adam.study.folder import StudyFolder
-    from coupled_adam.study.runner import Outcome
+    from coupled_adam.study.runner import StudyOutcome
 
 app = typer.Typer(
     cls=TidyGroup,
@@ -170,7 +170,8 @@ def report(
     """
     if out is None and len(folders) > 1:
         refuse("--out is missing: several studies are merged into a folder of their own")
-    from coupled_adam.config.study_config import FILE_NAME, load_study
+    from coupled_adam.config.builtin_files import STUDY_FILE
+    from coupled_adam.config.study_config import load_study
     from coupled_adam.study.expansion import cells_of
     from coupled_adam.study.folder import StudyFolder
 
@@ -178,8 +179,8 @@ def report(
     with user_errors():
         for folder in folders:
             _require_study(folder)
-            if (folder / FILE_NAME).is_file():  # jobs of a cluster may have finished since the runner was here
-                cells = cells_of(load_study(str(folder / FILE_NAME)))
+            if (folder / STUDY_FILE).is_file():  # jobs of a cluster may have finished since the runner was here
+                cells = cells_of(load_study(str(folder / STUDY_FILE)))
                 StudyFolder(folder).gather(cells)
                 _say_outside(lambda text: console.print(Text(text), soft_wrap=True), StudyFolder(folder), cells)
     _report(console, folders, out or folders[0])
@@ -221,7 +222,8 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
 
     Try: `coupled-adam study status runs/demo`
     """
-    from coupled_adam.config.study_config import FILE_NAME, load_study
+    from coupled_adam.config.builtin_files import STUDY_FILE
+    from coupled_adam.config.study_config import load_study
     from coupled_adam.study.expansion import cells_of
     from coupled_adam.study.folder import StudyFolder
     from coupled_adam.study.overview import counts, status_table
@@ -229,7 +231,7 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
     console = Console(highlight=False)
     with user_errors():
         _require_study(folder)
-        study = load_study(str(folder / FILE_NAME))
+        study = load_study(str(folder / STUDY_FILE))
         cells = cells_of(study)
         table = status_table(study, cells, StudyFolder(folder))
         found = counts(study, cells, StudyFolder(folder))
@@ -245,17 +247,17 @@ def _say_outside(say: Callable[[str], None], folder: "StudyFolder", cells: "Sequ
 
 def _require_study(folder: Path) -> None:
     """Refuse what is no folder of a study; whoever gives the name of a study, as to `study run`, is told its folder."""
-    from coupled_adam.config.study_config import FILE_NAME
+    from coupled_adam.config.builtin_files import STUDY_FILE
     from coupled_adam.study.folder import RUNS_HERE
     from coupled_adam.study.results import RESULTS_FILE
 
-    if any((folder / name).is_file() for name in (FILE_NAME, RESULTS_FILE)):
+    if any((folder / name).is_file() for name in (STUDY_FILE, RESULTS_FILE)):
         return
     meant = RUNS_HERE / folder
-    if (meant / FILE_NAME).is_file():
+    if (meant / STUDY_FILE).is_file():
         raise UserError(f"{folder} is not the folder of a study; give its folder: {meant}")
     raise UserError(
-        f"{folder} is not the folder of a study, it has neither {FILE_NAME} nor {RESULTS_FILE}; give one that "
+        f"{folder} is not the folder of a study, it has neither {STUDY_FILE} nor {RESULTS_FILE}; give one that "
         f"`coupled-adam study run` wrote, such as {RUNS_HERE / 'demo'}"
     )
 
@@ -350,7 +352,7 @@ def _print_comparison(console: Console, contents: "Contents") -> None:
     console.print(Text(contents.verdict.text))
 
 
-def _print_outcome(console: Console, outcome: "Outcome", again: str) -> None:
+def _print_outcome(console: Console, outcome: "StudyOutcome", again: str) -> None:
     from coupled_adam.training.interruption import exit_code
 
     def say(text: str) -> None:

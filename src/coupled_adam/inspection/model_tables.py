@@ -59,7 +59,7 @@ LISTED = 8  # candidates shown in a message
 
 
 @dataclass(frozen=True)
-class Table:
+class ModelTable:
     """One vocabulary table."""
 
     name: str
@@ -73,7 +73,7 @@ class Model:
 
     path: str
     tied: bool
-    tables: Sequence[Table]
+    tables: Sequence[ModelTable]
     tokenizer: Callable[[], str] | None
 
 
@@ -104,7 +104,7 @@ def _is_hub_name(path: str) -> bool:
     return HUB_NAME.fullmatch(path) is not None and place.suffix not in SUFFIXES and not is_in_folder
 
 
-def find_tables(stored: Stored, path: str) -> list[Table]:
+def find_tables(stored: Stored, path: str) -> list[ModelTable]:
     """The input and the output table, or the one that is both."""
     input_name, output_name = stored.input, stored.output
     if input_name is None and output_name is None:
@@ -118,19 +118,19 @@ def find_tables(stored: Stored, path: str) -> list[Table]:
         assert name is not None
         # Without a head the input table is the head, unless the config says that there is one elsewhere.
         alone: Role = "output" if input_name is None else "input" if stored.tied is False else "tied"
-        return [Table(name, alone, _read_matrix(stored, path, name))]
+        return [ModelTable(name, alone, _read_matrix(stored, path, name))]
     embedding = _read_matrix(stored, path, input_name)
     if input_name == output_name:
-        return [Table(input_name, "tied", embedding)]
+        return [ModelTable(input_name, "tied", embedding)]
     head = _read_matrix(stored, path, output_name)
     if _identical(embedding, head):
-        return [Table(input_name, "tied", embedding)]
-    return [Table(input_name, "input", embedding), Table(output_name, "output", head)]
+        return [ModelTable(input_name, "tied", embedding)]
+    return [ModelTable(input_name, "input", embedding), ModelTable(output_name, "output", head)]
 
 
-def _chosen_table(stored: Stored, path: str, wanted: str) -> Table:
+def _chosen_table(stored: Stored, path: str, wanted: str) -> ModelTable:
     name = _resolve_name(stored, path, wanted)
-    return Table(name, _role_of(name, stored, path), _read_matrix(stored, path, name))
+    return ModelTable(name, _role_of(name, stored, path), _read_matrix(stored, path, name))
 
 
 def _role_of(name: str, stored: Stored, path: str) -> Role:

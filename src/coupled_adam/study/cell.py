@@ -18,12 +18,13 @@ from rich.console import Console
 from coupled_adam.base.errors import UserError, as_user_error
 from coupled_adam.base.files import read_json, read_text, remove_leftovers, write_whole
 from coupled_adam.base.locks import LockHeld, locked
+from coupled_adam.config.builtin_files import CONFIG_FILE
 from coupled_adam.config.run_config import Config, to_toml
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.models.model_config import parameter_count
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import Cell
-from coupled_adam.study.folder import CLAIM, CONFIG, ERROR, OUTPUT, StudyFolder, tail
+from coupled_adam.study.folder import CLAIM, ERROR, OUTPUT, StudyFolder, tail
 from coupled_adam.study.results import Result, read_evaluation, write_evaluation
 from coupled_adam.training.run_folder import RunFolder
 
@@ -95,8 +96,8 @@ def run_cell(task: Task) -> tuple[Status, str]:
     """
     folder = task.folder
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / CONFIG).is_file():
-        write_whole(folder / CONFIG, to_toml(task.cell.config))
+    if not (folder / CONFIG_FILE).is_file():
+        write_whole(folder / CONFIG_FILE, to_toml(task.cell.config))
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / CLAIM, SECONDS_FOR_ANOTHER))
@@ -182,7 +183,7 @@ def _train_here(task: Task, output: TextIO) -> None:
 
 def _train_with_torchrun(task: Task, output: TextIO) -> None:
     """Train on several ranks; a signal to this process is handed on, and the ranks save."""
-    write_whole(task.folder / CONFIG, to_toml(task.cell.config))
+    write_whole(task.folder / CONFIG_FILE, to_toml(task.cell.config))
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={task.ranks}"),
         *("-m", "coupled_adam", "train", str(task.folder), "--resume"),

@@ -55,7 +55,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Variant:
+class OptimizerVariant:
     """One optimizer of the grid: its name and the settings that make it."""
 
     name: str
@@ -148,7 +148,7 @@ def _open_rows(cells: Sequence[Cell]) -> dict[str, Any]:
     return {ROWS: rows.pop()} if len(rows) == 1 else {}
 
 
-def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Variant]]:
+def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, OptimizerVariant]]:
     variants = [variant for optimizer in study.optimizers for variant in variants_of(optimizer)]
     models: Sequence[ModelAxis | None] = study.models or [None]
     for model in models:
@@ -157,7 +157,7 @@ def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Variant]
             yield model, tokens, variant
 
 
-def variants_of(optimizer: OptimizerAxis) -> list[Variant]:
+def variants_of(optimizer: OptimizerAxis) -> list[OptimizerVariant]:
     """The optimizers that an entry of [[optimizers]] stands for: one for each value of its lists."""
     exponents: Sequence[float | None] = optimizer.scale_exponent or [None]
     factors: Sequence[float | None] = optimizer.sgd_factor or [None]
@@ -177,7 +177,7 @@ def variants_of(optimizer: OptimizerAxis) -> list[Variant]:
             name += f" n={exponent:g}"
         if factor is not None and (optimizer.name is None or is_one_of_many):
             name += f" f={factor:g}"
-        variants.append(Variant(name, settings))
+        variants.append(OptimizerVariant(name, settings))
     return variants
 
 
@@ -188,7 +188,7 @@ def _plain_name(optimizer: OptimizerAxis) -> str:
     return f"{name} centred" if optimizer.centre else name
 
 
-def _cell(study: Study, model: ModelAxis | None, variant: Variant, config: Config) -> Cell:
+def _cell(study: Study, model: ModelAxis | None, variant: OptimizerVariant, config: Config) -> Cell:
     name = model.name if model is not None else config.name
     id = f"{name}-{exact_amount(config.training.tokens)}-{file_name(variant.name)}"
     config = config.model_copy(update={"name": f"{study.name}-{id}"})

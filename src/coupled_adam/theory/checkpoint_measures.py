@@ -62,8 +62,8 @@ def measure_checkpoint(
     table = training.output_table.detach()  # (V, H)
     mean = row_sums(table, len(unigram), "output")[:-1] / len(unigram)  # (H,)
     statistics = TokenStatistics(table)
-    output = MeasuredTable(optimizer, mean)
-    input = MeasuredTable(optimizer, row_sums(training.input_table, len(unigram), "input")[:-1] / len(unigram))
+    output = TableUpdates(optimizer, mean)
+    input = TableUpdates(optimizer, row_sums(training.input_table, len(unigram), "input")[:-1] / len(unigram))
     sums: Series = {}
     losses: list[float] = []
     clip_factors: list[float] = []
@@ -110,7 +110,7 @@ def measure_checkpoint(
     return numbers, arrays
 
 
-class MeasuredTable:
+class TableUpdates:
     """The optimizers' state of one table, and the update sums after every batch."""
 
     def __init__(self, optimizer: OptimizerSection, mean_embedding: Tensor) -> None:

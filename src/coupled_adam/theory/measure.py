@@ -25,7 +25,7 @@ FORMAT = 1
 """Changes when what is measured does, so that older measurements are not taken for it."""
 PRECISIONS = ("float32", "bf16")
 
-Progress = Callable[[int, int, int], None]
+OnProgress = Callable[[int, int, int], None]
 """Called with (batches done, batches of all checkpoints that are to be measured, step of the checkpoint)."""
 
 
@@ -36,7 +36,7 @@ def theory_of_run(
     batches: int = 20,
     device: str | None = None,
     precision: str | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
     fresh: bool = False,
 ) -> RunTheory:
     """Measure the theory on checkpoints of a run, and write it to `RUN/theory`.
@@ -50,7 +50,7 @@ def theory_of_run(
         batches: K of the pseudo-training, those that follow the checkpoint in the run's own order.
         device: "cpu", "cuda" or "auto", which is the default.
         precision: of the forward pass, "float32" (the default) or "bf16".
-        on_progress: see `Progress`; called once before the first batch and then after each.
+        on_progress: see `OnProgress`; called once before the first batch and then after each.
         fresh: measure again what is there already.
 
     Returns:

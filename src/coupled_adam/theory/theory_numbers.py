@@ -21,7 +21,7 @@ LEGEND = (
 
 
 @dataclass(frozen=True)
-class Column:
+class NumberColumn:
     """One number of every checkpoint."""
 
     group: str
@@ -55,29 +55,29 @@ def _fit(name: str, key: str) -> Callable[[CheckpointTheory], float | None]:
 
 
 SUMS = (
-    Column("mean", METRICS["mu_norm"].symbol, lambda each: each.mu_norm, exponent_below=0.1),
-    Column("whole update", "SGD", lambda each: each.update("sgd").total),
-    Column("whole update", "Adam", lambda each: each.update("adam").total),
-    Column("whole update", "Coupled", lambda each: each.update("coupled").total),
-    Column("output layer", "gradients", lambda each: max(each.gradient_sums["output"])),
-    Column("output layer", "SGD", lambda each: each.update("sgd").output),
-    Column("output layer", "Adam", lambda each: each.update("adam").output),
-    Column("output layer", "Coupled", lambda each: each.update("coupled").output),
-    Column("input layer", "gradients", lambda each: max(each.gradient_sums["input"])),
-    Column("input layer", "Adam", lambda each: through_input(each, "adam")),
-    Column("input layer", "Coupled", lambda each: through_input(each, "coupled")),
+    NumberColumn("mean", METRICS["mu_norm"].symbol, lambda each: each.mu_norm, exponent_below=0.1),
+    NumberColumn("whole update", "SGD", lambda each: each.update("sgd").total),
+    NumberColumn("whole update", "Adam", lambda each: each.update("adam").total),
+    NumberColumn("whole update", "Coupled", lambda each: each.update("coupled").total),
+    NumberColumn("output layer", "gradients", lambda each: max(each.gradient_sums["output"])),
+    NumberColumn("output layer", "SGD", lambda each: each.update("sgd").output),
+    NumberColumn("output layer", "Adam", lambda each: each.update("adam").output),
+    NumberColumn("output layer", "Coupled", lambda each: each.update("coupled").output),
+    NumberColumn("input layer", "gradients", lambda each: max(each.gradient_sums["input"])),
+    NumberColumn("input layer", "Adam", lambda each: through_input(each, "adam")),
+    NumberColumn("input layer", "Coupled", lambda each: through_input(each, "coupled")),
 )
 FITS = (
-    Column("E[v]", "A", _fit("second_moment", "A"), "second_moment_A", exponent_below=0.1),
-    Column("E[v]", "R²", _fit("second_moment", "r2"), "second_moment_r2"),
-    Column("E[v]", "centred", _fit("second_moment", "r2_centred"), "second_moment_r2_centred"),
-    Column("E[v]", "I", _fit("second_moment", "mutual_information"), "second_moment_mutual_information"),
-    Column("X, i = t", "R²", _fit("x_true", "r2"), "x_true_r2"),
-    Column("X, i = t", "I", _fit("x_true", "mutual_information"), "x_true_mutual_information"),
-    Column("X, i ≠ t", "R²", _fit("x_false", "r2"), "x_false_r2"),
-    Column("X, i ≠ t", "I", _fit("x_false", "mutual_information"), "x_false_mutual_information"),
-    Column("Theorem, R²", "rows", lambda each: each.theorem.r2, "theorem_r2"),
-    Column("Theorem, R²", "elements", lambda each: each.theorem_elements.r2, "theorem_elements_r2"),
+    NumberColumn("E[v]", "A", _fit("second_moment", "A"), "second_moment_A", exponent_below=0.1),
+    NumberColumn("E[v]", "R²", _fit("second_moment", "r2"), "second_moment_r2"),
+    NumberColumn("E[v]", "centred", _fit("second_moment", "r2_centred"), "second_moment_r2_centred"),
+    NumberColumn("E[v]", "I", _fit("second_moment", "mutual_information"), "second_moment_mutual_information"),
+    NumberColumn("X, i = t", "R²", _fit("x_true", "r2"), "x_true_r2"),
+    NumberColumn("X, i = t", "I", _fit("x_true", "mutual_information"), "x_true_mutual_information"),
+    NumberColumn("X, i ≠ t", "R²", _fit("x_false", "r2"), "x_false_r2"),
+    NumberColumn("X, i ≠ t", "I", _fit("x_false", "mutual_information"), "x_false_mutual_information"),
+    NumberColumn("Theorem, R²", "rows", lambda each: each.theorem.r2, "theorem_r2"),
+    NumberColumn("Theorem, R²", "elements", lambda each: each.theorem_elements.r2, "theorem_elements_r2"),
 )
 
 
@@ -97,7 +97,7 @@ def fits_table(run: RunTheory) -> Numbers:
     return _table("Fits against the unigram probability, through the origin", run, FITS)
 
 
-def _table(title: str, run: RunTheory, columns: Sequence[Column]) -> Numbers:
+def _table(title: str, run: RunTheory, columns: Sequence[NumberColumn]) -> Numbers:
     rows = [
         [
             short(checkpoint.tokens_seen),
