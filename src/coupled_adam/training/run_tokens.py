@@ -18,7 +18,7 @@ from coupled_adam.data.tokens import Tokens
 from coupled_adam.tokenizer import Tokenizer, open_tokenizer
 
 if TYPE_CHECKING:
-    from coupled_adam.data import prepare as preparation
+    from coupled_adam.data.preparation import Progress
 
 Say = Callable[[str], None]
 TOKENS_AT_ONCE = 2**22
@@ -26,7 +26,7 @@ MOST_UNUSED = 0.05
 """The part of the rows that may be unused without a word. The bytes of a byte-level tokenizer come on top: no text has
 all of them."""
 DRIFT = "Unused rows all drift one way, and the embeddings of the tokens drift the other way."
-Report = Callable[["preparation.Progress"], None]
+Report = Callable[["Progress"], None]
 
 
 def is_prepared(config: Config) -> bool:
