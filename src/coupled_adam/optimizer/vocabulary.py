@@ -79,8 +79,12 @@ def _with_all_tables(candidate: VocabularyCandidate, inventory: Inventory) -> Vo
 
 
 def _is_further_head(module: str, weight: nn.Parameter, inventory: Inventory) -> bool:
-    # With V = H a square Linear is more often something else, such as the pooler of BERT.
-    return "head" in module or (not inventory.is_in_a_layer(module) and weight.shape[0] != weight.shape[1])
+    return "head" in module or (not inventory.is_in_a_layer(module) and not _is_square(weight))
+
+
+def _is_square(weight: nn.Parameter) -> bool:
+    """With V = H a square Linear is more often something else than a head, such as the pooler of BERT."""
+    return weight.shape[0] == weight.shape[1]
 
 
 def _from_accessors(inventory: Inventory) -> list[VocabularyCandidate]:
@@ -268,17 +272,30 @@ def only_candidate(candidates: list[VocabularyCandidate]) -> VocabularyCandidate
 
 
 def _likeliest(candidates: Iterable[VocabularyCandidate]) -> str:
-    """The last table of those that have the name of a head or of an embedding of tokens, if any has."""
+    """The last table of those that have the name of a head or of an embedding of tokens, if any has; never what is
+    rather a pooler than a head."""
 
     def sounds_right(tables: list[VocabularyTable]) -> bool:
         if [table.role for table in tables] == ["output"]:
             return True  # a head of another size than the embedding
         modules = [table.name.removesuffix(".weight").split(".") for table in tables]
-        has_head = any(HEADS.fullmatch(last) or PERHAPS_HEADS.fullmatch(last) for *_, last in modules)
-        return has_head or any(TOKEN_NAMES.fullmatch(component) for module in modules for component in module)
+        return any(_names_a_head(table) for table in tables) or any(
+            TOKEN_NAMES.fullmatch(component) for module in modules for component in module
+        )
 
-    tables = [candidate.tables for candidate in candidates if candidate.tables]
+    tables = [
+        candidate.tables for candidate in candidates if candidate.tables and not _may_be_pooler(candidate.tables[0])
+    ]
     return _pattern(max(reversed(tables), key=sounds_right)[0].name) if tables else ""
+
+
+def _may_be_pooler(table: VocabularyTable) -> bool:
+    return table.role == "output" and _is_square(table.weight) and not _names_a_head(table)
+
+
+def _names_a_head(table: VocabularyTable) -> bool:
+    last = table.name.removesuffix(".weight").rpartition(".")[2]
+    return "head" in last or bool(HEADS.fullmatch(last) or PERHAPS_HEADS.fullmatch(last))
 
 
 def _pattern(name: str) -> str:
