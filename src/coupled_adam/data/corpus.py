@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import file_hash
 from coupled_adam.data.manifest import (
     MANIFEST_FILE,
     SPLITS,
@@ -169,12 +170,6 @@ def _sample(path: Path) -> bytes:
             file.seek(max(size - SAMPLED_BYTES, 0) * place // (SAMPLED_PLACES - 1))
             parts.append(file.read(SAMPLED_BYTES))
     return b"".join(parts)
-
-
-def file_hash(path: Path) -> str:
-    """The sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _manifest_of_plain_folder(folder: Path) -> Manifest:

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.files import replacing
+from coupled_adam.base.files import file_hash, replacing
 from coupled_adam.data.blocks import Block, read_blocks
-from coupled_adam.data.corpus import UNFINISHED, file_hash
+from coupled_adam.data.corpus import UNFINISHED
 from coupled_adam.data.corpus_tokenizer import known_tokenizer, tokenizer_for
 from coupled_adam.data.encoding import Pieces, encoder, packer
 from coupled_adam.data.guards import files_of_corpus, refuse_differences, remove_corpus

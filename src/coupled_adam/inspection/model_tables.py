@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import some_of
 from coupled_adam.inspection.file_formats import SUFFIXES, open_file
 from coupled_adam.inspection.folders import open_folder, open_hub_model
 from coupled_adam.inspection.hub import HUB_NAME
@@ -156,12 +157,12 @@ def _resolve_name(stored: Stored, path: str, wanted: str) -> str:
     if len(ends) == 1:
         return ends[0]
     if ends:
-        raise UserError(f"{path}: several tensors end in {wanted!r}: {_listed(ends)}; give more of the name")
+        raise UserError(f"{path}: several tensors end in {wanted!r}: {some_of(ends, LISTED)}; give more of the name")
     holding = [name for name in stored.names if wanted in name]
     near = difflib.get_close_matches(wanted, stored.names, n=3, cutoff=0.5)
     if not (near or holding):
         near = list(stored.names)
-    raise UserError(f"{path}: no tensor {wanted!r}; near to it: {_listed(dict.fromkeys(near + holding))}")
+    raise UserError(f"{path}: no tensor {wanted!r}; near to it: {some_of(dict.fromkeys(near + holding), LISTED)}")
 
 
 def _only_candidate(stored: Stored, path: str, usual: Sequence[str]) -> str | None:
@@ -177,7 +178,7 @@ def _only_candidate(stored: Stored, path: str, usual: Sequence[str]) -> str | No
 def _only_matrix(stored: Stored, path: str) -> str:
     unusual = f"{path}: no tensor has a usual name of a table, choose one with --tensor: "
     if stored.in_shards:
-        raise UserError(unusual + _listed(stored.names))
+        raise UserError(unusual + some_of(stored.names, LISTED))
     matrices = [name for name in stored.names if len(stored.shape(name)) == 2]
     if not matrices:
         shown = f"it holds {_with_shapes(stored, stored.names)}" if stored.names else "it holds no tensor"
@@ -215,11 +216,5 @@ def _identical(first: Matrix, second: Matrix, block_rows: int = 4096) -> bool:
     return True
 
 
-def _listed(names: Sequence[str] | dict[str, None]) -> str:
-    names = list(names)
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
-
-
 def _with_shapes(stored: Stored, names: Sequence[str]) -> str:
-    return _listed([f"{name} {stored.shape(name)}" for name in names])
+    return some_of([f"{name} {stored.shape(name)}" for name in names], LISTED)

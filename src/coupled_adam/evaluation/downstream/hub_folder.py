@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
-from coupled_adam.base.files import read_json
-from coupled_adam.data.corpus import file_hash, open_known_corpus
+from coupled_adam.base.files import file_hash, read_json
+from coupled_adam.data.corpus import open_known_corpus
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.evaluate import (

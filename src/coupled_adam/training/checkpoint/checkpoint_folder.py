@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.files import kind_of_file, read_json, remove_leftover, write_whole
+from coupled_adam.base.files import file_hash, kind_of_file, read_json, remove_leftover, write_whole
 
 STATE_FILE = "state.json"
 CHECKED_FILE = "checked.json"
@@ -108,8 +108,7 @@ def _record(content: dict[str, Any], folder: Path) -> Record:
 
 def stored_file(path: Path) -> StoredFile:
     """Size and hash of a file."""
-    with path.open("rb") as file:
-        return StoredFile(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return StoredFile(path.stat().st_size, file_hash(path))
 
 
 def wrong_sizes(folder: Path, files: dict[str, StoredFile]) -> str | None:

@@ -5,7 +5,6 @@ torch.distributed.checkpoint and renames the folder into place when everything i
 checkpoint to continue from, `load` fills the tensors in place. The files are described in checkpoint_folder.
 """
 
-import errno
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,7 +17,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from coupled_adam.base.errors import UserError
+from coupled_adam.base.errors import UserError, is_full_disk
+from coupled_adam.base.text import some_of
 from coupled_adam.tables_file import TABLES_FILE
 from coupled_adam.training.checkpoint.checkpoint_folder import (
     Record,
@@ -181,7 +181,7 @@ class CheckpointWriter:
         cause = first_cause(error)
         found = [path.name for path in checkpoints_in(self.folder)]
         kept = f"on the disk are {', '.join(found)}" if found else "no other checkpoint is on the disk"
-        remedy = "; free some space, or keep fewer checkpoints" if _is_full(cause) else ""
+        remedy = "; free some space, or keep fewer checkpoints" if is_full_disk(cause) else ""
         message = (
             f"the checkpoint of step {step} could not be written to {self.folder}: {in_words(cause)}; {kept}{remedy}"
         )
@@ -209,10 +209,6 @@ def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"the state of the run cannot be written as JSON: {error}") from None
     assert isinstance(copied, dict)
     return copied
-
-
-def _is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def newest_good(
@@ -319,9 +315,9 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
     families = {name.partition(".")[0] for name in live}
     other = "it was saved by another model or other optimizers"
     if missing := sorted(live.keys() - stored.keys()):
-        return f"has no {_some(missing)}; {other}"
+        return f"has no {some_of(missing, 3)}; {other}"
     if unused := sorted(name for name in stored.keys() - live.keys() if name.partition(".")[0] in families):
-        return f"has {_some(unused)}, which this run has not; {other}"
+        return f"has {some_of(unused, 3)}, which this run has not; {other}"
     for name, tensor in live.items():
         found = stored[name]
         assert isinstance(found, TensorStorageMetadata)
@@ -333,8 +329,3 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
                 f"but this run has {tuple(tensor.shape)} {tensor.dtype}; {other}"
             )
     return None
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
