@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from coupled_adam.config.builtin_files import preset_text
-from coupled_adam.config.run_config import differences, load_config, require_resumable, to_toml, with_overrides
+from coupled_adam.config.run_config import differences, load_config, require_resumable, to_toml
 
 
 @pytest.fixture
@@ -67,13 +67,6 @@ def test_an_override_is_read_as_toml_or_as_text(override: str, key: str, value: 
 
 def test_the_last_override_wins() -> None:
     assert load_config("tiny", ["seed=2", "seed=3"]).seed == 3
-
-
-def test_overrides_of_a_config_leave_the_first_as_it_is() -> None:
-    first = load_config("tiny")
-    second = with_overrides(first, ["model.layers=4"])
-    assert (first.model.layers, second.model.layers) == (2, 4)
-    assert differences(first, second) == ["model.layers"]
 
 
 def test_configs_do_not_change() -> None:

@@ -107,7 +107,7 @@ def test_prepare_says_where_it_goes_on(here: Path, monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
         write(*arguments)
 
-    monkeypatch.setattr("coupled_adam.data.prepare.write_journal", interrupted)
+    monkeypatch.setattr("coupled_adam.data.preparation.write_journal", interrupted)
     arguments = prepare("--out", "out", "--shard-tokens", "300")
     assert runner.invoke(app, arguments).exit_code == 130
     result = runner.invoke(app, arguments)

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coupled_adam.commands.data import app
+from coupled_adam.data.corpus_tokenizer import BPE_CHARACTERS
 from coupled_adam.data.manifest import Manifest
-from coupled_adam.data.prepare import BPE_CHARACTERS
 from coupled_adam.data.settings import SHARD_TOKENS, Settings
 from coupled_adam.data.source_files import COMPRESSED, SMALL_BYTES
 from coupled_adam.data.sources import KNOWN

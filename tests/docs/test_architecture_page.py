@@ -37,4 +37,4 @@ def test_every_module_named_on_the_map_exists_and_none_is_missing() -> None:
     assert names - modules - {"__init__"} == set()
     described_as_a_whole = ("commands", "inspection", "figures")
     rest = {path.stem for path in PACKAGE.rglob("*.py") if path.parent.name not in described_as_a_whole} & modules
-    assert {name for name in rest - names if not name.startswith("checkpoint_")} == set()
+    assert rest - names == set()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coupled_adam.embeddings import download, fetch_word_pairs
-from coupled_adam.embeddings.download import SOURCES, Source
+from coupled_adam.embeddings.download import SOURCES, BenchmarkFile
 
 pooch = pytest.importorskip("pooch")
 PAIRS = b"sun sunlight 50.0\nriver water 49.0\n"
@@ -28,7 +28,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Threadin
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     root = f"http://127.0.0.1:{server.server_port}"
-    sources = tuple(Source(name, f"{root}/{name}", sha256(folder / name)) for name in ("men.txt", "simlex999.txt"))
+    sources = tuple(
+        BenchmarkFile(name, f"{root}/{name}", sha256(folder / name)) for name in ("men.txt", "simlex999.txt")
+    )
     monkeypatch.setattr(download, "SOURCES", sources)
     monkeypatch.setenv("COUPLED_ADAM_CACHE", str(tmp_path / "cache"))
     yield server

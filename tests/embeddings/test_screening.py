@@ -12,7 +12,7 @@ from measure_matrices import MATRICES, H, normal, trained_like
 from torch import Tensor
 
 from coupled_adam.embeddings import isotropy, measure, screening
-from coupled_adam.embeddings.embedding_matrix import Table, open_table
+from coupled_adam.embeddings.embedding_matrix import EmbeddingMatrix, open_table
 from coupled_adam.embeddings.moments import Moments, moments_of
 from coupled_adam.embeddings.partition import log_partition
 from coupled_adam.embeddings.spectrum import Spectrum, spectrum_of
@@ -22,7 +22,7 @@ from coupled_adam.embeddings.spectrum import Spectrum, spectrum_of
 class Prepared:
     """A matrix and what is known of it before ISO."""
 
-    table: Table
+    table: EmbeddingMatrix
     moments: Moments
     spectrum: Spectrum
     first: Tensor
@@ -72,7 +72,7 @@ def test_the_bounds_hold(name: str) -> None:
 def test_the_error_of_coarse_products_is_as_small_as_derived(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries rounded to bfloat16 make errors that show, unlike those of float32."""
     known = prepare(SCALED[name])
-    coarse = Table(torch.from_numpy(SCALED[name]).bfloat16(), known.table.device, 512)
+    coarse = EmbeddingMatrix(torch.from_numpy(SCALED[name]).bfloat16(), known.table.device, 512)
     means = screening.float32_means(coarse, known.spectrum.eigenvectors.bfloat16().double(), None)
     monkeypatch.setattr(screening, "float32_means", lambda *_: means)
     monkeypatch.setattr(screening, "ROUNDING", 0.0)  # the bounds then shrink to the estimate between them

@@ -17,7 +17,8 @@ from coupled_adam.data.manifest import Manifest, write_manifest
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.model_config import ModelConfig, build_model
-from coupled_adam.training.checkpoints import CheckpointWriter, Tables, make_optimizer_state, training_tensors
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, Tables
+from coupled_adam.training.checkpoint.training_state import make_optimizer_state, training_tensors
 
 TEXT = (
     "The quick brown fox can't jump; it's 1234 metres to the lazy dogs' kennel, and they've barked 56 times.\n\n"

@@ -7,14 +7,8 @@ import torch
 from torch import nn
 
 from coupled_adam import CoupledAdamW
-from coupled_adam.training.checkpoint_staging import Staging
-from coupled_adam.training.checkpoints import (
-    CheckpointWriter,
-    load,
-    make_optimizer_state,
-    newest_good,
-    training_tensors,
-)
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, load, newest_good
+from coupled_adam.training.checkpoint.training_state import Staging, make_optimizer_state, training_tensors
 
 pytestmark = pytest.mark.gpu
 

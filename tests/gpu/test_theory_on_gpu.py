@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "theory"))
 from theory_models import V, small_model, windows
 
 from coupled_adam.config.run_sections import OptimizerSection
-from coupled_adam.theory.checkpoint import measure_checkpoint
+from coupled_adam.theory.checkpoint_measures import measure_checkpoint
 
 pytestmark = pytest.mark.gpu
 

@@ -12,6 +12,7 @@ from fabricated_study import STANDARD, fabricate
 from study_fake_worker import result_of
 from study_runs import ADAMW, COUPLED, write_study
 
+from coupled_adam.config.builtin_files import CONFIG_FILE as CONFIG
 from coupled_adam.config.run_config import to_toml
 from coupled_adam.config.study_config import load_study, with_override, with_settings
 from coupled_adam.report.grid import gather_grid
@@ -21,7 +22,7 @@ from coupled_adam.report.study_plans import StudyPlan, read_plans
 from coupled_adam.report.verdict import verdict
 from coupled_adam.study.cell import Task
 from coupled_adam.study.expansion import cells_of, chosen
-from coupled_adam.study.folder import CONFIG, StudyFolder
+from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.results import Result, merge_results, read_results, to_json, write_evaluation
 
 STORED = Path(__file__).parents[2] / "docs" / "results"

@@ -21,7 +21,7 @@ from coupled_adam.data.manifest import MANIFEST_FILE, Shard, Split, read_manifes
 from coupled_adam.study.expansion import Cell, cells_of, chosen
 from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.results import Result
-from coupled_adam.study.runner import Outcome, run_study
+from coupled_adam.study.runner import StudyOutcome, run_study
 from coupled_adam.study.study_display import StudyDisplay
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
@@ -80,7 +80,7 @@ def write_study(folder: Path, optimizers: str, *, steps: int = 12, more: str = "
 
 def run_here(
     study_file: Path, out: Path, *, only: tuple[str, ...] = (), jobs: int | None = 1, **options: Any
-) -> tuple[Outcome, str]:
+) -> tuple[StudyOutcome, str]:
     """Run a study with the runner in this process; how it ended, and what was shown."""
     study, cells = plan(study_file)
     folder = StudyFolder(out)

@@ -83,7 +83,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(
 def test_a_stopped_study_ends_with_the_exit_code_of_its_signal(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "run_study", lambda *_, **__: runner.Outcome(left=2, signal=name))
+    monkeypatch.setattr(runner, "run_study", lambda *_, **__: runner.StudyOutcome(left=2, signal=name))
     result = study("run", str(write_study(tmp_path, PAIR)), "--out", "out")
     assert result.exit_code == code
     assert f"{name}: 2 runs are not finished" in result.output

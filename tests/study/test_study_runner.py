@@ -427,7 +427,8 @@ def test_the_folder_holds_all_that_is_needed_to_run_the_study_again(tmp_path: Pa
 def test_the_corpus_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     study = load_study(str(write_study(tmp_path, named("a"))))
-    assert runner.prepare_data(cells_of(study, parse_settings(["data.folder=~/corpus"], Config)), print) == []
+    corpora = runner.prepare_data(cells_of(study, parse_settings(["data.folder=~/corpus"], Config)), print)
+    assert {name: corpus.folder for name, corpus in corpora.items()} == {"~/corpus": tmp_path / "corpus"}
 
 
 def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from coupled_adam.training.checkpoints import CheckpointWriter, Tables, load
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, Tables, load
 
 FILES = ["__0_0.distcp", ".metadata", "tables.safetensors", "state.json"]
 TABLES = Tables("wte.weight", "wte.weight", 13)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from coupled_adam.training.checkpoints import CheckpointWriter, Tables, load, newest_good
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, Tables, load, newest_good
 
 MOST_SECONDS_OF_SAVING = 0.15  # a save takes about a tenth of it
 

@@ -28,15 +28,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn import functional as F
 
 from coupled_adam import CoupledAdamW
-from coupled_adam.training import checkpoint_files
-from coupled_adam.training.checkpoints import (
-    CheckpointWriter,
-    Tables,
-    load,
-    make_optimizer_state,
-    newest_good,
-    training_tensors,
-)
+from coupled_adam.training.checkpoint import dcp_files as checkpoint_files
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, Tables, load, newest_good
+from coupled_adam.training.checkpoint.training_state import make_optimizer_state, training_tensors
 
 SECONDS_PER_SCENARIO = 40
 V, H = 13, 8  # 13 rows are uneven on 2 and on 4 ranks

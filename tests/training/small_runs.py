@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coupled_adam.config.run_config import Config
 from coupled_adam.data.manifest import MANIFEST_FILE, Manifest, Shard, Split, write_manifest
-from coupled_adam.training import checkpoints
+from coupled_adam.training.checkpoint import save_and_load as checkpoints
 from coupled_adam.training.run import Outcome, run_training
 
 VOCABULARY = 61  # of 64 rows: three are padding

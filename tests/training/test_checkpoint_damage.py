@@ -14,9 +14,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_examples import FILES, assert_loads, state_of_step, write_two_checkpoints
 
-from coupled_adam.training import checkpoint_record
-from coupled_adam.training.checkpoint_record import read_record, stored_file, write_record
-from coupled_adam.training.checkpoints import CheckpointWriter, damage, load, newest_good
+from coupled_adam.training.checkpoint import checkpoint_folder as checkpoint_record
+from coupled_adam.training.checkpoint.checkpoint_folder import read_record, stored_file, write_record
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, damage, load, newest_good
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ import pytest
 import torch
 from checkpoint_examples import TABLES, assert_loads, state_of_step, write_two_checkpoints
 
-from coupled_adam.training import checkpoint_files, checkpoints
-from coupled_adam.training.checkpoints import CheckpointWriter, newest_good
+from coupled_adam.training.checkpoint import dcp_files as checkpoint_files
+from coupled_adam.training.checkpoint import save_and_load as checkpoints
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, newest_good
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_any_other_failure_is_reported_too(folder: Path, monkeypatch: pytest.Mon
 ON_A_SMALL_DISK = """
 import sys, errno, torch
 from pathlib import Path
-from coupled_adam.training.checkpoints import CheckpointWriter, Tables, load, newest_good
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, Tables, load, newest_good
 folder = Path(sys.argv[1])
 writer = CheckpointWriter(folder, keep=2)
 tensors = {"model.w": torch.ones(500, 100)}  # 200 kB in tensors and 200 kB in tables; the disk has 1 MB

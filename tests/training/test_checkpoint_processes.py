@@ -12,7 +12,8 @@ from checkpoint_worker import SCENARIOS, Model, differences, full
 from safetensors.torch import load_file
 
 from coupled_adam import CoupledAdamW
-from coupled_adam.training.checkpoints import load, make_optimizer_state, newest_good, training_tensors
+from coupled_adam.training.checkpoint.save_and_load import load, newest_good
+from coupled_adam.training.checkpoint.training_state import make_optimizer_state, training_tensors
 
 HERE = Path(__file__).parent
 SECONDS = 200

@@ -10,13 +10,8 @@ from torch.nn import functional as F
 from torch.optim.optimizer import Optimizer
 
 from coupled_adam import CoupledAdamW
-from coupled_adam.training.checkpoints import (
-    CheckpointWriter,
-    load,
-    make_optimizer_state,
-    newest_good,
-    training_tensors,
-)
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, load, newest_good
+from coupled_adam.training.checkpoint.training_state import make_optimizer_state, training_tensors
 
 V, H = 11, 6
 

@@ -11,9 +11,9 @@ import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from torch import Tensor
 
-from coupled_adam.training import checkpoint_record
-from coupled_adam.training.checkpoint_record import Record, StoredFile
-from coupled_adam.training.checkpoints import CheckpointWriter, Tables, load, newest_good
+from coupled_adam.training.checkpoint import checkpoint_folder as checkpoint_record
+from coupled_adam.training.checkpoint.checkpoint_folder import Record, StoredFile
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, Tables, load, newest_good
 
 
 def random_state(seed: int = 0) -> dict[str, Tensor]:

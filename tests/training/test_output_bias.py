@@ -19,7 +19,7 @@ from coupled_adam.config.run_config import Config
 from coupled_adam.evaluation.held_out_loss import loss_over
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.models.model_config import parameter_count
-from coupled_adam.training.checkpoint_state import make_optimizer_state
+from coupled_adam.training.checkpoint.training_state import make_optimizer_state
 from coupled_adam.training.estimates import memory
 from coupled_adam.training.optimizers import build_optimizers
 from coupled_adam.training.parallel import Ranks, build

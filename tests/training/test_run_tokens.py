@@ -22,7 +22,7 @@ from coupled_adam.data.manifest import MANIFEST_FILE
 from coupled_adam.embeddings import download, load_word_pairs
 from coupled_adam.training import run, run_tokens
 from coupled_adam.training.parallel import Ranks
-from coupled_adam.training.run_tokens import open_tokens, prepare_tokens, word_tokenizer
+from coupled_adam.training.run_tokens import prepare_tokens, word_tokenizer
 
 SETTINGS = ("log.wordsim", "evaluation.wordsim")
 
@@ -68,7 +68,7 @@ def test_a_folder_of_nanogpt_is_taken_as_it_is_with_one_note(source: str | None,
     assert said_of(nanogpt, source, "bpe:4096") == [
         f"Note: {nanogpt} has no manifest.json: its tokens are taken as uint16, of GPT-2's 50257 tokens"
     ]
-    assert open_tokens(config_with(nanogpt, source)).vocabulary_size == 50257
+    assert prepare_tokens(config_with(nanogpt, source), print).vocabulary_size == 50257
     assert sorted(path.name for path in nanogpt.iterdir()) == ["train.bin", "val.bin"]
 
 

@@ -16,7 +16,7 @@ from coupled_adam.models.initial import initialise
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.model_config import ModelConfig, build_model
 from coupled_adam.optimizer import CoupledAdamW, param_groups
-from coupled_adam.training.checkpoint_state import make_optimizer_state
+from coupled_adam.training.checkpoint.training_state import make_optimizer_state
 from coupled_adam.training.optimizers import EmbeddingOptimizers, build_optimizers
 from coupled_adam.training.train_step import TrainStep, unchanged
 

@@ -11,6 +11,12 @@ import pytest
 from small_runs import small_config, train, write_corpus
 
 from coupled_adam.config.run_config import to_toml
+from coupled_adam.training.checkpoint.checkpoint_folder import CHECKED_FILE
+
+
+def contents_of(run: Path) -> dict[Path, bytes]:
+    """All files of a run but the times at which its checkpoints were checked."""
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != CHECKED_FILE}
 
 
 @pytest.mark.parametrize("refused", ["data", "wordsim", "tensorboard", "wandb"])
@@ -18,7 +24,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
     refused: str, whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(whole_run, tmp_path / "run")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = contents_of(tmp_path / "run")
     others = write_corpus(tmp_path / "others", seed=9, train_tokens=3000)
     for package in ("tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, package, None)
@@ -30,7 +36,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
     }[refused]
     with pytest.raises((ValueError, ImportError), match=message):
         train(config, tmp_path / "run", resume=True)
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert contents_of(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from coupled_adam.config.run_config import load_config
 from coupled_adam.embeddings import measure
 from coupled_adam.metrics import METRICS, TABLE_METRICS
 from coupled_adam.tables_file import TABLES_FILE
-from coupled_adam.training import checkpoints, trainer
+from coupled_adam.training import trainer
+from coupled_adam.training.checkpoint import save_and_load as checkpoints
 from coupled_adam.training.rank_batches import MicroBatch, RankBatches
 from coupled_adam.training.trackers import numbers
 from coupled_adam.training.trainer import TrainingStopped

@@ -13,6 +13,8 @@ OF_THE_MACHINE = {
     )
     if hasattr(errno, name)
 }
+# The disk is full, or the user's part of it, or a file is as large as it may be.
+OF_A_FULL_DISK = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 
 
 class UserError(ValueError):
@@ -29,6 +31,11 @@ class UserOSError(UserError, OSError):
 
 class UserConnectionError(UserError, ConnectionError):
     """Something could not be downloaded."""
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether something could not be written for lack of room."""
+    return isinstance(error, OSError) and error.errno in OF_A_FULL_DISK
 
 
 @contextmanager

@@ -142,6 +142,12 @@ def read_limited(path: Path, limit: int = LARGEST_TEXT) -> bytes:
     return content
 
 
+def file_hash(path: Path) -> str:
+    """The sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_text(path: Path, limit: int = LARGEST_TEXT) -> str:
     """The text of a regular file in UTF-8."""
     return _decoded(read_limited(path, limit), str(path))

@@ -82,17 +82,18 @@ def progress_bar() -> Iterator[ProgressBar]:
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """Print each UserWarning once, as a note, when all is done; other warnings are shown as Python shows them."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
             yield
-        finally:
-            notes = [warning for warning in caught if issubclass(warning.category, UserWarning)]
-            for note in dict.fromkeys(str(warning.message) for warning in notes):
-                print(f"Note: {printable(note)}", file=sys.stderr)
-            others = [warning for warning in caught if warning not in notes]
-    for warning in others:
-        warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    finally:  # an error may end the work
+        notes = [warning for warning in caught if issubclass(warning.category, UserWarning)]
+        for note in dict.fromkeys(str(warning.message) for warning in notes):
+            print(f"Note: {printable(note)}", file=sys.stderr)
+        for warning in caught:
+            if warning not in notes:
+                warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def wide_enough(console: "Console", table: "Table") -> "Console":

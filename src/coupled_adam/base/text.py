@@ -7,6 +7,7 @@ units of the last digit of the mean, however many there are: 6.09(11) is 6.09 ±
 
 import math
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -59,6 +60,18 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The same of a text that may have several lines, such as a message about several mistakes."""
     return "\n".join(map(printable, text.splitlines()))
+
+
+def some_of(names: Iterable[str], most: int) -> str:
+    """Names in a row; of many the first ones, and how many there are besides.
+
+    Example:
+        >>> some_of(["a", "b", "c"], most=2)
+        'a, b and 1 more'
+    """
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
 
 
 def escape_latex(text: str) -> str:

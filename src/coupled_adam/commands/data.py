@@ -18,7 +18,7 @@ from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
 
 if TYPE_CHECKING:
-    from coupled_adam.data import prepare as preparation
+    from coupled_adam.data.preparation import Progress
 
 app = typer.Typer(
     cls=TidyGroup,
@@ -251,12 +251,12 @@ def _tokens(option: str, text: str) -> int:
 
 
 @contextmanager
-def preparation_bar() -> "Iterator[Callable[[preparation.Progress], None]]":
+def preparation_bar() -> "Iterator[Callable[[Progress], None]]":
     """A bar for the stages of a preparation, with the time left where that can be known."""
     is_tokenizing = False
     with progress_bar() as bar:
 
-        def on_progress(progress: "preparation.Progress") -> None:
+        def on_progress(progress: "Progress") -> None:
             nonlocal is_tokenizing
             if progress.stage == "tokenizing" and not is_tokenizing:
                 is_tokenizing = True

@@ -1,7 +1,7 @@
 """`coupled-adam study run`, `study report`, `study list`, `study show` and `study status`."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,11 @@ from coupled_adam.commands.tidy_help import TidyGroup
 
 if TYPE_CHECKING:
     from coupled_adam.config.study_config import Study
+    from coupled_adam.data.corpus import Corpus
     from coupled_adam.report.contents import Contents
     from coupled_adam.study.expansion import Cell
     from coupled_adam.study.folder import StudyFolder
-    from coupled_adam.study.runner import Outcome
+    from coupled_adam.study.runner import StudyOutcome
 
 app = typer.Typer(
     cls=TidyGroup,
@@ -127,9 +128,9 @@ def run_and_report(
     display = StudyDisplay(console)
 
     def before_runs() -> None:
-        for note in (*_check_installed(study), *prepare_data(cells, display.say)):
+        for note in _check_installed(study):
             display.say(note)
-        _check_tokenizers(study, cells)
+        _check_tokenizers(study, cells, prepare_data(cells, display.say))
 
     with _unmade_if_refused(folder.path), user_errors():
         require_packages()  # now, and not after the training
@@ -169,7 +170,8 @@ def report(
     """
     if out is None and len(folders) > 1:
         refuse("--out is missing: several studies are merged into a folder of their own")
-    from coupled_adam.config.study_config import FILE_NAME, load_study
+    from coupled_adam.config.builtin_files import STUDY_FILE
+    from coupled_adam.config.study_config import load_study
     from coupled_adam.study.expansion import cells_of
     from coupled_adam.study.folder import StudyFolder
 
@@ -177,8 +179,8 @@ def report(
     with user_errors():
         for folder in folders:
             _require_study(folder)
-            if (folder / FILE_NAME).is_file():  # jobs of a cluster may have finished since the runner was here
-                cells = cells_of(load_study(str(folder / FILE_NAME)))
+            if (folder / STUDY_FILE).is_file():  # jobs of a cluster may have finished since the runner was here
+                cells = cells_of(load_study(str(folder / STUDY_FILE)))
                 StudyFolder(folder).gather(cells)
                 _say_outside(lambda text: console.print(Text(text), soft_wrap=True), StudyFolder(folder), cells)
     _report(console, folders, out or folders[0])
@@ -220,7 +222,8 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
 
     Try: `coupled-adam study status runs/demo`
     """
-    from coupled_adam.config.study_config import FILE_NAME, load_study
+    from coupled_adam.config.builtin_files import STUDY_FILE
+    from coupled_adam.config.study_config import load_study
     from coupled_adam.study.expansion import cells_of
     from coupled_adam.study.folder import StudyFolder
     from coupled_adam.study.overview import counts, status_table
@@ -228,7 +231,7 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
     console = Console(highlight=False)
     with user_errors():
         _require_study(folder)
-        study = load_study(str(folder / FILE_NAME))
+        study = load_study(str(folder / STUDY_FILE))
         cells = cells_of(study)
         table = status_table(study, cells, StudyFolder(folder))
         found = counts(study, cells, StudyFolder(folder))
@@ -244,17 +247,17 @@ def _say_outside(say: Callable[[str], None], folder: "StudyFolder", cells: "Sequ
 
 def _require_study(folder: Path) -> None:
     """Refuse what is no folder of a study; whoever gives the name of a study, as to `study run`, is told its folder."""
-    from coupled_adam.config.study_config import FILE_NAME
+    from coupled_adam.config.builtin_files import STUDY_FILE
     from coupled_adam.study.folder import RUNS_HERE
     from coupled_adam.study.results import RESULTS_FILE
 
-    if any((folder / name).is_file() for name in (FILE_NAME, RESULTS_FILE)):
+    if any((folder / name).is_file() for name in (STUDY_FILE, RESULTS_FILE)):
         return
     meant = RUNS_HERE / folder
-    if (meant / FILE_NAME).is_file():
+    if (meant / STUDY_FILE).is_file():
         raise UserError(f"{folder} is not the folder of a study; give its folder: {meant}")
     raise UserError(
-        f"{folder} is not the folder of a study, it has neither {FILE_NAME} nor {RESULTS_FILE}; give one that "
+        f"{folder} is not the folder of a study, it has neither {STUDY_FILE} nor {RESULTS_FILE}; give one that "
         f"`coupled-adam study run` wrote, such as {RUNS_HERE / 'demo'}"
     )
 
@@ -307,16 +310,16 @@ def _check_installed(study: "Study") -> list[str]:
     return list(notes_on_theory(study.evaluation))
 
 
-def _check_tokenizers(study: "Study", cells: "Sequence[Cell]") -> None:
-    """Of the corpora, which are there now."""
+def _check_tokenizers(study: "Study", cells: "Sequence[Cell]", corpora: "Mapping[str, Corpus]") -> None:
+    """See that what is measured with the tokenizers of the corpora can be."""
     if study.evaluation.measures and study.evaluation.wordsim is not None:
         from coupled_adam.study.words import check_words
 
-        check_words(study.evaluation, [cell.config.data.folder for cell in cells])
+        check_words(study.evaluation, corpora.values())
     if study.evaluation.tasks:
         from coupled_adam.study.task_evaluation import check_tokenizers
 
-        check_tokenizers(study.evaluation, [cell.config for cell in cells])
+        check_tokenizers(study.evaluation, [cell.config for cell in cells], corpora)
 
 
 def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
@@ -349,7 +352,7 @@ def _print_comparison(console: Console, contents: "Contents") -> None:
     console.print(Text(contents.verdict.text))
 
 
-def _print_outcome(console: Console, outcome: "Outcome", again: str) -> None:
+def _print_outcome(console: Console, outcome: "StudyOutcome", again: str) -> None:
     from coupled_adam.training.interruption import exit_code
 
     def say(text: str) -> None:

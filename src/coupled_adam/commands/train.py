@@ -65,7 +65,7 @@ def train(
     A run that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed), one
     whose loss is no longer finite with 1.
     """
-    from coupled_adam.config.builtin_files import PRESETS
+    from coupled_adam.config.builtin_files import CONFIG_FILE, PRESETS
     from coupled_adam.config.run_config import load_config, to_toml
 
     console = Console(highlight=False)
@@ -85,7 +85,7 @@ def train(
         return
 
     # As load_config reads it: a preset's name wins over a folder of that name.
-    own_folder = Path(config) if config not in PRESETS and (Path(config) / "config.toml").is_file() else None
+    own_folder = Path(config) if config not in PRESETS and (Path(config) / CONFIG_FILE).is_file() else None
     folder = out or own_folder or Path("runs") / f"{resolved.name}-{resolved.optimizer.embeddings}-seed{resolved.seed}"
 
     from coupled_adam.training.devices import pick_device

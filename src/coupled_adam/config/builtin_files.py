@@ -38,8 +38,12 @@ class FileKind:
         return (files("coupled_adam.config") / self.nouns / f"{name}.toml").read_text(encoding="utf-8")
 
 
-RUN = FileKind("preset", "presets", PRESETS, "run folder", "config.toml")
-STUDY = FileKind("study", "studies", STUDIES, "study folder", "study.toml")
+CONFIG_FILE = "config.toml"
+"""The config in the folder of a run."""
+STUDY_FILE = "study.toml"
+"""The study in the folder of a study."""
+RUN = FileKind("preset", "presets", PRESETS, "run folder", CONFIG_FILE)
+STUDY = FileKind("study", "studies", STUDIES, "study folder", STUDY_FILE)
 
 
 def preset_text(name: str) -> str:

@@ -37,7 +37,6 @@ __all__ = [
     "require_resumable",
     "to_toml",
     "values_by_key",
-    "with_overrides",
     "with_rows",
 ]
 
@@ -164,11 +163,6 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
     """
     read = read_values(spec, RUN)
     return build(Config, read.source, read.values, parse_settings(overrides, Config))
-
-
-def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
-    """The config with `section.key=value` applied, each checked as `load_config` does."""
-    return build(Config, config.name, config.model_dump(), parse_settings(overrides, Config))
 
 
 def with_rows(config: Config) -> Config:

@@ -30,8 +30,6 @@ from coupled_adam.config.study_sections import (
     TokensAxis,
 )
 
-FILE_NAME = STUDY.file_name
-
 
 class Study(Section):
     """A whole study."""

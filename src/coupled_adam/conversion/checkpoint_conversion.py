@@ -4,7 +4,6 @@ A folder becomes a complete copy of itself in which the optimizer and the schedu
 resumes from it at once. Of a file, everything but the optimizer and its schedulers is kept.
 """
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from coupled_adam.base.errors import UserError
+from coupled_adam.base.errors import OF_A_FULL_DISK, UserError
 from coupled_adam.base.files import replacing, require_writable
 from coupled_adam.conversion.adamw_groups import Cut, layout_of, names_by_position
 from coupled_adam.conversion.model_parameters import ModelParameters, read_model_parameters, saved_names
@@ -185,7 +184,7 @@ def _saying_what_failed(out: Path) -> Iterator[None]:
         reason = str(getattr(cause, "strerror", None) or cause)
         if isinstance(error, shutil.Error):  # of copytree: a list of source, copy and reason
             reason = str(error.args[0][0][2])
-        full = any(os.strerror(number) in reason for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+        full = any(os.strerror(number) in reason for number in OF_A_FULL_DISK)
         remedy = "make room, or write to another disk" if full else "give another place"
         line = reason.split("\n")[0]
         raise UserError(f"{out}: cannot be written ({line}); {remedy}. Nothing was left behind") from error

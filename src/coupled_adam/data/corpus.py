@@ -7,7 +7,6 @@ Legend: V vocabulary rows.
 
 import hashlib
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import file_hash
 from coupled_adam.data.manifest import (
     MANIFEST_FILE,
     SPLITS,
@@ -40,6 +40,8 @@ class Corpus:
 
     folder: Path
     manifest: Manifest
+    notes: tuple[str, ...] = ()
+    """What is taken for granted about it, and the user should know."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -120,23 +122,27 @@ def open_corpus(folder: str | Path) -> Corpus:
         folder: has manifest.json; or train.bin and val.bin (test.bin too), which are taken as uint16 tokens of GPT-2,
             and a warning says so.
     """
-    corpus = _described(Path(folder))
+    corpus = open_known_corpus(folder)
+    for note in corpus.notes:
+        warnings.warn(note, stacklevel=2)
+    return corpus
+
+
+def open_known_corpus(folder: str | Path) -> Corpus:
+    """`open_corpus` without a warning: what it would say is in the `notes` of the corpus."""
+    corpus = open_without_shards(folder)
     _check_shards(corpus)
     return corpus
 
 
 def open_without_shards(folder: str | Path) -> Corpus:
     """`open_known_corpus` of a folder whose shards may be missing: for its tokenizer."""
-    with warnings.catch_warnings(action="ignore"):
-        return _described(Path(folder))
-
-
-def _described(folder: Path) -> Corpus:
-    """A corpus as its manifest says, or as nanoGPT's files do."""
+    folder = Path(folder)
     if not folder.is_dir():
         raise UserError(
             f"corpus: {folder} is not a folder; make it with `coupled-adam data prepare SOURCE --out {folder}`"
         )
+    notes: tuple[str, ...] = ()
     if (folder / MANIFEST_FILE).is_file():
         manifest = read_manifest(folder / MANIFEST_FILE)
     elif (folder / UNFINISHED).is_dir():
@@ -145,11 +151,14 @@ def _described(folder: Path) -> Corpus:
         )
     else:
         manifest = _manifest_of_plain_folder(folder)
+        notes = (
+            f"{folder} has no {MANIFEST_FILE}: its tokens are taken as uint16, of GPT-2's {GPT2_VOCABULARY} tokens",
+        )
     if manifest.tokenizer == TOKENIZER_FILE and not (folder / TOKENIZER_FILE).is_file():
         raise UserError(
             f"{folder}: {TOKENIZER_FILE} is missing; copy it again, or prepare the folder again with --overwrite"
         )
-    return Corpus(folder, manifest)
+    return Corpus(folder, manifest, notes)
 
 
 def _sample(path: Path) -> bytes:
@@ -161,29 +170,6 @@ def _sample(path: Path) -> bytes:
             file.seek(max(size - SAMPLED_BYTES, 0) * place // (SAMPLED_PLACES - 1))
             parts.append(file.read(SAMPLED_BYTES))
     return b"".join(parts)
-
-
-def open_corpus_with_notes(folder: str | Path, on_note: Callable[[str], None]) -> Corpus:
-    """`open_corpus` that hands its warnings over as sentences."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        corpus = open_corpus(folder)
-    for warning in caught:
-        if issubclass(warning.category, UserWarning):
-            on_note(str(warning.message))
-    return corpus
-
-
-def open_known_corpus(folder: str | Path) -> Corpus:
-    """`open_corpus` of a folder whose warnings were seen before: that of a run, when it was trained."""
-    with warnings.catch_warnings(action="ignore"):
-        return open_corpus(folder)
-
-
-def file_hash(path: Path) -> str:
-    """The sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _manifest_of_plain_folder(folder: Path) -> Manifest:
@@ -200,10 +186,6 @@ def _manifest_of_plain_folder(folder: Path) -> Manifest:
                 f"{files[name]}: has {size} bytes, expected uint16 tokens, two bytes each; write a {MANIFEST_FILE} "
                 "with its dtype, or copy the file again"
             )
-    warnings.warn(
-        f"{folder} has no {MANIFEST_FILE}: its tokens are taken as uint16, of GPT-2's {GPT2_VOCABULARY} tokens",
-        stacklevel=4,  # the caller of open_corpus
-    )
     return Manifest.model_validate(
         {
             "tokenizer": "gpt2",

@@ -1,13 +1,12 @@
 """What protects a folder: one preparation at a time, no mixing of settings, no file of others overwritten."""
 
-import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from coupled_adam.base.errors import UserError, UserOSError
+from coupled_adam.base.errors import UserError, UserOSError, is_full_disk
 from coupled_adam.base.locks import LockHeld, locked
 from coupled_adam.data.corpus import UNFINISHED
 from coupled_adam.data.manifest import MANIFEST_FILE, SPLITS, TOKENIZER_FILE, UNIGRAM_FILE
@@ -68,7 +67,7 @@ def saying_when_disk_is_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if not is_full_disk(error):
             raise
         raise UserOSError(
             f"{folder}: no space is left on the disk ({error.strerror}); what is done is kept: make room and run the "

@@ -13,7 +13,7 @@ from coupled_adam.embeddings.word_pairs import WordPairs, load_word_pairs
 
 
 @dataclass(frozen=True)
-class Source:
+class BenchmarkFile:
     """A file to download."""
 
     name: str
@@ -27,7 +27,7 @@ RAW = "https://raw.githubusercontent.com"
 GENSIM = f"{RAW}/piskvorky/gensim/57b3f68b18074a894585106bb4267031619b1350/gensim/test/test_data"
 WORD_VECTORS = f"{RAW}/mfaruqui/eval-word-vectors/09a5106f50818c0f4ad0a597d8c7d333ec0659fb/data/word-sim"
 SOURCES = tuple(
-    Source(name, f"{folder}/{name}", sha256)
+    BenchmarkFile(name, f"{folder}/{name}", sha256)
     for folder, name, sha256 in (
         (GENSIM, "simlex999.txt", "d5e0501971478a511430ee880bd0121e94ac701ba86d90544d83e6d2ba3db05d"),
         (GENSIM, "wordsim353.tsv", "f92a022fc2537793a15bc3a8c162ebcd74990e033a228bb6388cb71e4c0b1e1d"),

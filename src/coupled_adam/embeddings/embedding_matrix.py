@@ -30,7 +30,7 @@ SMALLEST_UNSCALED, LARGEST_UNSCALED, LARGEST = 1e-100, 1e100, 1e300
 
 
 @dataclass(frozen=True)
-class Table:
+class EmbeddingMatrix:
     """An embedding matrix E (V, H) as the measures read it."""
 
     source: Array | Tensor
@@ -80,11 +80,11 @@ def torch_rows(source: Array | Tensor, span: slice | Array) -> Tensor:
     return torch.from_numpy(block if block.flags.writeable else block.copy())
 
 
-def open_table(E: Array | Tensor, device: str | torch.device | None, block_rows: int | None) -> Table:
+def open_table(E: Array | Tensor, device: str | torch.device | None, block_rows: int | None) -> EmbeddingMatrix:
     """Check what a user can get wrong about the matrix and choose where and in which pieces it is measured."""
     check_matrix(E)
     source = E.detach() if isinstance(E, Tensor) else E
-    table = Table(source, place(source, device), 1)
+    table = EmbeddingMatrix(source, place(source, device), 1)
     if block_rows is None:
         bytes_at_once = BLOCK_BYTES.get(table.device.type, BLOCK_BYTES["cuda"])
         block_rows = max(FEWEST_ROWS, bytes_at_once // (8 * table.H))
@@ -137,7 +137,7 @@ def place(source: Array | Tensor, device: str | torch.device | None) -> torch.de
     return where
 
 
-def scaled(table: Table, report: Report | None) -> Table:
+def scaled(table: EmbeddingMatrix, report: Report | None) -> EmbeddingMatrix:
     """The same table with a scale at which no square overflows or vanishes; non-finite entries are refused."""
     largest = 0.0
     for span in table.spans(report):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings.correlation import pearson
-from coupled_adam.embeddings.embedding_matrix import Array, Report, Table, open_table, part, scaled
+from coupled_adam.embeddings.embedding_matrix import Array, EmbeddingMatrix, Report, open_table, part, scaled
 from coupled_adam.embeddings.embedding_metrics import EmbeddingMetrics
 from coupled_adam.embeddings.isotropy import isotropy
 from coupled_adam.embeddings.moments import Moments, moments_of
@@ -117,7 +117,7 @@ def mean_correlation(words: dict[str, WordSimilarity], benchmarks: tuple[str, ..
     return sum(present) / len(present) if len(present) == len(benchmarks) else None
 
 
-def iso_score(moments: Moments, table: Table) -> float | None:
+def iso_score(moments: Moments, table: EmbeddingMatrix) -> float | None:
     """((tr S)^2 / |S|_F^2 - 1) / (H - 1)."""
     # Where all rows are equal, S is what rounding leaves of their differences.
     rounding = 64 * torch.finfo(torch.float64).eps * float(moments.norms.max())

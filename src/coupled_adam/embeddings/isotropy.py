@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from coupled_adam.embeddings.embedding_matrix import Report, Table, part
+from coupled_adam.embeddings.embedding_matrix import EmbeddingMatrix, Report, part
 from coupled_adam.embeddings.moments import Moments
 from coupled_adam.embeddings.partition import log_partition
 from coupled_adam.embeddings.screening import candidates
@@ -21,7 +21,9 @@ from coupled_adam.embeddings.spectrum import Spectrum
 NO_DIRECTION = 1e-7
 
 
-def isotropy(table: Table, moments: Moments, spectrum: Spectrum, report: Report | None) -> tuple[float, float]:
+def isotropy(
+    table: EmbeddingMatrix, moments: Moments, spectrum: Spectrum, report: Report | None
+) -> tuple[float, float]:
     """ISO with each eigenvector turned towards the mean, and ISO over both directions of each."""
     towards_mean = spectrum.eigenvectors.T @ moments.mean
     towards_mean = torch.where(towards_mean.abs() > NO_DIRECTION * moments.norms.mean(), towards_mean, 0.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coupled_adam.embeddings.embedding_matrix import Report, Table
+from coupled_adam.embeddings.embedding_matrix import EmbeddingMatrix, Report
 
 SAMPLED_ROWS = 1024
 # The Gram matrix is symmetric: with p panels of columns only (p + 1) / 2p of the products are computed.
@@ -36,7 +36,7 @@ class Moments:
     """Frobenius norm of S."""
 
 
-def moments_of(table: Table, report: Report | None) -> Moments:
+def moments_of(table: EmbeddingMatrix, report: Report | None) -> Moments:
     """One pass over the table."""
     V, H = table.V, table.H
     near_mean = sample_mean(table)  # (H,)
@@ -61,7 +61,7 @@ def moments_of(table: Table, report: Report | None) -> Moments:
     return Moments(norms, mean, sums[1], gram, trace, norm)
 
 
-def sample_mean(table: Table) -> Tensor:
+def sample_mean(table: EmbeddingMatrix) -> Tensor:
     """Mean of about a thousand rows spread evenly over the table, (H,)."""
     step = max(1, table.V // SAMPLED_ROWS)
     return table.rows(slice(0, table.V, step)).double().mean(0)

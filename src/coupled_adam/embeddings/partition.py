@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coupled_adam.embeddings.embedding_matrix import Report, Table
+from coupled_adam.embeddings.embedding_matrix import EmbeddingMatrix, Report
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class LogPartition:
         return torch.stack([self.plus, self.minus])
 
 
-def log_partition(table: Table, directions: Tensor, towards_mean: Tensor, report: Report | None) -> LogPartition:
+def log_partition(
+    table: EmbeddingMatrix, directions: Tensor, towards_mean: Tensor, report: Report | None
+) -> LogPartition:
     """log Z of the columns c of `directions` (H, k)."""
     plus = torch.full((directions.shape[1],), -torch.inf, dtype=torch.float64, device=table.device)
     minus = plus.clone()

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from coupled_adam.embeddings.embedding_matrix import Report, Table
+from coupled_adam.embeddings.embedding_matrix import EmbeddingMatrix, Report
 from coupled_adam.embeddings.moments import Moments
 from coupled_adam.embeddings.partition import LogPartition
 from coupled_adam.embeddings.spectrum import Spectrum
@@ -31,7 +31,7 @@ SLACK = 1e-11
 
 
 def candidates(
-    table: Table, moments: Moments, spectrum: Spectrum, towards_mean: Tensor, report: Report | None
+    table: EmbeddingMatrix, moments: Moments, spectrum: Spectrum, towards_mean: Tensor, report: Report | None
 ) -> Tensor:
     """Indices of the eigenvectors that may have the smallest or the largest Z, (k,)."""
     chosen = torch.arange(table.H, device=table.device)
@@ -69,14 +69,14 @@ def moment_bounds(first: Tensor, second: Tensor, longest: float) -> tuple[Tensor
     return lower * (1 - SLACK), upper * (1 + SLACK)
 
 
-def float32_is_float32(table: Table) -> bool:
+def float32_is_float32(table: EmbeddingMatrix) -> bool:
     """Products in float32 are of use on the CPU only, and only while they are not set to mean bfloat16 or TF32."""
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     return table.device.type == "cpu" and precision in ("none", "ieee")
 
 
 def float32_bounds(
-    table: Table, directions: Tensor, first: Tensor, second: Tensor, longest: float, report: Report | None
+    table: EmbeddingMatrix, directions: Tensor, first: Tensor, second: Tensor, longest: float, report: Report | None
 ) -> tuple[Tensor, Tensor]:
     """Lower and upper bounds on z from float32 products with the columns of `directions` (H, k), each (2, k)."""
     exponential, linear, quadratic = float32_means(table, directions, report)
@@ -89,7 +89,7 @@ def float32_bounds(
     return torch.maximum(z - error, jensen * (1 - SLACK)), z + error
 
 
-def float32_means(table: Table, directions: Tensor, report: Report | None) -> tuple[Tensor, Tensor, Tensor]:
+def float32_means(table: EmbeddingMatrix, directions: Tensor, report: Report | None) -> tuple[Tensor, Tensor, Tensor]:
     """Means of exp(p_i) for c and -c (2, k), of p_i (k,) and of p_i^2 (k,), for the rounded p_i."""
     exponential = torch.zeros(2, directions.shape[1], dtype=torch.float64)
     linear, quadratic = torch.zeros_like(exponential)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coupled_adam.embeddings.embedding_matrix import Report, Table
+from coupled_adam.embeddings.embedding_matrix import EmbeddingMatrix, Report
 from coupled_adam.embeddings.moments import add_gram
 
 # Rounding moves an eigenvalue by some 1e-15 of the largest one, so here a singular value is still right to 1e-7.
@@ -33,7 +33,7 @@ class Spectrum:
     """Of E, largest first, (min(V, H),)."""
 
 
-def spectrum_of(table: Table, gram: Tensor, report: Report | None) -> Spectrum:
+def spectrum_of(table: EmbeddingMatrix, gram: Tensor, report: Report | None) -> Spectrum:
     """Diagonalise the Gram matrix; read the table once more where it is ill-conditioned."""
     eigenvalues, eigenvectors = eigh(gram)
     sigma = eigenvalues.clamp(min=0).sqrt().flip(0)[: min(table.V, table.H)]
@@ -53,7 +53,7 @@ def eigh(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
-def small_singular_values(table: Table, eigenvectors: Tensor, report: Report | None) -> Tensor:
+def small_singular_values(table: EmbeddingMatrix, eigenvectors: Tensor, report: Report | None) -> Tensor:
     """Singular values of P = E C by a second Gram matrix, largest first, (min(V, H),)."""
     gram = torch.zeros_like(eigenvectors)
     for span in table.spans(report):

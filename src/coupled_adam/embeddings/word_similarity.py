@@ -13,7 +13,7 @@ import torch
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings.correlation import pearson, spearman
-from coupled_adam.embeddings.embedding_matrix import Table
+from coupled_adam.embeddings.embedding_matrix import EmbeddingMatrix
 from coupled_adam.embeddings.word_pairs import (
     MEN,
     RW,
@@ -45,7 +45,7 @@ class WordSimilarity:
 
 
 def similarity_of(
-    table: Table, tokenizer: SingleTokens, word_pairs: Mapping[str, WordPairs]
+    table: EmbeddingMatrix, tokenizer: SingleTokens, word_pairs: Mapping[str, WordPairs]
 ) -> dict[str, WordSimilarity]:
     """Every benchmark by its name."""
     words = {word for benchmark in word_pairs.values() for pair in benchmark.pairs for word in pair}

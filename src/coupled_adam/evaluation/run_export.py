@@ -17,7 +17,7 @@ from coupled_adam.inspection.safetensors_files import open_safetensors
 from coupled_adam.models.model_config import ModelConfig
 from coupled_adam.tables_file import TABLES_FILE
 from coupled_adam.tokenizer import Tokenizer
-from coupled_adam.training.checkpoint_record import Record, read_record
+from coupled_adam.training.checkpoint.checkpoint_folder import Record, read_record
 
 
 @dataclass(frozen=True)

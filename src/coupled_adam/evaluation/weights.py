@@ -12,8 +12,14 @@ from coupled_adam.config.run_config import Config, load_config
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.model_config import ModelConfig, build_model
-from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record, step_of
-from coupled_adam.training.checkpoints import damage, load, newest_good
+from coupled_adam.training.checkpoint.checkpoint_folder import (
+    Record,
+    checkpoints_in,
+    folder_of_step,
+    read_record,
+    step_of,
+)
+from coupled_adam.training.checkpoint.save_and_load import damage, load, newest_good
 from coupled_adam.training.run_folder import RunFolder
 
 
@@ -56,9 +62,16 @@ def run_corpus(config: Config, checkpoint: Record) -> Corpus | None:
     if not folder.is_dir():
         return None
     corpus = open_known_corpus(folder)
-    if checkpoint.state.get("data", corpus.fingerprint) != corpus.fingerprint:
-        raise UserError(f"{folder} holds other tokens now than the run was trained on; prepare them again as they were")
+    require_trained_on(corpus, checkpoint)
     return corpus
+
+
+def require_trained_on(corpus: Corpus, checkpoint: Record) -> None:
+    """Refuse a corpus that has changed since a checkpoint was written."""
+    if checkpoint.state.get("data", corpus.fingerprint) != corpus.fingerprint:
+        raise UserError(
+            f"{corpus.folder} holds other tokens now than the run was trained on; prepare them again as they were"
+        )
 
 
 def find_checkpoint(run: Path, step: int | None, on_skip: Callable[[str], None]) -> Path:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.training.checkpoint_record import put_in_place
+from coupled_adam.training.checkpoint.checkpoint_folder import put_in_place
 
 
 def require_free(folder: Path, *, overwrite: bool) -> None:

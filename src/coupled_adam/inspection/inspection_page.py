@@ -17,7 +17,7 @@ TEMPLATE = Path(__file__).with_name("inspection_page.html.jinja")
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """The figures of one table."""
 
     heading: str
@@ -37,5 +37,5 @@ def render_page(models: Sequence[MeasuredModel], facts: Mapping[str, str]) -> st
     for number, (column, table) in enumerate(zip(overview.columns, tables, strict=True)):
         assert table.sample is not None
         figures = draw_table_figures(f"table{number}", table.metrics, table.sample, table.counts)
-        sections.append(Section(column.heading, figures))
+        sections.append(PageSection(column.heading, figures))
     return render_template(TEMPLATE, overview=overview, sections=sections, facts=facts)

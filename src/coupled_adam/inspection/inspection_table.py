@@ -19,7 +19,7 @@ SHOWN = (
 
 
 @dataclass(frozen=True)
-class Column:
+class InspectionColumn:
     """One table of one model."""
 
     model: str
@@ -34,7 +34,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class InspectionRow:
     """One measure of every table."""
 
     label: str
@@ -47,8 +47,8 @@ class Row:
 class Overview:
     """The whole table, and the notes that its marks point to."""
 
-    columns: Sequence[Column]
-    rows: Sequence[Row]
+    columns: Sequence[InspectionColumn]
+    rows: Sequence[InspectionRow]
     notes: Sequence[str]
 
 
@@ -57,12 +57,18 @@ def compare(models: Sequence[MeasuredModel]) -> Overview:
     labels = short_names([printable(model.path) for model in models])
     pairs = [(label, table) for label, model in zip(labels, models, strict=True) for table in model.tables]
     tables = [table for _, table in pairs]
-    columns = [Column(label, table.role, printable(table.name), sentence(table.metrics)) for label, table in pairs]
+    columns = [
+        InspectionColumn(label, table.role, printable(table.name), sentence(table.metrics)) for label, table in pairs
+    ]
     notes: list[str] = []
-    rows = [Row("rows x columns", "", "the vocabulary and the width of the model", [_shape(table) for table in tables])]
+    rows = [
+        InspectionRow(
+            "rows x columns", "", "the vocabulary and the width of the model", [_shape(table) for table in tables]
+        )
+    ]
     for metric in (METRICS[key] for key in SHOWN):
         cells = [_cell(metric, table, notes) for table in tables]
-        rows.append(Row(metric.label, metric.arrow, metric.meaning, cells))
+        rows.append(InspectionRow(metric.label, metric.arrow, metric.meaning, cells))
     rows += _benchmark_rows(tables) + _zero_rows(tables)
     return Overview(columns, rows, [f"{MARKS[number]} {note}" for number, note in enumerate(notes)])
 
@@ -98,11 +104,11 @@ def _cell(metric: Metric, table: MeasuredTable, notes: list[str]) -> str:
     return DASH + MARKS[notes.index(note)]
 
 
-def _benchmark_rows(tables: Sequence[MeasuredTable]) -> list[Row]:
+def _benchmark_rows(tables: Sequence[MeasuredTable]) -> list[InspectionRow]:
     names = dict.fromkeys(name for table in tables for name in table.metrics.word_similarity)
     r_cos = METRICS["r_cos"]
     meaning = f"{r_cos.symbol} (pairs of single tokens / all pairs)"
-    return [Row(name, r_cos.arrow, meaning, [_agreement(name, table) for table in tables]) for name in names]
+    return [InspectionRow(name, r_cos.arrow, meaning, [_agreement(name, table) for table in tables]) for name in names]
 
 
 def _agreement(name: str, table: MeasuredTable) -> str:
@@ -113,8 +119,8 @@ def _agreement(name: str, table: MeasuredTable) -> str:
     return f"{correlation} ({result.pairs_used}/{result.pairs_total})"
 
 
-def _zero_rows(tables: Sequence[MeasuredTable]) -> list[Row]:
+def _zero_rows(tables: Sequence[MeasuredTable]) -> list[InspectionRow]:
     counts = [table.metrics.zero_rows for table in tables]
     if not any(counts):
         return []
-    return [Row("zero rows", "", "embeddings of length 0", [f"{count:,}" for count in counts])]
+    return [InspectionRow("zero rows", "", "embeddings of length 0", [f"{count:,}" for count in counts])]

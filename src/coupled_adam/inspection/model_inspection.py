@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_toml
+from coupled_adam.config.builtin_files import CONFIG_FILE
 from coupled_adam.embeddings import (
     EmbeddingMetrics,
     WordPairs,
@@ -36,7 +37,7 @@ UNDEFINED = "not defined for this table"
 FEW_PAIRS = "a benchmark is missing, or too few of its words are single tokens"
 
 Counts = NDArray[np.int64]  # (V,)
-Progress = Callable[[str, float], None]
+OnProgress = Callable[[str, float], None]
 """Called with what is being measured, and the part of it that is done, from 0 to 1."""
 
 
@@ -79,7 +80,7 @@ class MeasuredModel:
     tables: Sequence[MeasuredTable]
 
 
-def inspect_models(paths: Sequence[str], request: Request, progress: Progress) -> list[MeasuredModel]:
+def inspect_models(paths: Sequence[str], request: Request, progress: OnProgress) -> list[MeasuredModel]:
     """Measure the tables of every PATH, one after the other; only one is held in memory."""
     _require_device(request.device)
     word_pairs = None if request.wordsim is None else word_pairs_of(request.wordsim)
@@ -113,7 +114,7 @@ def _measure_model(
     request: Request,
     word_pairs: Mapping[str, WordPairs] | None,
     counts_of: Callable[[int], Counts | None],
-    progress: Progress,
+    progress: OnProgress,
 ) -> MeasuredModel:
     specification = request.tokenizer
     if word_pairs and specification is None:
@@ -151,7 +152,7 @@ def _measure_model(
 def _beside_tokens_of_run(folder: Path, name: str) -> Path | None:
     """A file of the corpus that one of our runs was trained on, where that still is where the run's config says."""
     try:
-        config = read_toml(folder / "config.toml")
+        config = read_toml(folder / CONFIG_FILE)
         path = Path(config["data"]["folder"]).expanduser() / name
     except (OSError, ValueError, KeyError, TypeError):
         return None

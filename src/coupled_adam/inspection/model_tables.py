@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import some_of
 from coupled_adam.inspection.file_formats import SUFFIXES, open_file
 from coupled_adam.inspection.folders import open_folder, open_hub_model
 from coupled_adam.inspection.hub import HUB_NAME
@@ -59,7 +60,7 @@ LISTED = 8  # candidates shown in a message
 
 
 @dataclass(frozen=True)
-class Table:
+class ModelTable:
     """One vocabulary table."""
 
     name: str
@@ -73,7 +74,7 @@ class Model:
 
     path: str
     tied: bool
-    tables: Sequence[Table]
+    tables: Sequence[ModelTable]
     tokenizer: Callable[[], str] | None
 
 
@@ -104,7 +105,7 @@ def _is_hub_name(path: str) -> bool:
     return HUB_NAME.fullmatch(path) is not None and place.suffix not in SUFFIXES and not is_in_folder
 
 
-def find_tables(stored: Stored, path: str) -> list[Table]:
+def find_tables(stored: Stored, path: str) -> list[ModelTable]:
     """The input and the output table, or the one that is both."""
     input_name, output_name = stored.input, stored.output
     if input_name is None and output_name is None:
@@ -118,19 +119,19 @@ def find_tables(stored: Stored, path: str) -> list[Table]:
         assert name is not None
         # Without a head the input table is the head, unless the config says that there is one elsewhere.
         alone: Role = "output" if input_name is None else "input" if stored.tied is False else "tied"
-        return [Table(name, alone, _read_matrix(stored, path, name))]
+        return [ModelTable(name, alone, _read_matrix(stored, path, name))]
     embedding = _read_matrix(stored, path, input_name)
     if input_name == output_name:
-        return [Table(input_name, "tied", embedding)]
+        return [ModelTable(input_name, "tied", embedding)]
     head = _read_matrix(stored, path, output_name)
     if _identical(embedding, head):
-        return [Table(input_name, "tied", embedding)]
-    return [Table(input_name, "input", embedding), Table(output_name, "output", head)]
+        return [ModelTable(input_name, "tied", embedding)]
+    return [ModelTable(input_name, "input", embedding), ModelTable(output_name, "output", head)]
 
 
-def _chosen_table(stored: Stored, path: str, wanted: str) -> Table:
+def _chosen_table(stored: Stored, path: str, wanted: str) -> ModelTable:
     name = _resolve_name(stored, path, wanted)
-    return Table(name, _role_of(name, stored, path), _read_matrix(stored, path, name))
+    return ModelTable(name, _role_of(name, stored, path), _read_matrix(stored, path, name))
 
 
 def _role_of(name: str, stored: Stored, path: str) -> Role:
@@ -156,12 +157,12 @@ def _resolve_name(stored: Stored, path: str, wanted: str) -> str:
     if len(ends) == 1:
         return ends[0]
     if ends:
-        raise UserError(f"{path}: several tensors end in {wanted!r}: {_listed(ends)}; give more of the name")
+        raise UserError(f"{path}: several tensors end in {wanted!r}: {some_of(ends, LISTED)}; give more of the name")
     holding = [name for name in stored.names if wanted in name]
     near = difflib.get_close_matches(wanted, stored.names, n=3, cutoff=0.5)
     if not (near or holding):
         near = list(stored.names)
-    raise UserError(f"{path}: no tensor {wanted!r}; near to it: {_listed(dict.fromkeys(near + holding))}")
+    raise UserError(f"{path}: no tensor {wanted!r}; near to it: {some_of(dict.fromkeys(near + holding), LISTED)}")
 
 
 def _only_candidate(stored: Stored, path: str, usual: Sequence[str]) -> str | None:
@@ -177,7 +178,7 @@ def _only_candidate(stored: Stored, path: str, usual: Sequence[str]) -> str | No
 def _only_matrix(stored: Stored, path: str) -> str:
     unusual = f"{path}: no tensor has a usual name of a table, choose one with --tensor: "
     if stored.in_shards:
-        raise UserError(unusual + _listed(stored.names))
+        raise UserError(unusual + some_of(stored.names, LISTED))
     matrices = [name for name in stored.names if len(stored.shape(name)) == 2]
     if not matrices:
         shown = f"it holds {_with_shapes(stored, stored.names)}" if stored.names else "it holds no tensor"
@@ -215,11 +216,5 @@ def _identical(first: Matrix, second: Matrix, block_rows: int = 4096) -> bool:
     return True
 
 
-def _listed(names: Sequence[str] | dict[str, None]) -> str:
-    names = list(names)
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
-
-
 def _with_shapes(stored: Stored, names: Sequence[str]) -> str:
-    return _listed([f"{name} {stored.shape(name)}" for name in names])
+    return some_of([f"{name} {stored.shape(name)}" for name in names], LISTED)

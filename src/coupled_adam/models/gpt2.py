@@ -16,7 +16,7 @@ from coupled_adam.models.model_config import ModelConfig
 NORM_EPS = 1e-5
 
 
-class Attention(nn.Module):
+class GPT2Attention(nn.Module):
     """Causal self-attention, one matrix for queries, keys and values."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -46,7 +46,7 @@ class MLP(nn.Module):
         return cast(Tensor, self.c_proj(gelu(self.c_fc(x))))
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     """Attention and MLP, each added to the residual stream.
 
     The MLP's share is handed on beside the stream instead: the next block adds it while it normalises the sum, which
@@ -56,7 +56,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.width, eps=NORM_EPS, bias=config.bias)
-        self.attn = Attention(config)
+        self.attn = GPT2Attention(config)
         self.ln_2 = nn.LayerNorm(config.width, eps=NORM_EPS, bias=config.bias)
         self.mlp = MLP(config)
 
@@ -79,7 +79,7 @@ class GPT2(LanguageModel):
         super().__init__(config)
         self.wte = nn.Embedding(config.vocabulary_size, config.width)
         self.wpe = nn.Embedding(config.context, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(GPT2Block(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.width, eps=NORM_EPS, bias=config.bias)
         self._add_head(self.wte, "wte")
 

@@ -34,7 +34,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return turned.to(x.dtype)
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Causal self-attention with rotated queries and keys."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -69,13 +69,13 @@ class SwiGLU(nn.Module):
         return cast(Tensor, self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention and MLP, each added to the residual stream; the MLP's share by the next block, as in `gpt2`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.input_layernorm = nn.LayerNorm(config.width, eps=NORM_EPS, bias=False)
-        self.self_attn = Attention(config)
+        self.self_attn = LlamaAttention(config)
         self.post_attention_layernorm = nn.LayerNorm(config.width, eps=NORM_EPS, bias=False)
         self.mlp = SwiGLU(config)
 
@@ -97,7 +97,7 @@ class Llama(LanguageModel):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocabulary_size, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(LlamaBlock(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, eps=NORM_EPS, bias=False)
         self._add_head(self.embed_tokens, "embed_tokens")
 

@@ -19,7 +19,7 @@ from torch import nn
 from coupled_adam.optimizer.checks import check_couple, is_flattened
 from coupled_adam.optimizer.computed_tables import ComputedTable
 from coupled_adam.optimizer.inventory import Inventory
-from coupled_adam.optimizer.vocabulary import Reading, VocabularyTable, find_readings, only_reading
+from coupled_adam.optimizer.vocabulary import VocabularyCandidate, VocabularyTable, find_candidates, only_candidate
 
 COUPLED_ROLES = {
     "output": ("output", "tied"),
@@ -116,9 +116,9 @@ def param_groups(model: nn.Module, weight_decay: float = 1e-2, couple: str | Seq
     _refuse_flattened_parameters(model)
 
     inventory = Inventory(model)
-    readings = find_readings(inventory)
+    readings = find_candidates(inventory)
     if isinstance(couple, str):
-        reading = only_reading(readings)
+        reading = only_candidate(readings)
         _require_couplable(reading, couple, model)
         tables, computed = reading.tables, reading.computed
         group_of = {table.weight: GROUP_OF_ROLE[table.role] for table in tables}
@@ -151,7 +151,7 @@ def param_groups(model: nn.Module, weight_decay: float = 1e-2, couple: str | Seq
     return ParamGroups(groups, tables, computed)
 
 
-def _require_couplable(reading: Reading, couple: str, model: nn.Module) -> None:
+def _require_couplable(reading: VocabularyCandidate, couple: str, model: nn.Module) -> None:
     """Never leave a table that was asked for silently to AdamW."""
     roles = COUPLED_ROLES[couple]
     baseline = "For AdamW without coupling use torch.optim.AdamW(param_groups(model, couple='none'))"
@@ -174,7 +174,7 @@ def _require_couplable(reading: Reading, couple: str, model: nn.Module) -> None:
         )
 
 
-def _candidates(readings: list[Reading], inventory: Inventory) -> set[nn.Parameter]:
+def _candidates(readings: list[VocabularyCandidate], inventory: Inventory) -> set[nn.Parameter]:
     """What may be a table or a head: not decayed, whichever tables the user has chosen."""
     tables = {table.weight for reading in readings for table in reading.tables}
     sources = {source for reading in readings for table in reading.computed for source in table.sources}
@@ -209,7 +209,7 @@ def _matched_parameters(patterns: Sequence[str], inventory: Inventory) -> dict[n
 
 
 def _tables_beside(
-    matched: dict[nn.Parameter, str], readings: list[Reading], inventory: Inventory
+    matched: dict[nn.Parameter, str], readings: list[VocabularyCandidate], inventory: Inventory
 ) -> list[VocabularyTable]:
     """The matched tables, then the others of the vocabulary; the matched ones settle which reading holds."""
     settled = [reading for reading in readings if any(table.weight in matched for table in reading.tables)]

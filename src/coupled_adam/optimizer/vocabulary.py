@@ -32,7 +32,7 @@ class VocabularyTable:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class VocabularyCandidate:
     """One consistent answer to "which tables belong to the vocabulary?". A model that allows two is ambiguous."""
 
     tables: list[VocabularyTable]
@@ -43,11 +43,11 @@ class Reading:
         return [table.weight.shape[0] for table in self.tables] + [table.shape[0] for table in self.computed]
 
 
-def find_readings(inventory: Inventory) -> list[Reading]:
-    """All readings that the first applicable rule allows; none for a model without nn.Embedding."""
+def find_candidates(inventory: Inventory) -> list[VocabularyCandidate]:
+    """All candidates that the first applicable rule allows; none for a model without nn.Embedding."""
     certain = _from_accessors(inventory) or _from_tied_linears(inventory)
     if certain:
-        return [_with_all_tables(reading, inventory) for reading in certain]
+        return [_with_all_tables(candidate, inventory) for candidate in certain]
     return _from_equal_rows(inventory) or _from_embeddings_alone(inventory)
 
 
@@ -55,11 +55,11 @@ def _table(inventory: Inventory, weight: nn.Parameter, role: str, rule: str) -> 
     return VocabularyTable(inventory.names[weight][0], weight, role, rule)
 
 
-def _with_all_tables(reading: Reading, inventory: Inventory) -> Reading:
+def _with_all_tables(candidate: VocabularyCandidate, inventory: Inventory) -> VocabularyCandidate:
     """Add what has as many rows: encoders' and value embeddings, heads of multi-token prediction, computed weights."""
-    rows = set(reading.rows)
-    known = {table.weight for table in reading.tables}
-    like = repr(reading.tables[0].name) if reading.tables else repr(reading.computed[0].name)
+    rows = set(candidate.rows)
+    known = {table.weight for table in candidate.tables}
+    like = repr(candidate.tables[0].name) if candidate.tables else repr(candidate.computed[0].name)
     heads = [
         _table(inventory, weight, "output", f"Linear {module!r}, a head with as many outputs as {like} has rows")
         for weight, module in inventory.linears.items()
@@ -73,17 +73,21 @@ def _with_all_tables(reading: Reading, inventory: Inventory) -> Reading:
     computed = [
         table
         for table in inventory.computed
-        if table not in reading.computed and table.shape[0] in rows and not inventory.is_in_a_layer(table.name)
+        if table not in candidate.computed and table.shape[0] in rows and not inventory.is_in_a_layer(table.name)
     ]
-    return Reading(reading.tables + heads + embeddings, reading.computed + computed)
+    return VocabularyCandidate(candidate.tables + heads + embeddings, candidate.computed + computed)
 
 
 def _is_further_head(module: str, weight: nn.Parameter, inventory: Inventory) -> bool:
-    # With V = H a square Linear is more often something else, such as the pooler of BERT.
-    return "head" in module or (not inventory.is_in_a_layer(module) and weight.shape[0] != weight.shape[1])
+    return "head" in module or (not inventory.is_in_a_layer(module) and not _is_square(weight))
 
 
-def _from_accessors(inventory: Inventory) -> list[Reading]:
+def _is_square(weight: nn.Parameter) -> bool:
+    """With V = H a square Linear is more often something else than a head, such as the pooler of BERT."""
+    return weight.shape[0] == weight.shape[1]
+
+
+def _from_accessors(inventory: Inventory) -> list[VocabularyCandidate]:
     model = _hugging_face_model(inventory)
     source_module, head_module = (
         _without_adapter(_accessed(model, f"get_{kind}_embeddings")) for kind in ("input", "output")
@@ -100,15 +104,15 @@ def _from_accessors(inventory: Inventory) -> list[Reading]:
         # Encoder and decoder may have vocabularies of their own: then the decoder's embedding can be tied to the head.
         role = "tied" if head is source or head in inventory.embeddings else "output"
         output = _table(inventory, head, role, "Hugging Face get_output_embeddings()")
-        return [Reading([output] if head is source else [output, *inputs], computed)]
+        return [VocabularyCandidate([output] if head is source else [output, *inputs], computed)]
     if computed_head is not None:
-        return [Reading(inputs, computed)]
+        return [VocabularyCandidate(inputs, computed)]
     if head_module is not None:
         return []  # an accessor that returns something else, such as a list of heads
-    return _from_input_accessor(Reading(inputs, computed), inventory)
+    return _from_input_accessor(VocabularyCandidate(inputs, computed), inventory)
 
 
-def _from_input_accessor(inputs: Reading, inventory: Inventory) -> list[Reading]:
+def _from_input_accessor(inputs: VocabularyCandidate, inventory: Inventory) -> list[VocabularyCandidate]:
     """Transformers knows heads called `lm_head` only: without one, a Linear of the right size may be a head."""
     rows = inputs.rows
     if any(weight in inventory.linears for weight in (table.weight for table in inputs.tables)):
@@ -125,7 +129,7 @@ def _from_input_accessor(inputs: Reading, inventory: Inventory) -> list[Reading]
     if computed := inventory.computed_heads_about(rows):
         return [replace(inputs, computed=inputs.computed + computed)]
     padded = [
-        Reading([_table(inventory, weight, "output", f"Linear {module!r}")])
+        VocabularyCandidate([_table(inventory, weight, "output", f"Linear {module!r}")])
         for weight, module in inventory.heads_about(rows).items()
     ]
     return [inputs, *padded]
@@ -171,39 +175,39 @@ def _without_adapter(module: object) -> object:
     return module
 
 
-def _from_tied_linears(inventory: Inventory) -> list[Reading]:
-    readings: dict[int, Reading] = {}  # by V
+def _from_tied_linears(inventory: Inventory) -> list[VocabularyCandidate]:
+    candidates: dict[int, VocabularyCandidate] = {}  # by V
     for weight, module in inventory.embeddings.items():
         if weight in inventory.linears:
             tied = _table(inventory, weight, "tied", f"Linear tied to nn.Embedding {module!r}")
-            readings.setdefault(weight.shape[0], Reading([])).tables.append(tied)
-    return list(readings.values())
+            candidates.setdefault(weight.shape[0], VocabularyCandidate([])).tables.append(tied)
+    return list(candidates.values())
 
 
-def _from_equal_rows(inventory: Inventory) -> list[Reading]:
-    readings = []
+def _from_equal_rows(inventory: Inventory) -> list[VocabularyCandidate]:
+    candidates = []
     for weight, module in inventory.linears.items():
         inputs = _inputs_with(weight.shape[0], module, inventory)
         if inputs.rows:
             first = (inputs.tables or inputs.computed)[0].name.removesuffix(".weight")
             rule = f"Linear with as many outputs as nn.Embedding {first!r} has rows"
-            readings.append(replace(inputs, tables=[_table(inventory, weight, "output", rule), *inputs.tables]))
+            candidates.append(replace(inputs, tables=[_table(inventory, weight, "output", rule), *inputs.tables]))
     for head in inventory.computed:
         inputs = _inputs_with(head.shape[0], head.name, inventory)
         if head.role == "output" and inputs.rows and not inventory.is_in_a_layer(head.name):
-            readings.append(replace(inputs, computed=[head, *inputs.computed]))
+            candidates.append(replace(inputs, computed=[head, *inputs.computed]))
     # A classifier of two classes beside a table of two token types is no vocabulary: the largest table must be in it.
     # And a layer may have as many outputs as there are tokens by chance: one head must be outside the layers.
     largest = inventory.largest_embeddings()
-    found = {table.weight for reading in readings for table in reading.tables}
+    found = {table.weight for candidate in candidates for table in candidate.tables}
     has_largest = not largest or bool(found.intersection(largest))
-    if readings and not (has_largest and any(_has_outer_head(reading, inventory) for reading in readings)):
+    if candidates and not (has_largest and any(_has_outer_head(candidate, inventory) for candidate in candidates)):
         rule = "largest nn.Embedding"
-        readings = [Reading([_table(inventory, weight, "tied", rule)]) for weight in largest] + readings
-    return readings
+        candidates = [VocabularyCandidate([_table(inventory, weight, "tied", rule)]) for weight in largest] + candidates
+    return candidates
 
 
-def _inputs_with(rows: int, head: str, inventory: Inventory) -> Reading:
+def _inputs_with(rows: int, head: str, inventory: Inventory) -> VocabularyCandidate:
     """The embeddings with as many rows as a head has."""
     alike = [weight for weight in inventory.embeddings if weight.shape[0] == rows]
     computed = [table for table in inventory.computed if table.role == "input" and table.shape[0] == rows]
@@ -211,16 +215,16 @@ def _inputs_with(rows: int, head: str, inventory: Inventory) -> Reading:
     tokens = [weight for weight in alike if weight in inventory.token_embeddings]
     rule = f"nn.Embedding with as many rows as Linear {head!r} has outputs"
     inputs = tokens or ([] if computed else alike)
-    return Reading([_table(inventory, weight, "input", rule) for weight in inputs], computed)
+    return VocabularyCandidate([_table(inventory, weight, "input", rule) for weight in inputs], computed)
 
 
-def _has_outer_head(reading: Reading, inventory: Inventory) -> bool:
-    heads = [inventory.linears[table.weight] for table in reading.tables if table.weight in inventory.linears]
-    heads += [table.name for table in reading.computed if table.role == "output"]
+def _has_outer_head(candidate: VocabularyCandidate, inventory: Inventory) -> bool:
+    heads = [inventory.linears[table.weight] for table in candidate.tables if table.weight in inventory.linears]
+    heads += [table.name for table in candidate.computed if table.role == "output"]
     return any(not inventory.is_in_a_layer(head) for head in heads)
 
 
-def _from_embeddings_alone(inventory: Inventory) -> list[Reading]:
+def _from_embeddings_alone(inventory: Inventory) -> list[VocabularyCandidate]:
     """Without a head of the right size, only one embedding beside nothing like a head is clear."""
     computed = [table for table in inventory.computed if table.role == "input"]
     rows = [weight.shape[0] for weight in inventory.token_embeddings] + [table.shape[0] for table in computed]
@@ -241,42 +245,57 @@ def _from_embeddings_alone(inventory: Inventory) -> list[Reading]:
         rule += "; no head module, so the model's code may use it as the head"
         inputs = [_table(inventory, weight, "tied", rule) for weight in inventory.token_embeddings]
     if len(rows) == 1 and not heads:
-        return [Reading(inputs, computed)]
-    alone = [Reading([table]) for table in inputs] + [Reading([], [table]) for table in computed]
-    return alone + [Reading([_table(inventory, weight, "output", rule)]) for weight, rule in heads.items()]
+        return [VocabularyCandidate(inputs, computed)]
+    alone = [VocabularyCandidate([table]) for table in inputs] + [
+        VocabularyCandidate([], [table]) for table in computed
+    ]
+    return alone + [VocabularyCandidate([_table(inventory, weight, "output", rule)]) for weight, rule in heads.items()]
 
 
-def only_reading(readings: list[Reading]) -> Reading:
-    """The reading of a model that allows one."""
-    if not readings:
+def only_candidate(candidates: list[VocabularyCandidate]) -> VocabularyCandidate:
+    """The candidate of a model that allows one."""
+    if not candidates:
         raise ValueError(
             "no vocabulary table found: the model has no nn.Embedding; name the tables with "
             "couple=[patterns], or give the optimizer a group marked coupled=True"
         )
-    if len(readings) > 1:
-        candidates = "; ".join(dict.fromkeys(_description(reading) for reading in readings))
-        advice = _likeliest(readings)
+    if len(candidates) > 1:
+        listed = "; ".join(dict.fromkeys(_description(candidate) for candidate in candidates))
+        advice = _likeliest(candidates)
         example = f", for example couple=[{advice!r}]" if advice else ""
         raise ValueError(
-            f"the vocabulary table is ambiguous, candidates are {candidates}; name the tables to couple with "
+            f"the vocabulary table is ambiguous, candidates are {listed}; name the tables to couple with "
             f"couple=[patterns]{example}. An AdamW baseline with the same groups is "
             "torch.optim.AdamW(param_groups(model, couple=[patterns]))"
         )
-    return readings[0]
+    return candidates[0]
 
 
-def _likeliest(readings: Iterable[Reading]) -> str:
-    """The last table of those that have the name of a head or of an embedding of tokens, if any has."""
+def _likeliest(candidates: Iterable[VocabularyCandidate]) -> str:
+    """The last table of those that have the name of a head or of an embedding of tokens, if any has; never what is
+    rather a pooler than a head."""
 
     def sounds_right(tables: list[VocabularyTable]) -> bool:
         if [table.role for table in tables] == ["output"]:
             return True  # a head of another size than the embedding
         modules = [table.name.removesuffix(".weight").split(".") for table in tables]
-        has_head = any(HEADS.fullmatch(last) or PERHAPS_HEADS.fullmatch(last) for *_, last in modules)
-        return has_head or any(TOKEN_NAMES.fullmatch(component) for module in modules for component in module)
+        return any(_names_a_head(table) for table in tables) or any(
+            TOKEN_NAMES.fullmatch(component) for module in modules for component in module
+        )
 
-    tables = [reading.tables for reading in readings if reading.tables]
+    tables = [
+        candidate.tables for candidate in candidates if candidate.tables and not _may_be_pooler(candidate.tables[0])
+    ]
     return _pattern(max(reversed(tables), key=sounds_right)[0].name) if tables else ""
+
+
+def _may_be_pooler(table: VocabularyTable) -> bool:
+    return table.role == "output" and _is_square(table.weight) and not _names_a_head(table)
+
+
+def _names_a_head(table: VocabularyTable) -> bool:
+    last = table.name.removesuffix(".weight").rpartition(".")[2]
+    return "head" in last or bool(HEADS.fullmatch(last) or PERHAPS_HEADS.fullmatch(last))
 
 
 def _pattern(name: str) -> str:
@@ -284,7 +303,7 @@ def _pattern(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
-def _description(reading: Reading) -> str:
-    parts = [f"{_pattern(table.name)!r} {tuple(table.weight.shape)}" for table in reading.tables]
-    parts += [f"{table.name!r} {table.shape}, which cannot be coupled: {table.how}" for table in reading.computed]
+def _description(candidate: VocabularyCandidate) -> str:
+    parts = [f"{_pattern(table.name)!r} {tuple(table.weight.shape)}" for table in candidate.tables]
+    parts += [f"{table.name!r} {table.shape}, which cannot be coupled: {table.how}" for table in candidate.computed]
     return " with ".join(dict.fromkeys(parts))

@@ -18,7 +18,7 @@ from coupled_adam.base.captioned_figure import CaptionedFigure
 from coupled_adam.base.extras import install_command
 from coupled_adam.base.page import render_template
 from coupled_adam.base.text import duration, short
-from coupled_adam.config.study_config import FILE_NAME
+from coupled_adam.config.builtin_files import STUDY_FILE
 from coupled_adam.metrics import TASKS, measured, other_tasks
 from coupled_adam.report.contents import Contents
 from coupled_adam.report.figures.figure_list import MAIN_PICTURE, OVER_TRAINING
@@ -40,7 +40,7 @@ FOLDED = ("further", "loss_by_frequency", "comparisons", "runs")
 
 
 @dataclass(frozen=True)
-class Progress:
+class Completeness:
     """How much of what was planned is there."""
 
     finished: int
@@ -90,7 +90,7 @@ def render_report(contents: Contents, figures: Sequence[CaptionedFigure], out: P
         main_picture=next((figure for figure in figures if figure.name == MAIN_PICTURE), None),
         curve_figures=[figure for figure in figures if figure.name in OVER_TRAINING],
         figures=[figure for figure in figures if figure.name not in (MAIN_PICTURE, *OVER_TRAINING)],
-        progress=Progress(len(results), len(results) + len(unfinished)),
+        progress=Completeness(len(results), len(results) + len(unfinished)),
         unfinished=unfinished,
         problems=[plan.problem for plan in plans if plan.problem],
         clouds=clouds_data(grid),
@@ -139,7 +139,7 @@ def commands(plans: Sequence[StudyPlan], results: Sequence[Result], out: Path) -
     # The new runs lie beside the old ones; what has no study file cannot be run again and is taken as it is.
     folders = [f"{plan.folder}-again" if plan.toml else str(plan.folder) for plan in plans]
     runs = [
-        shlex.join(["coupled-adam", "study", "run", str(plan.folder / FILE_NAME), "--out", folder])
+        shlex.join(["coupled-adam", "study", "run", str(plan.folder / STUDY_FILE), "--out", folder])
         for plan, folder in zip(plans, folders, strict=True)
         if plan.toml
     ]

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import LARGEST_TOML, read_limited
+from coupled_adam.config.builtin_files import CONFIG_FILE, STUDY_FILE
 from coupled_adam.config.run_config import Config, load_config
-from coupled_adam.config.study_config import FILE_NAME, Study, load_study, one_paragraph
+from coupled_adam.config.study_config import Study, load_study, one_paragraph
 from coupled_adam.config.study_sections import ReportSection
 from coupled_adam.report.grid import Planned, Size, variant_of
 from coupled_adam.study.cell import read_error
 from coupled_adam.study.expansion import Cell, cells_of, settings_that_differ
-from coupled_adam.study.folder import CONFIG, StudyFolder
+from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.results import Result, read_results
 
 Name = tuple[str, int]
@@ -96,9 +97,9 @@ def read_plan(folder: Path, results: Sequence[Result]) -> StudyPlan:
         results: all finished runs of the report: a run that another folder holds is not missing.
     """
     name = next((result.study for result in results if result.folder == folder), folder.name)
-    path = folder / FILE_NAME
+    path = folder / STUDY_FILE
     if not path.is_file():
-        return StudyPlan(folder, name, "", "", f"{FILE_NAME} is missing in {folder}: missing runs are not known.")
+        return StudyPlan(folder, name, "", "", f"{STUDY_FILE} is missing in {folder}: missing runs are not known.")
     toml = ""
     try:
         toml = read_limited(path, LARGEST_TOML).decode("utf-8", errors="replace")
@@ -143,7 +144,7 @@ def _require_its_settings(plan: StudyPlan, results: Sequence[Result], outdated: 
             wrong.append(f"{cell.label} in {result.folder}: {_differing(result, cell)}")
     if wrong:
         raise UserError(
-            f"these runs have other settings than {plan.folder / FILE_NAME} has for them, so they cannot be compared "
+            f"these runs have other settings than {plan.folder / STUDY_FILE} has for them, so they cannot be compared "
             "with the runs there; report the folders one by one, or run them with the same settings:\n"
             + "\n".join(wrong)
         )
@@ -161,7 +162,7 @@ def _has_settings_of(result: Result, cell: Cell) -> bool:
 def _config_of(result: Result) -> Config | None:
     """The config in the run folder; None where it is not there or cannot be read."""
     try:
-        return load_config(str(result.run_folder / CONFIG))
+        return load_config(str(result.run_folder / CONFIG_FILE))
     except ValueError:
         return None
 

@@ -18,11 +18,12 @@ from rich.console import Console
 from coupled_adam.base.errors import UserError, as_user_error
 from coupled_adam.base.files import read_json, read_text, remove_leftovers, write_whole
 from coupled_adam.base.locks import LockHeld, locked
+from coupled_adam.config.builtin_files import CONFIG_FILE
 from coupled_adam.config.run_config import Config, to_toml
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import Cell
-from coupled_adam.study.folder import CLAIM, CONFIG, ERROR, OUTPUT, StudyFolder, tail
+from coupled_adam.study.folder import CLAIM, ERROR, OUTPUT, StudyFolder, tail
 from coupled_adam.study.results import Result, read_evaluation, write_evaluation
 from coupled_adam.training.run_folder import RunFolder
 
@@ -94,8 +95,8 @@ def run_cell(task: Task) -> tuple[Status, str]:
     """
     folder = task.folder
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / CONFIG).is_file():
-        write_whole(folder / CONFIG, to_toml(task.cell.config))
+    if not (folder / CONFIG_FILE).is_file():
+        write_whole(folder / CONFIG_FILE, to_toml(task.cell.config))
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / CLAIM, SECONDS_FOR_ANOTHER))
@@ -163,8 +164,8 @@ def _train_and_measure(task: Task, output: TextIO) -> tuple[Status, str]:
 
 def is_trained(task: Task) -> bool:
     """Whether the checkpoint of the last step is there, and whole."""
-    from coupled_adam.training.checkpoint_record import step_of
-    from coupled_adam.training.checkpoints import newest_good
+    from coupled_adam.training.checkpoint.checkpoint_folder import step_of
+    from coupled_adam.training.checkpoint.save_and_load import newest_good
 
     folder = RunFolder(task.folder).checkpoints
     total = task.cell.config.total_steps
@@ -181,7 +182,7 @@ def _train_here(task: Task, output: TextIO) -> None:
 
 def _train_with_torchrun(task: Task, output: TextIO) -> None:
     """Train on several ranks; a signal to this process is handed on, and the ranks save."""
-    write_whole(task.folder / CONFIG, to_toml(task.cell.config))
+    write_whole(task.folder / CONFIG_FILE, to_toml(task.cell.config))
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={task.ranks}"),
         *("-m", "coupled_adam", "train", str(task.folder), "--resume"),

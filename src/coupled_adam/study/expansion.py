@@ -83,7 +83,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Variant:
+class OptimizerVariant:
     """One optimizer of the grid: its name and the settings that make it."""
 
     name: str
@@ -176,7 +176,7 @@ def _open_rows(cells: Sequence[Cell]) -> dict[str, Any]:
     return {ROWS: rows.pop()} if len(rows) == 1 else {}
 
 
-def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Variant]]:
+def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, OptimizerVariant]]:
     variants = [
         _named_after_bias(variant, optimizer) for optimizer in study.optimizers for variant in variants_of(optimizer)
     ]
@@ -187,7 +187,7 @@ def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Variant]
             yield model, tokens, variant
 
 
-def _named_after_bias(variant: Variant, optimizer: OptimizerAxis) -> Variant:
+def _named_after_bias(variant: OptimizerVariant, optimizer: OptimizerAxis) -> OptimizerVariant:
     """An optimizer without a name of its own is also called after the output bias it sets: "coupled unigram bias"."""
     bias = optimizer.set.get(OUTPUT_BIAS, "none")
     if optimizer.name is not None or bias == "none":
@@ -195,7 +195,7 @@ def _named_after_bias(variant: Variant, optimizer: OptimizerAxis) -> Variant:
     return replace(variant, name=f"{variant.name} {bias} bias")
 
 
-def variants_of(optimizer: OptimizerAxis) -> list[Variant]:
+def variants_of(optimizer: OptimizerAxis) -> list[OptimizerVariant]:
     """The optimizers that an entry of [[optimizers]] stands for: one for each value of its lists.
 
     Example:
@@ -231,7 +231,7 @@ def variants_of(optimizer: OptimizerAxis) -> list[Variant]:
             of_lists = zip("nxyf", (n, x, y, f), axes, strict=True)
             parts = [f"{letter}={value:g}" for letter, value, axis in of_lists if value is not None and len(axis) > 1]
             name = " ".join([optimizer.name, *parts])
-        variants.append(Variant(name, settings))
+        variants.append(OptimizerVariant(name, settings))
     return variants
 
 
@@ -246,7 +246,7 @@ def _plain_name(optimizer: OptimizerAxis, settings: Mapping[str, Any]) -> str:
     return " ".join([name, *tables, *(["centred"] if optimizer.centre else []), *parts])
 
 
-def _cell(study: Study, model: ModelAxis | None, variant: Variant, config: Config) -> Cell:
+def _cell(study: Study, model: ModelAxis | None, variant: OptimizerVariant, config: Config) -> Cell:
     name = model.name if model is not None else config.name
     id = f"{name}-{exact_amount(config.training.tokens)}-{file_name(variant.name)}"
     config = config.model_copy(update={"name": f"{study.name}-{id}"})

@@ -15,20 +15,20 @@ from pathlib import Path
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import remove_leftovers, require_regular_file, write_whole
 from coupled_adam.base.locks import is_held
-from coupled_adam.config.builtin_files import PRESETS
+from coupled_adam.config.builtin_files import CONFIG_FILE, PRESETS, STUDY_FILE
 from coupled_adam.config.run_config import load_config, to_toml
-from coupled_adam.config.study_config import FILE_NAME, Study, load_study
+from coupled_adam.config.study_config import Study, load_study
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.metrics import BIN_LOSS, TASK_LIMIT, bin_key
 from coupled_adam.paper_tasks import task_key
 from coupled_adam.study.expansion import Cell, settings_that_differ
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
-from coupled_adam.training.checkpoint_record import checkpoints_in, step_of
-from coupled_adam.training.logbook import parse_row
+from coupled_adam.training.checkpoint.checkpoint_folder import checkpoints_in, step_of
+from coupled_adam.training.logbook import METRICS_FILE, parse_row
 from coupled_adam.training.run_folder import RunFolder
 
-CONFIG, METRICS, ERROR, OUTPUT, CLAIM = "config.toml", "metrics.jsonl", "error.txt", "output.txt", "claim"
+ERROR, OUTPUT, CLAIM = "error.txt", "output.txt", "claim"
 RUNS_HERE = Path("runs")
 """Where a study goes, under its name, when nothing else is said."""
 TO_BE_MEASURED = "to be measured"
@@ -51,7 +51,7 @@ class StudyFolder:
         Raises:
             ValueError: where the folder holds something else, or runs that now would have other settings.
         """
-        stored = self.path / FILE_NAME
+        stored = self.path / STUDY_FILE
         if stored.is_file():
             name = load_study(str(stored)).name
             if name != study.name:
@@ -74,10 +74,10 @@ class StudyFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
-        write_whole(self.path / FILE_NAME, to_toml(self._with_own_bases(study)))
+        write_whole(self.path / STUDY_FILE, to_toml(self._with_own_bases(study)))
 
     def _changes(self, cell: Cell) -> Iterator[str]:
-        config = self.run(cell) / CONFIG
+        config = self.run(cell) / CONFIG_FILE
         if not config.is_file():
             return
         changed = settings_that_differ(load_config(str(config)), cell.config)
@@ -113,7 +113,7 @@ class StudyFolder:
             return "failed"
         if newest_step(folder) == cell.config.total_steps:
             return TO_BE_MEASURED
-        return "stopped" if (folder / METRICS).is_file() else "waiting"
+        return "stopped" if (folder / METRICS_FILE).is_file() else "waiting"
 
     def forget_errors(self, cells: Sequence[Cell], evaluation: EvaluationSection) -> None:
         """Remove the error.txt of finished runs: whatever failed there once is mended."""
@@ -178,7 +178,7 @@ def newest_step(run_folder: Path) -> int:
 
 def last_row(run_folder: Path, kind: str = "train") -> dict[str, float] | None:
     """The last row of one kind in metrics.jsonl, read from the end of the file; the run may be writing to it."""
-    for line in reversed(_last_bytes(run_folder / METRICS).splitlines()):
+    for line in reversed(_last_bytes(run_folder / METRICS_FILE).splitlines()):
         row = parse_row(line)
         if row is not None and row["kind"] == kind:
             return row

@@ -48,7 +48,7 @@ class Ended:
     message: str = ""
 
 
-class Launcher(Protocol):
+class RunLauncher(Protocol):
     """What the runner needs of a launcher."""
 
     slots: int

@@ -34,7 +34,7 @@ from coupled_adam.study.task_evaluation import measure_tasks
 from coupled_adam.study.theory_evaluation import measure_theory
 from coupled_adam.study.words import words_of
 from coupled_adam.training.devices import pick_device
-from coupled_adam.training.logbook import read_metrics
+from coupled_adam.training.logbook import METRICS_FILE, read_metrics
 
 # Of a run's steps: the training loss is the mean of what was logged in this last part.
 LAST_PART = 0.05
@@ -127,7 +127,7 @@ def bin_metrics(bins: Sequence[FrequencyBin]) -> Metrics:
 
 def from_curves(run_folder: Path) -> tuple[Metrics, float | None]:
     """What metrics.jsonl says about the end of the training: losses, and the rate."""
-    rows = read_metrics(run_folder / "metrics.jsonl")
+    rows = read_metrics(run_folder / METRICS_FILE)
     train = [row for row in rows if row["kind"] == "train"]
     val = [row for row in rows if row["kind"] == "val"]
     last_step = train[-1]["step"] if train else 0

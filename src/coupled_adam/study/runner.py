@@ -7,8 +7,9 @@ write to know how far they are, and gathers the results.
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from coupled_adam.config.builtin_files import CONFIG_FILE
 from coupled_adam.config.run_config import load_config, with_rows
 from coupled_adam.config.study_config import Study
 from coupled_adam.data.workers import available_processes
@@ -16,10 +17,13 @@ from coupled_adam.models.model_config import parameter_count
 from coupled_adam.study.cell import Task
 from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.expansion import Cell, with_rows_in_numbers
-from coupled_adam.study.folder import CONFIG, StudyFolder
-from coupled_adam.study.launchers import ClusterLauncher, Ended, Launcher, LocalLauncher, worker_environments
+from coupled_adam.study.folder import StudyFolder
+from coupled_adam.study.launchers import ClusterLauncher, Ended, LocalLauncher, RunLauncher, worker_environments
 from coupled_adam.study.study_display import StudyDisplay
 from coupled_adam.training.interruption import Interruption, watching_signals
+
+if TYPE_CHECKING:
+    from coupled_adam.data.corpus import Corpus
 
 LauncherName = Literal["local", "torchrun", "slurm"]
 LAUNCHERS: tuple[LauncherName, ...] = ("local", "torchrun", "slurm")
@@ -28,7 +32,7 @@ SMALL_MODEL = 5_000_000  # parameters
 
 
 @dataclass
-class Outcome:
+class StudyOutcome:
     """How a study ended this time."""
 
     finished: int = 0
@@ -54,7 +58,7 @@ def run_study(
     launcher: LauncherName,
     display: StudyDisplay,
     before_runs: Callable[[], None],
-) -> Outcome:
+) -> StudyOutcome:
     """Do all given runs that are not finished.
 
     Args:
@@ -71,7 +75,7 @@ def run_study(
     Raises:
         ValueError, OSError, ImportError: for what keeps the study from starting; then its folder is as it was.
     """
-    outcome = Outcome()
+    outcome = StudyOutcome()
     todo = deque(cell for cell in cells if folder.result(cell, study.evaluation) is None)
     outcome.finished = len(cells) - len(todo)
     if not todo:
@@ -103,10 +107,10 @@ def _prepare(study: Study, folder: StudyFolder, all_cells: Sequence[Cell]) -> No
 
 
 @dataclass(frozen=True)
-class Machine:
+class LaunchSettings:
     """A launcher, and what it means for a task."""
 
-    launcher: Launcher
+    launcher: RunLauncher
     ranks: int
     threads: int | None
     """CPU threads of a run; None: torch's choice."""
@@ -120,22 +124,24 @@ def _machine(
     name: LauncherName,
     todo: Collection[Cell],
     say: Callable[[str], None],
-) -> Machine:
+) -> LaunchSettings:
     if name == "slurm":
         cluster = ClusterLauncher(folder.path / "jobs", study.slurm, jobs)
         if not cluster.is_slurm:
             say(f"There is no Slurm here: submitit starts the runs on this machine, {cluster.slots} at a time.")
         # What a job of a cluster has, it has to itself.
-        return Machine(cluster, study.slurm.gpus if cluster.is_slurm else 1, None, measure_energy=cluster.is_slurm)
+        return LaunchSettings(
+            cluster, study.slurm.gpus if cluster.is_slurm else 1, None, measure_energy=cluster.is_slurm
+        )
     gpus = visible_gpus()
     if name == "torchrun":
         count = min(jobs or 1, len(todo))
         ranks = max(1, (len(gpus) or available_processes()) // count)
-        return Machine(LocalLauncher(worker_environments(count, gpus, ranks)), ranks, None, bool(gpus))
+        return LaunchSettings(LocalLauncher(worker_environments(count, gpus, ranks)), ranks, None, bool(gpus))
     count = min(jobs or len(gpus) or _jobs_on_cpu(todo), len(todo))
     # Without GPUs the cores are shared out; torch would give all of them to each run.
     threads = None if gpus or count == 1 else max(1, available_processes() // count)
-    return Machine(LocalLauncher(worker_environments(count, gpus, 1)), 1, threads, 0 < count <= len(gpus))
+    return LaunchSettings(LocalLauncher(worker_environments(count, gpus, 1)), 1, threads, 0 < count <= len(gpus))
 
 
 def _jobs_on_cpu(cells: Collection[Cell]) -> int:
@@ -149,10 +155,10 @@ def _loop(
     folder: StudyFolder,
     all_cells: Sequence[Cell],
     todo: deque[Cell],
-    machine: Machine,
+    machine: LaunchSettings,
     display: StudyDisplay,
     interruption: Interruption,
-    outcome: Outcome,
+    outcome: StudyOutcome,
 ) -> None:
     launcher = machine.launcher
     running = 0
@@ -184,10 +190,10 @@ def _loop(
         display.refresh()
 
 
-def _task(study: Study, folder: StudyFolder, cell: Cell, machine: Machine) -> Task:
+def _task(study: Study, folder: StudyFolder, cell: Cell, machine: LaunchSettings) -> Task:
     """The task of a run. One that was begun goes on with as many threads as before: only then are its numbers the same
     as without the break."""
-    stored = folder.run(cell) / CONFIG
+    stored = folder.run(cell) / CONFIG_FILE
     threads = load_config(str(stored)).training.threads if stored.is_file() else machine.threads
     training = cell.config.training
     if training.threads is None and threads is not None:
@@ -203,7 +209,7 @@ def _task(study: Study, folder: StudyFolder, cell: Cell, machine: Machine) -> Ta
     )
 
 
-def _note(ended: Ended, outcome: Outcome) -> None:
+def _note(ended: Ended, outcome: StudyOutcome) -> None:
     label = ended.task.cell.label
     if ended.status == "finished":
         outcome.finished += 1
@@ -213,26 +219,34 @@ def _note(ended: Ended, outcome: Outcome) -> None:
         outcome.busy[label] = ended.message
 
 
-def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> list[str]:
-    """Make the corpora that the runs need, once, and see that they fit.
+def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> "dict[str, Corpus]":
+    """Make or open the corpora that the runs need, each once, see that they fit, and say what the user should know.
 
     Returns:
-        What the user should know about them.
+        The corpora, by the `data.folder` of the runs.
 
     Raises:
         ValueError, OSError, ImportError: for what is wrong with a corpus, before any run has started.
     """
     # Here, for it comes with numpy, which a dry run does without.
-    from coupled_adam.training.run_tokens import note_on_unused_rows, open_tokens, prepare_tokens
+    from coupled_adam.training.run_tokens import note_on_unused_rows, prepare_tokens, require_rows, say_notes
 
+    corpora: dict[str, Corpus] = {}
     for config in {cell.config.data: cell.config for cell in cells}.values():
-        prepare_tokens(config, say)
+        folder = config.data.folder
+        if folder in corpora:
+            say_notes(config, corpora[folder], say)
+        else:
+            corpora[folder] = prepare_tokens(config, say)
     notes: list[str] = []
     different = {(cell.config.data, cell.config.rows): cell.config for cell in cells}
     for config in different.values():
-        corpus = open_tokens(config)
+        corpus = corpora[config.data.folder]
+        require_rows(config, corpus)
         if "test" not in corpus.splits and "val" in corpus.splits:
             notes.append(f"{corpus.folder} has no test split: its validation split is used instead")
         if note := note_on_unused_rows(config, corpus):
             notes.append(f"Note: {note}")
-    return list(dict.fromkeys(notes))
+    for note in dict.fromkeys(notes):
+        say(note)
+    return corpora

@@ -3,13 +3,13 @@
 The evaluation itself keeps each finished task in the run folder, so one that was stopped goes on where it was.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.config.run_config import Config
 from coupled_adam.config.study_sections import EvaluationSection
-from coupled_adam.data.corpus import open_known_corpus
+from coupled_adam.data.corpus import Corpus
 from coupled_adam.evaluation.downstream.evaluate import evaluate_run
 from coupled_adam.evaluation.downstream.harness import check_tasks
 from coupled_adam.evaluation.downstream.task_results import Downstream
@@ -56,19 +56,20 @@ def check_task_names(evaluation: EvaluationSection) -> None:
             raise UserError(words) from error
 
 
-def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config]) -> None:
+def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config], corpora: Mapping[str, Corpus]) -> None:
     """Open the tokenizers that the tasks need, now and not after the first training.
 
     Args:
         evaluation: of the study.
-        configs: of all runs; their corpora are there.
+        configs: of all runs.
+        corpora: by `data.folder`.
 
     Raises:
         ValueError, OSError, ImportError: for a tokenizer that cannot be had, or does not fit the model.
     """
     different = {(config.data.folder, config.rows): config for config in configs}
     for config in different.values() if evaluation.tasks else ():
-        corpus = open_known_corpus(Path(config.data.folder).expanduser())
+        corpus = corpora[config.data.folder]
         if corpus.tokenizer is None:
             raise UserError(
                 f"evaluation.tasks needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "

@@ -9,7 +9,7 @@ from coupled_adam.study.theory_metrics import theory_metrics
 from coupled_adam.theory.fits import has_scikit_learn
 from coupled_adam.theory.measure import milestones, theory_of_run
 from coupled_adam.theory.theory_folder import TheoryFolder
-from coupled_adam.training.checkpoint_record import read_record
+from coupled_adam.training.checkpoint.checkpoint_folder import read_record
 
 
 def measure_theory(run_folder: Path, evaluation: EvaluationSection) -> tuple[dict[str, float | None], list[str]]:

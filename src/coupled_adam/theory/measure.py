@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
@@ -12,13 +12,13 @@ from coupled_adam.config.optimizer_names import is_coupled_adam, member_name
 from coupled_adam.config.run_config import Config
 from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus, open_known_corpus
-from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
+from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, require_trained_on, run_config
 from coupled_adam.models.model_config import parameter_count
-from coupled_adam.theory.checkpoint import fits_of, measure_checkpoint
+from coupled_adam.theory.checkpoint_measures import fits_of, measure_checkpoint
 from coupled_adam.theory.fits import has_scikit_learn, summarise
 from coupled_adam.theory.record import CheckpointTheory, Optimizer, RunTheory
 from coupled_adam.theory.theory_folder import Counts, Origin, TheoryFolder
-from coupled_adam.training.checkpoint_record import Record, checkpoints_in, folder_of_step, read_record
+from coupled_adam.training.checkpoint.checkpoint_folder import Record, checkpoints_in, folder_of_step, read_record
 from coupled_adam.training.devices import pick_device
 from coupled_adam.training.run_folder import RunFolder
 
@@ -26,7 +26,7 @@ FORMAT = 1
 """Changes when what is measured does, so that older measurements are not taken for it."""
 PRECISIONS = ("float32", "bf16")
 
-Progress = Callable[[int, int, int], None]
+OnProgress = Callable[[int, int, int], None]
 """Called with (batches done, batches of all checkpoints that are to be measured, step of the checkpoint)."""
 
 
@@ -37,7 +37,7 @@ def theory_of_run(
     batches: int = 20,
     device: str | None = None,
     precision: str | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
     fresh: bool = False,
 ) -> RunTheory:
     """Measure the theory on checkpoints of a run, and write it to `RUN/theory`.
@@ -51,7 +51,7 @@ def theory_of_run(
         batches: K of the pseudo-training, those that follow the checkpoint in the run's own order.
         device: "cpu", "cuda" or "auto", which is the default.
         precision: of the forward pass, "float32" (the default) or "bf16".
-        on_progress: see `Progress`; called once before the first batch and then after each.
+        on_progress: see `OnProgress`; called once before the first batch and then after each.
         fresh: measure again what is there already.
 
     Returns:
@@ -69,6 +69,7 @@ def theory_of_run(
     stored = {} if fresh else {step: _stored_numbers(folder, run, origins[step], step) for step in steps}
     known = {step: numbers for step, numbers in stored.items() if numbers is not None}
     missing = [step for step in steps if step not in known]
+    tokens = TrainingTokens(config)
     done = 0
 
     def report(step: int, finished: int) -> None:
@@ -79,7 +80,7 @@ def theory_of_run(
 
     for step in missing:
         report(step, 0)
-        measurement = Measurement(run, config, step, batches, precision, origins[step])
+        measurement = Measurement(run, config, tokens, step, batches, precision, origins[step])
         known[step] = measurement.take(device or "auto", on_batch=partial(report, step, 1))
     measured = [_complete(folder, known[step]) for step in steps]
     theory = RunTheory(
@@ -105,11 +106,36 @@ def theory_of_run(
 
 
 @dataclass(frozen=True)
+class TrainingTokens:
+    """The tokens of a run, opened and counted once for all its checkpoints, when first asked for."""
+
+    config: Config
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The corpus that the run was trained on."""
+        folder = Path(self.config.data.folder).expanduser()
+        if not folder.is_dir():
+            raise UserError(
+                f"{self.config.data.folder}: the tokens that the run {self.config.name!r} was trained on are not "
+                "there. Prepare them again with `coupled-adam data prepare`; a relative folder is looked for from the "
+                "current one"
+            )
+        return open_known_corpus(folder)
+
+    @cached_property
+    def unigram(self) -> Counts:
+        """How often each token occurs in the training split; where unigram.npy is missing, all tokens are read."""
+        return self.corpus.unigram()[: self.config.rows]
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One checkpoint to be measured."""
 
     run: Path
     config: Config
+    tokens: TrainingTokens
     step: int
     batches: int
     precision: str
@@ -119,8 +145,9 @@ class Measurement:
         """Measure it and write what was found into the run's folder."""
         config = self.config
         path = find_checkpoint(self.run, self.step, on_skip=lambda sentence: None)
-        corpus = _corpus_of(config, read_record(path))
-        unigram = _unigram(corpus.folder, corpus.fingerprint)[: config.rows]
+        corpus = self.tokens.corpus
+        require_trained_on(corpus, read_record(path))
+        unigram = self.tokens.unigram
         weights = load_weights(config.to_model_config(), path, pick_device(device))
         size = config.training.batch_size
         order = Batches(corpus.tokens("train"), config.model.context, size, config.seed, config.data.order)
@@ -192,27 +219,6 @@ def _stored_numbers(folder: TheoryFolder, run: Path, origin: Origin, step: int) 
         old = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:12]
         found = folder.read_numbers(step, {**origin, "weights": old})
     return found
-
-
-def _corpus_of(config: Config, record: Record) -> Corpus:
-    corpus = run_corpus(config, record)
-    if corpus is None:
-        raise UserError(
-            f"{config.data.folder}: the tokens that the run {config.name!r} was trained on are not there. Prepare them "
-            "again with `coupled-adam data prepare`; a relative folder is looked for from the current one"
-        )
-    return corpus
-
-
-@lru_cache(maxsize=1)
-def _unigram(folder: Path, fingerprint: str) -> Counts:
-    """The token counts of a corpus, for all checkpoints of a run: where unigram.npy is missing, all tokens are read.
-
-    Args:
-        folder: of the corpus.
-        fingerprint: its own; tokens that have changed are counted anew.
-    """
-    return open_known_corpus(folder).unigram()
 
 
 def _complete(folder: TheoryFolder, numbers: CheckpointTheory) -> CheckpointTheory:

@@ -24,7 +24,7 @@ OWN_MARK = "*"
 
 
 @dataclass(frozen=True)
-class Column:
+class NumberColumn:
     """One number of every checkpoint."""
 
     group: str
@@ -66,16 +66,16 @@ def _fit(name: str, key: str) -> Callable[[CheckpointTheory], float | None]:
 
 
 FITS = (
-    Column("E[v]", "A", _fit("second_moment", "A"), "second_moment_A", exponent_below=0.1),
-    Column("E[v]", "R²", _fit("second_moment", "r2"), "second_moment_r2"),
-    Column("E[v]", "centred", _fit("second_moment", "r2_centred"), "second_moment_r2_centred"),
-    Column("E[v]", "I", _fit("second_moment", "mutual_information"), "second_moment_mutual_information"),
-    Column("X, i = t", "R²", _fit("x_true", "r2"), "x_true_r2"),
-    Column("X, i = t", "I", _fit("x_true", "mutual_information"), "x_true_mutual_information"),
-    Column("X, i ≠ t", "R²", _fit("x_false", "r2"), "x_false_r2"),
-    Column("X, i ≠ t", "I", _fit("x_false", "mutual_information"), "x_false_mutual_information"),
-    Column("Theorem, R²", "rows", lambda each: each.theorem.r2, "theorem_r2"),
-    Column("Theorem, R²", "elements", lambda each: each.theorem_elements.r2, "theorem_elements_r2"),
+    NumberColumn("E[v]", "A", _fit("second_moment", "A"), "second_moment_A", exponent_below=0.1),
+    NumberColumn("E[v]", "R²", _fit("second_moment", "r2"), "second_moment_r2"),
+    NumberColumn("E[v]", "centred", _fit("second_moment", "r2_centred"), "second_moment_r2_centred"),
+    NumberColumn("E[v]", "I", _fit("second_moment", "mutual_information"), "second_moment_mutual_information"),
+    NumberColumn("X, i = t", "R²", _fit("x_true", "r2"), "x_true_r2"),
+    NumberColumn("X, i = t", "I", _fit("x_true", "mutual_information"), "x_true_mutual_information"),
+    NumberColumn("X, i ≠ t", "R²", _fit("x_false", "r2"), "x_false_r2"),
+    NumberColumn("X, i ≠ t", "I", _fit("x_false", "mutual_information"), "x_false_mutual_information"),
+    NumberColumn("Theorem, R²", "rows", lambda each: each.theorem.r2, "theorem_r2"),
+    NumberColumn("Theorem, R²", "elements", lambda each: each.theorem_elements.r2, "theorem_elements_r2"),
 )
 
 
@@ -93,19 +93,19 @@ def sums_table(run: RunTheory) -> Numbers:
     return _table("Sums over the vocabulary, divided by the sum of the lengths", run, sums_columns(run))
 
 
-def sums_columns(run: RunTheory) -> list[Column]:
+def sums_columns(run: RunTheory) -> list[NumberColumn]:
     """The columns of its sums: of three optimizers, and of the run's own where it is none of them."""
     shown = optimizers_of(run)
     labels = {name: NAMES[name] + OWN_MARK * (name == run.own) for name in shown}
     of_input = labels if run.tied else NAMES  # an untied input table may have another optimizer
     return [
-        Column("mean", METRICS["mu_norm"].symbol, lambda each: each.mu_norm, exponent_below=0.1),
-        *(Column("whole update", labels[name], _update(name, "total")) for name in shown),
-        Column("output layer", "gradients", lambda each: max(each.gradient_sums["output"])),
-        *(Column("output layer", labels[name], _update(name, "output")) for name in shown),
-        Column("input layer", "gradients", lambda each: max(each.gradient_sums["input"])),
+        NumberColumn("mean", METRICS["mu_norm"].symbol, lambda each: each.mu_norm, exponent_below=0.1),
+        *(NumberColumn("whole update", labels[name], _update(name, "total")) for name in shown),
+        NumberColumn("output layer", "gradients", lambda each: max(each.gradient_sums["output"])),
+        *(NumberColumn("output layer", labels[name], _update(name, "output")) for name in shown),
+        NumberColumn("input layer", "gradients", lambda each: max(each.gradient_sums["input"])),
         *(
-            Column("input layer", of_input[name], partial(through_input, optimizer=name))
+            NumberColumn("input layer", of_input[name], partial(through_input, optimizer=name))
             for name in shown
             if name != "sgd"
         ),
@@ -129,7 +129,7 @@ def fits_table(run: RunTheory) -> Numbers:
     return _table("Fits against the unigram probability, through the origin", run, FITS)
 
 
-def _table(title: str, run: RunTheory, columns: Sequence[Column]) -> Numbers:
+def _table(title: str, run: RunTheory, columns: Sequence[NumberColumn]) -> Numbers:
     rows = [
         [
             short(checkpoint.tokens_seen),

@@ -20,7 +20,9 @@ from coupled_adam.data.batches import Batches
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.model_config import flops_per_token
-from coupled_adam.training import checkpoints, devices
+from coupled_adam.training import devices
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, Tables, load, newest_good
+from coupled_adam.training.checkpoint.training_state import make_optimizer_state, training_tensors
 from coupled_adam.training.display import TrainingDisplay
 from coupled_adam.training.interruption import watching_signals
 from coupled_adam.training.logbook import Logbook, open_logbook
@@ -28,7 +30,7 @@ from coupled_adam.training.optimizers import EmbeddingOptimizers, build_optimize
 from coupled_adam.training.parallel import Ranks, build, ranks_of_run
 from coupled_adam.training.rank_batches import RankBatches
 from coupled_adam.training.run_folder import RunFolder, environment
-from coupled_adam.training.run_tokens import Say, is_prepared, note_on_unused_rows, open_tokens, prepare_tokens
+from coupled_adam.training.run_tokens import Say, is_prepared, note_on_unused_rows, prepare_tokens, require_rows
 from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.trainer import Saving, Trainer
@@ -94,16 +96,16 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         config.micro_batch_size(ranks.size)  # says what does not divide, before anything is made
         ranks.first_does(lambda: run.check(config, resume=resume))
         ranks.first_does(lambda: stack.enter_context(run.locked()))
-        _prepare_tokens(config, ranks, say)
+        corpus = _prepare_tokens(config, ranks, say)
         config = _with_rows(config, run, resume=resume)
-        corpus = open_tokens(config)
+        require_rows(config, corpus)
         # Only now: a Ctrl-C during the preparation of the tokens ends it at once.
         interruption = stack.enter_context(watching_signals())
         parts = _build_parts(config, corpus, ranks)
         say(_summary(config, corpus, ranks, parts))
         if ranks.is_first and (note := note_on_unused_rows(config, corpus)):
             say(f"Note: {note}")
-        writer = checkpoints.CheckpointWriter(run.checkpoints, config.checkpoints.keep)
+        writer = CheckpointWriter(run.checkpoints, config.checkpoints.keep)
         state = {"data": corpus.fingerprint, "precision": "bf16" if parts.uses_bf16 else "float32"}
         start_step = _restore(parts, run, config.total_steps, state, say) if resume else None
         if start_step == config.total_steps:
@@ -156,15 +158,15 @@ def _speaker(console: Console, ranks: Ranks) -> Say:
     return say
 
 
-def _prepare_tokens(config: Config, ranks: Ranks, say: Say) -> None:
-    """Make the tokens to train on, where they are missing and the config says from what."""
+def _prepare_tokens(config: Config, ranks: Ranks, say: Say) -> Corpus:
+    """The tokens to train on, made where they are missing and the config says from what."""
     folder = Path(config.data.folder).expanduser()
     if ranks.size > 1 and not is_prepared(config):  # the other ranks would wait for hours, and give up
         raise UserError(
             f"{folder} is not prepared yet; do that first, with one process: coupled-adam data prepare "
             f"{config.data.source} --tokenizer {config.data.tokenizer} --out {folder}"
         )
-    prepare_tokens(config, say)
+    return prepare_tokens(config, say)
 
 
 def _with_rows(config: Config, run: RunFolder, *, resume: bool) -> Config:
@@ -195,7 +197,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
         model, config.optimizer, capturable=uses_graphs, vocabulary_size=corpus.vocabulary_size
     )
     # From the start, so that the first step of a new and of a resumed run are alike.
-    checkpoints.make_optimizer_state(optimizers.optimizers)
+    make_optimizer_state(optimizers.optimizers)
     precision = functools.partial(torch.autocast, ranks.device.type, torch.bfloat16) if bf16 else nullcontext
     return RunParts(
         batches=RankBatches(batches, ranks, config.micro_batch_size(ranks.size)),
@@ -212,7 +214,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
 def _restore(parts: RunParts, run: RunFolder, last_step: int, expected: dict[str, str], say: Say) -> int | None:
     """Load the newest whole checkpoint of a run of `last_step` steps; None when there is none."""
     damaged: list[str] = []
-    path = checkpoints.newest_good(run.checkpoints, on_skip=damaged.append, last_step=last_step)
+    path = newest_good(run.checkpoints, on_skip=damaged.append, last_step=last_step)
     if path is None and damaged:
         raise UserError(
             "; ".join(damaged) + f". No checkpoint is left to resume from; bring one back, or remove {run.checkpoints} "
@@ -223,8 +225,8 @@ def _restore(parts: RunParts, run: RunFolder, last_step: int, expected: dict[str
     if path is None:
         say(f"No checkpoint in {run.checkpoints}: starting from the beginning.")
         return None
-    tensors = checkpoints.training_tensors(parts.model, parts.optimizers.optimizers)
-    state = checkpoints.load(path, tensors, on_note=say)
+    tensors = training_tensors(parts.model, parts.optimizers.optimizers)
+    state = load(path, tensors, on_note=say)
     if state.get("data") != expected["data"]:
         raise UserError(f"{path} was trained on other tokens than data.folder now holds; bring those back")
     if state.get("precision") != expected["precision"]:
@@ -245,8 +247,8 @@ def _open_logbook(config: Config, run: RunFolder, start_step: int | None, say: S
     )
 
 
-def _tables(model: LanguageModel, corpus: Corpus) -> checkpoints.Tables:
-    return checkpoints.Tables(model.input_table_name, model.output_table_name, corpus.vocabulary_size)
+def _tables(model: LanguageModel, corpus: Corpus) -> Tables:
+    return Tables(model.input_table_name, model.output_table_name, corpus.vocabulary_size)
 
 
 def _trainer(

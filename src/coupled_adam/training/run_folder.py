@@ -23,8 +23,9 @@ from coupled_adam import __version__
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, remove_leftover, require_writable, write_whole
 from coupled_adam.base.locks import LockHeld, lock_names, locked
+from coupled_adam.config.builtin_files import CONFIG_FILE
 from coupled_adam.config.run_config import Config, load_config, require_resumable, to_toml
-from coupled_adam.training.checkpoint_record import checkpoints_in
+from coupled_adam.training.checkpoint.checkpoint_folder import checkpoints_in
 from coupled_adam.training.logbook import METRICS_FILE
 
 LOCK = "lock"
@@ -36,7 +37,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.toml"
+        self.config = path / CONFIG_FILE
         self.state = path / "run.json"
         self.checkpoints = path / "checkpoints"
 
@@ -50,7 +51,7 @@ class RunFolder:
             if self.has_begun():
                 require_resumable(load_config(str(self.config), []), config)
         elif self.path.is_dir() and any(not _is_ours(entry) for entry in self.path.iterdir()):
-            raise UserError(f"{self.path} exists and is not a run of ours (no config.toml); give another --out")
+            raise UserError(f"{self.path} exists and is not a run of ours (no {CONFIG_FILE}); give another --out")
 
     def begin(self, config: Config) -> None:
         """Write the config that is used from here on; call it when nothing can be refused any more."""

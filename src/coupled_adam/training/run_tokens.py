@@ -12,13 +12,13 @@ from coupled_adam.byte_level_bpe import BYTES
 from coupled_adam.config.cross_checks import too_few_rows
 from coupled_adam.config.run_config import Config
 from coupled_adam.config.table_rows import MULTIPLE, rows_for, token_count
-from coupled_adam.data.corpus import Corpus, is_corpus, open_corpus_with_notes, open_known_corpus
+from coupled_adam.data.corpus import Corpus, is_corpus, open_known_corpus
 from coupled_adam.data.manifest import MANIFEST_FILE, TOKENIZER_FILE
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.tokenizer import Tokenizer, open_tokenizer
 
 if TYPE_CHECKING:
-    from coupled_adam.data import prepare as preparation
+    from coupled_adam.data.preparation import Progress
 
 Say = Callable[[str], None]
 TOKENS_AT_ONCE = 2**22
@@ -26,7 +26,7 @@ MOST_UNUSED = 0.05
 """The part of the rows that may be unused without a word. The bytes of a byte-level tokenizer come on top: no text has
 all of them."""
 DRIFT = "Unused rows all drift one way, and the embeddings of the tokens drift the other way."
-Report = Callable[["preparation.Progress"], None]
+Report = Callable[["Progress"], None]
 
 
 def is_prepared(config: Config) -> bool:
@@ -34,13 +34,13 @@ def is_prepared(config: Config) -> bool:
     return config.data.source is None or is_corpus(_folder(config))
 
 
-def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) -> None:
-    """Make the tokens to train on where they are missing and the config says from what; of those that are there, say
+def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) -> Corpus:
+    """The tokens to train on, made where they are missing and the config says from what; of those that are there, say
     what the user should know."""
     if is_prepared(config):
-        for note in _notes(config):
-            say(f"Note: {note}")
-        return
+        corpus = open_known_corpus(_folder(config))
+        say_notes(config, corpus, say)
+        return corpus
     from coupled_adam.data.prepare import prepare
 
     source, tokenizer, folder = config.data.source, config.data.tokenizer, _folder(config)
@@ -48,19 +48,22 @@ def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) 
     if tokenizer.startswith("bpe:") and config.rows < token_count(config.data):
         raise UserError(too_few_rows(config.rows, token_count(config.data), tokenizer))
     say(f"Preparing {source} with the tokenizer {tokenizer} in {folder}, once.")
-    prepare(source, tokenizer, folder, on_progress=on_progress)
+    return prepare(source, tokenizer, folder, on_progress=on_progress)
 
 
-def open_tokens(config: Config) -> Corpus:
-    """The tokens to train on, which are there; refused where the model has no row for some of them."""
-    folder = _folder(config)
-    corpus = open_known_corpus(folder)  # `prepare_tokens` says what it would warn of
+def say_notes(config: Config, corpus: Corpus, say: Say) -> None:
+    """Say what the user should know about tokens that were there before."""
+    for note in _notes(config, corpus):
+        say(f"Note: {note}")
+
+
+def require_rows(config: Config, corpus: Corpus) -> None:
+    """Refuse a model that has no row for some of the tokens."""
     if corpus.vocabulary_size > config.rows:
         raise UserError(
-            f"model.vocabulary_size is {config.rows}, but the tokenizer of {folder} has {corpus.vocabulary_size} "
-            'tokens; set model.vocabulary_size to "auto", or to at least that'
+            f"model.vocabulary_size is {config.rows}, but the tokenizer of {corpus.folder} has "
+            f'{corpus.vocabulary_size} tokens; set model.vocabulary_size to "auto", or to at least that'
         )
-    return corpus
 
 
 def note_on_unused_rows(config: Config, corpus: Corpus) -> str | None:
@@ -104,12 +107,10 @@ def _different_tokens(tokens: Tokens, enough: int) -> int:
     return int(seen.sum())
 
 
-def _notes(config: Config) -> Iterator[str]:
+def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
     """What is taken for granted about tokens that are there, and how they differ from those that the config names."""
-    folder = _folder(config)
-    notes: list[str] = []
-    manifest = open_corpus_with_notes(folder, notes.append).manifest
-    yield from notes
+    folder, manifest = corpus.folder, corpus.manifest
+    yield from corpus.notes
     source, tokenizer = config.data.source, config.data.tokenizer
     # Without a source what is there is meant, and the tokenizer left at its default. nanoGPT's folder says nothing.
     if source is None or not (folder / MANIFEST_FILE).is_file():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.training.checkpoint_state import make_optimizer_state
+from coupled_adam.training.checkpoint.training_state import make_optimizer_state
 from coupled_adam.training.optimizers import EmbeddingOptimizers
 from coupled_adam.training.parallel import synchronise_gradients
 

@@ -1,7 +1,7 @@
 """The training loop: batches in, steps taken, what happens beside them, and an end that can be picked up again.
 
 Everything that has a rule of its own lives elsewhere: the step (train_step), learning rate and annealing (schedule),
-ranks (parallel), batches (rank_batches), files (checkpoints, logbook, run_folder), the bar (display), measures
+ranks (parallel), batches (rank_batches), files (checkpoint, logbook, run_folder), the bar (display), measures
 (validation).
 The loop never waits for the device, except where it saves, validates or measures the embeddings, and every 100 steps
 where nothing is logged. What is logged on a GPU is read one step later, when the device has the next step to work on.
@@ -19,7 +19,9 @@ from torch import Tensor
 
 from coupled_adam.config.run_config import Config
 from coupled_adam.metrics import logged_key
-from coupled_adam.training import checkpoints, devices
+from coupled_adam.training import devices
+from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, Tables, newest_good
+from coupled_adam.training.checkpoint.training_state import training_tensors
 from coupled_adam.training.display import TrainingDisplay
 from coupled_adam.training.interruption import Interruption
 from coupled_adam.training.logbook import Logbook
@@ -74,10 +76,10 @@ class PendingNumbers:
 class Saving:
     """Everything that a checkpoint is made of, and who writes it."""
 
-    writer: checkpoints.CheckpointWriter
+    writer: CheckpointWriter
     model: torch.nn.Module
     optimizers: EmbeddingOptimizers
-    tables: checkpoints.Tables
+    tables: Tables
     state: Mapping[str, Any]
 
 
@@ -258,9 +260,7 @@ class Trainer:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {grad_norm}"
         with suppress(OSError, RuntimeError):  # a save that failed is not on the disk, which is what counts here
             self.saving.writer.wait()
-        newest = checkpoints.newest_good(
-            self.saving.writer.folder, on_skip=self.display.message, last_step=self.config.total_steps
-        )
+        newest = newest_good(self.saving.writer.folder, on_skip=self.display.message, last_step=self.config.total_steps)
         last_good = f"the last good checkpoint is {newest}" if newest else "no checkpoint was saved"
         clipping = "lower" if self.config.optimizer.max_grad_norm else "set"
         return (
@@ -279,7 +279,7 @@ class Trainer:
     def _save_this_step(self) -> None:
         self.logbook.sync()
         saving = self.saving
-        tensors = checkpoints.training_tensors(saving.model, saving.optimizers.optimizers)
+        tensors = training_tensors(saving.model, saving.optimizers.optimizers)
         state = {**saving.state, "tokens": self.step * self.config.tokens_per_step}
         for attempt in (1, 2):  # the first may bring the news that the save before it failed
             try:

@@ -38,7 +38,7 @@ from coupled_adam.evaluation.run_tokenizer import open_json_tokenizer, require_f
 from coupled_adam.evaluation.weights import find_checkpoint, load_weights, model_with, run_config, run_corpus
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.tokenizer import Tokenizer
-from coupled_adam.training.checkpoint_record import Record, read_record
+from coupled_adam.training.checkpoint.checkpoint_folder import Record, read_record
 from coupled_adam.training.devices import device_name, pick_device
 
 OnProgress = Callable[[str, int, int], None]

@@ -18,7 +18,7 @@ from typing import Any
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
-from coupled_adam.data.corpus import file_hash
+from coupled_adam.base.files import file_hash
 from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, check_files, read_documents
 from coupled_adam.paper_tasks import PAPER_NAMES, PAPER_TASKS
 

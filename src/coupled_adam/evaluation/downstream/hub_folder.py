@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
-from coupled_adam.base.files import read_json
-from coupled_adam.data.corpus import file_hash, open_corpus_with_notes
+from coupled_adam.base.files import file_hash, read_json
+from coupled_adam.data.corpus import open_known_corpus
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.evaluation.downstream import harness
 from coupled_adam.evaluation.downstream.evaluate import (
@@ -129,7 +129,9 @@ class LossModel(nn.Module):
 
 def _loss(stored: LossResult | None, model: Any, data: Path, on_progress: OnProgress, on_note: OnNote) -> LossResult:
     """The loss over the test split of a corpus, unless it is there."""
-    corpus = open_corpus_with_notes(data, on_note)
+    corpus = open_known_corpus(data)
+    for note in corpus.notes:
+        on_note(note)
     rows, size = model.model.config.vocab_size, len(model.tokenizer)
     if corpus.vocabulary_size > rows or corpus.vocabulary_size != size:
         raise UserError(

@@ -4,7 +4,8 @@
         __0_0.distcp ...            the tensors, one file per rank
         .metadata                   which tensor lies where in them
         tables.safetensors          the vocabulary tables
-        state.json                  written last: the state of the run, size and sha256 of every other file
+        state.json                  written last: the state of the run, size and sha256 of every file above
+        checked.json                the times of those files when they were last read completely and found whole
     checkpoints/.step-000000400.tmp         being written or being deleted; after a kill, a leftover
     checkpoints/.step-000000400.replaced    the former checkpoint of a step that is being saved again
 
@@ -18,15 +19,19 @@ import os
 import re
 import shutil
 import stat
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.files import kind_of_file, read_json, remove_leftover, write_whole
+from coupled_adam.base.files import file_hash, kind_of_file, read_json, remove_leftover, write_whole
 
 STATE_FILE = "state.json"
+CHECKED_FILE = "checked.json"
 FORMAT = 1
+SECONDS_OF_A_TICK = 0.02
+"""A file that changes twice within a tick of the disk's clock may keep its time; no such clock is slower than this."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,7 @@ def _record(content: dict[str, Any], folder: Path) -> Record:
 
 def stored_file(path: Path) -> StoredFile:
     """Size and hash of a file."""
-    with path.open("rb") as file:
-        return StoredFile(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return StoredFile(path.stat().st_size, file_hash(path))
 
 
 def wrong_sizes(folder: Path, files: dict[str, StoredFile]) -> str | None:
@@ -119,6 +123,34 @@ def wrong_sizes(folder: Path, files: dict[str, StoredFile]) -> str | None:
         if found.st_size != expected.bytes:
             return f"{name} has {found.st_size} bytes, was written with {expected.bytes}"
     return None
+
+
+def file_times(folder: Path, record: Record) -> dict[str, Any]:
+    """Hash, sizes and times of the files: while they stay as they are, so does the content. Take them before reading.
+
+    The time of the last change of the inode is among them: nothing can set it back, and a copy has one of its own.
+    """
+    found = {name: (folder / name).stat() for name in sorted(record.files)}
+    youngest = max((max(each.st_mtime, each.st_ctime) for each in found.values()), default=0.0)
+    age = time.time() - youngest
+    if 0 <= age < SECONDS_OF_A_TICK:  # from now on a change gives another time
+        time.sleep(SECONDS_OF_A_TICK - age)
+    files = {name: [each.st_size, each.st_mtime_ns, each.st_ctime_ns] for name, each in found.items()}
+    return {"fingerprint": record.fingerprint, "files": files}
+
+
+def is_checked(folder: Path, times: dict[str, Any]) -> bool:
+    """Whether the files were read completely and found whole, and have not changed since."""
+    try:
+        return bool(read_json(folder / CHECKED_FILE) == times)
+    except (OSError, ValueError):
+        return False
+
+
+def remember_checked(folder: Path, times: dict[str, Any]) -> None:
+    """Keep the times of files that were found whole, where the folder can be written to."""
+    with contextlib.suppress(OSError):
+        write_whole(folder / CHECKED_FILE, json.dumps(times) + "\n")
 
 
 def folder_of_step(folder: Path, step: int) -> Path:

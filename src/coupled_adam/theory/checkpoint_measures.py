@@ -68,9 +68,9 @@ def measure_checkpoint(
     statistics = TokenStatistics(table, bias)
     member = member_of(optimizer, len(unigram), row_exponent)
     has_member = {role: tied or optimizer.couple in (role, "all") for role in ("output", "input")}
-    output = MeasuredTable(optimizer, mean, member if has_member["output"] else None)
+    output = TableUpdates(optimizer, mean, member if has_member["output"] else None)
     input_mean = row_sums(training.input_table, len(unigram), "input")[:-1] / len(unigram)
-    input = MeasuredTable(optimizer, input_mean, member if has_member["input"] else None)
+    input = TableUpdates(optimizer, input_mean, member if has_member["input"] else None)
     sums: Series = {}
     losses: list[float] = []
     clip_factors: list[float] = []
@@ -136,7 +136,7 @@ def member_of(optimizer: OptimizerSection, vocabulary_size: int, row_exponent: f
     )
 
 
-class MeasuredTable:
+class TableUpdates:
     """The optimizers' state of one table, and the update sums after every batch."""
 
     def __init__(self, optimizer: OptimizerSection, mean_embedding: Tensor, member: Member | None) -> None:

@@ -1,0 +1,357 @@
+"""Saving checkpoints while training goes on, whole or not at all, and loading them on any number of ranks.
+
+`CheckpointWriter.save` copies the state to host memory and returns; a thread writes it with
+torch.distributed.checkpoint and renames the folder into place when everything is on the disk. `newest_good` finds the
+checkpoint to continue from, `load` fills the tensors in place. The files are described in checkpoint_folder.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from coupled_adam.base.errors import UserError, is_full_disk
+from coupled_adam.base.text import some_of
+from coupled_adam.optimizer.sharding import local_part, row_moment_like
+from coupled_adam.tables_file import TABLES_FILE
+from coupled_adam.training.checkpoint.checkpoint_folder import (
+    Record,
+    StoredFile,
+    checkpoints_in,
+    file_times,
+    folder_of_step,
+    is_checked,
+    put_in_place,
+    read_record,
+    remember_checked,
+    remove_leftovers,
+    remove_old,
+    step_of,
+    stored_file,
+    temporary_name,
+    write_record,
+    wrong_sizes,
+)
+from coupled_adam.training.checkpoint.dcp_files import (
+    first_cause,
+    in_words,
+    read_metadata,
+    read_tensors,
+    save_folder,
+    write_tables_of,
+)
+from coupled_adam.training.checkpoint.training_state import RNG, Staged, StagedPlanner, Staging, restore_generators
+from coupled_adam.training.parallel import Agreement, background_group
+
+ROW_MOMENTS = ".row_avg_sq"
+"""Of coupled tables, where their row exponent is not 0; checkpoints of other runs do not have them."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Which parameters of the model go into `tables.safetensors`."""
+
+    input: str
+    """Name of the parameter that is the input table (V, H)."""
+    output: str
+    """Name of the output table; the same when they are tied."""
+    vocabulary_size: int
+    """Rows from this one on are padding."""
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one run; all ranks make it together, and save together.
+
+    Making it deletes what a killed run left half-written in the folder; make it before `newest_good` is asked. Call
+    :meth:`wait` before the process group is destroyed.
+
+    Args:
+        folder: where the checkpoints lie; made if it is missing.
+        keep: how many of the last ones stay, besides milestones.
+        process_group: the ranks that save; default all. Messages travel in a gloo group of the writer's own, beside
+            those of the training.
+
+    Example:
+        >>> import tempfile, torch
+        >>> folder, weight = Path(tempfile.mkdtemp()), torch.ones(2, 3)
+        >>> writer = CheckpointWriter(folder, keep=2)
+        >>> writer.save(300, {"model.weight": weight}, {"tokens": 6000})
+        >>> weight = weight.zero_()  # training goes on
+        >>> writer.wait()
+        >>> load(newest_good(folder, on_skip=print), {"model.weight": weight})
+        {'step': 300, 'tokens': 6000}
+        >>> weight.sum().item()
+        6.0
+    """
+
+    def __init__(self, folder: Path, keep: int, process_group: Any = None) -> None:
+        if keep < 1:
+            raise UserError(f"keep is {keep}, expected at least 1: the last checkpoint is needed to resume")
+        self.folder = folder
+        self.keep = keep
+        self._group = background_group(process_group)
+        self._ranks = Agreement(self._group)
+        self._staging = Staging()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._ranks.first_does(self._prepare_folder)
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        *,
+        tables: Tables | None = None,
+        milestone: bool = False,
+    ) -> None:
+        """Save the state of a run. Returns when it is copied to host memory; the files are written by a thread.
+
+        Waits for the save before this one, and raises what went wrong in it (see :meth:`wait`); then nothing is saved.
+
+        Args:
+            step: steps taken so far; names the checkpoint, and replaces one of the same step.
+            tensors: by name, as from :func:`training_tensors`; plain tensors are taken to be the same on every rank.
+            state: everything else that a resumed run needs, as JSON can hold it.
+            tables: the vocabulary tables, if `tables.safetensors` is wanted.
+            milestone: keep this checkpoint for ever.
+        """
+        if step < 0:
+            raise UserError(f"step is {step}, expected 0 or more")
+        _check_tables(tables, tensors)
+        copied_state = _as_json(state)
+        self.wait()
+        staged = self._staging.stage(tensors, self._ranks.rank, self._ranks.size)
+        self._writing = self._thread.submit(self._write, staged, step, copied_state, tables, milestone)
+
+    def wait(self) -> None:
+        """Wait until everything saved is on the disk.
+
+        Raises:
+            OSError: on every rank, when a file of the last save could not be written. What was saved before is still
+                there, and the next `save` may work.
+            RuntimeError: likewise, for any other reason.
+        """
+        if self._writing is None:
+            return
+        try:
+            self._writing.result()
+        finally:
+            if self._writing.done():  # not after a Ctrl-C
+                self._writing = None
+
+    def poll(self) -> None:
+        """Raise as `wait` does if the last save has failed meanwhile; never waits."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def _prepare_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise UserError(
+                f"{self.folder}: this is not a folder, but checkpoints are to be written into it; move it away, then "
+                "run the same command again"
+            ) from None
+        remove_leftovers(self.folder)
+
+    def _write(self, staged: Staged, step: int, state: dict[str, Any], tables: Tables | None, milestone: bool) -> None:
+        final = folder_of_step(self.folder, step)
+        temporary = temporary_name(final)
+
+        def complete(files: dict[str, StoredFile]) -> None:
+            if tables is not None:
+                files[TABLES_FILE] = write_tables_of(temporary, files, **asdict(tables))
+            write_record(temporary, Record(step, milestone, state, files))
+            put_in_place(temporary, final)
+            remove_old(self.folder, self.keep, newest=final)
+
+        try:
+            save_folder(temporary, StagedPlanner(staged), self._group, complete)
+        except BaseException as error:
+            if self._ranks.rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)  # on a full disk, at once
+            raise self._explained(error, step) from error
+
+    def _explained(self, error: BaseException, step: int) -> Exception:
+        """The error of a save as the caller sees it, alike on all ranks."""
+        cause = first_cause(error)
+        found = [path.name for path in checkpoints_in(self.folder)]
+        kept = f"on the disk are {', '.join(found)}" if found else "no other checkpoint is on the disk"
+        remedy = "; free some space, or keep fewer checkpoints" if is_full_disk(cause) else ""
+        message = (
+            f"the checkpoint of step {step} could not be written to {self.folder}: {in_words(cause)}; {kept}{remedy}"
+        )
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return OSError(cause.errno, message)
+        return RuntimeError(message)
+
+
+def _check_tables(tables: Tables | None, tensors: Mapping[str, Tensor]) -> None:
+    if tables is None:
+        return
+    for name in (tables.input, tables.output):
+        table = tensors.get(f"model.{name}")
+        if table is None:
+            raise UserError(f"table {name!r}: there is no tensor 'model.{name}' among those to save")
+        if table.ndim != 2 or not 0 < tables.vocabulary_size <= table.shape[0]:
+            raise UserError(f"table {name!r} has shape {tuple(table.shape)}, expected (V, H) for {tables}")
+
+
+def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the state as it will be read back."""
+    try:
+        copied = json.loads(json.dumps(dict(state)))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the state of the run cannot be written as JSON: {error}") from None
+    assert isinstance(copied, dict)
+    return copied
+
+
+def newest_good(
+    folder: Path, *, on_skip: Callable[[str], None], last_step: int | None = None, process_group: Any = None
+) -> Path | None:
+    """The newest checkpoint that is whole, by :func:`damage`; all ranks get the same.
+
+    Args:
+        folder: where the checkpoints lie; it may be missing.
+        on_skip: called on every rank with a sentence about each damaged checkpoint that is passed over.
+        last_step: of the run, where it is known: a checkpoint of a later one is not of this run.
+        process_group: the ranks that look together, each at its share of the files; default all.
+
+    Returns:
+        The folder of the checkpoint, or None when there is no whole one.
+    """
+    for path in reversed(Agreement(process_group).from_first(checkpoints_in(folder))):
+        problem = damage(path, process_group)
+        if problem is None and last_step is not None and step_of(path) > last_step:
+            problem = f"its step is after {last_step}, the last step of the run"
+        if problem is None:
+            return path
+        on_skip(f"checkpoint {path} is damaged and skipped: {problem}")
+    return None
+
+
+def damage(path: Path, process_group: Any = None) -> str | None:
+    """What is wrong with a checkpoint; None when every file is as it was written. All ranks get the same answer.
+
+    The files are read completely once. While they stay as they were then (see `file_times`), they are not read again.
+
+    Args:
+        path: the folder of the checkpoint.
+        process_group: the ranks that look together, each at its share of the files; default all.
+    """
+    ranks = Agreement(process_group)
+    problem, times, is_known = None, None, False
+    try:
+        record = read_record(path)
+        problem = wrong_sizes(path, record.files)
+        if problem is None:
+            times = file_times(path, record)
+            is_known = is_checked(path, times)
+            problem = None if is_known else _wrong_content(path, record, ranks)
+        if problem is None:
+            read_metadata(path, record.files)
+    except (ValueError, OSError) as error:
+        problem = str(error)
+    problem = ranks.first_not_none(problem)
+    if problem is None and ranks.rank == 0 and not is_known:
+        assert times is not None
+        remember_checked(path, times)
+    return problem
+
+
+def load(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    process_group: Any = None,
+    *,
+    on_note: Callable[[str], None] = lambda sentence: None,
+) -> dict[str, Any]:
+    """Fill tensors from a checkpoint in place, whatever number of ranks and parallelism it was saved with.
+
+    Every tensor must be in the checkpoint with its shape and dtype. Of the model and of the optimizers, all or nothing
+    is loaded: `model.` tensors alone give the weights, to evaluate or export. Generators of random numbers are set to
+    `rng.cpu` and `rng.cuda` where both sides have them. Row moments of coupled tables that the checkpoint lacks start
+    at the mean of the column moments, as CoupledAdamW lets them; those that the run does not need are not read.
+
+    Args:
+        path: a whole checkpoint, as from :func:`newest_good`.
+        tensors: by name, as from :func:`training_tensors`; plain tensors or DTensors.
+        process_group: the ranks that load together; default all.
+        on_note: called on every rank with a sentence where row moments start anew.
+
+    Returns:
+        The state given to `save`, and the step.
+    """
+    ranks = Agreement(process_group)
+    problem = None
+    try:
+        record = read_record(path)
+        metadata = read_metadata(path, record.files)
+        problem = _mismatch(metadata, tensors)
+    except ValueError as error:
+        problem = str(error)
+    if problem := ranks.first_not_none(problem):
+        raise UserError(f"checkpoint {path}: {problem}")
+    wanted = {name: tensor for name, tensor in tensors.items() if name in metadata.state_dict_metadata}
+    try:
+        read_tensors(path, metadata, wanted, process_group)
+    except CheckpointException as error:
+        cause = first_cause(error)
+        raise UserError(f"checkpoint {path} cannot be read: {in_words(cause)}") from error
+    restore_generators(wanted)
+    if fresh := sorted(name for name in tensors.keys() - wanted.keys() if name.endswith(ROW_MOMENTS)):
+        for name in fresh:
+            _start_row_moments(tensors, name)
+        on_note(f"{path} has no {some_of(fresh, 3)}: row moments start at the mean of the column moments.")
+    return {"step": record.step} | {key: value for key, value in record.state.items() if key != "step"}
+
+
+def _wrong_content(path: Path, record: Record, ranks: Agreement) -> str | None:
+    """What this rank finds wrong in its share of the files."""
+    largest_first = sorted(record.files, key=lambda name: (-record.files[name].bytes, name))
+    for name in largest_first[ranks.rank :: ranks.size]:
+        if stored_file(path / name) != record.files[name]:
+            return f"{name} is not as it was written (its sha256 differs)"
+    return None
+
+
+def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
+    """What keeps these tensors from being loaded."""
+    stored = {name: tensor for name, tensor in metadata.state_dict_metadata.items() if not name.startswith(RNG)}
+    live = {name: tensor for name, tensor in tensors.items() if not name.startswith(RNG)}
+    families = {name.partition(".")[0] for name in live}
+    other = "it was saved by another model or other optimizers"
+    if missing := sorted(name for name in live.keys() - stored.keys() if not name.endswith(ROW_MOMENTS)):
+        return f"has no {some_of(missing, 3)}; {other}"
+    of_families = (name for name in stored.keys() - live.keys() if name.partition(".")[0] in families)
+    if unused := sorted(name for name in of_families if not name.endswith(ROW_MOMENTS)):
+        return f"has {some_of(unused, 3)}, which this run has not; {other}"
+    for name, tensor in live.items():
+        if name not in stored:
+            continue
+        found = stored[name]
+        assert isinstance(found, TensorStorageMetadata)
+        if tensor.is_meta:
+            return f"cannot be loaded into {name}, which has no memory yet; call to_empty on the model first"
+        if found.size != tensor.shape or found.properties.dtype != tensor.dtype:
+            return (
+                f"{name} is {tuple(found.size)} {found.properties.dtype}, "
+                f"but this run has {tuple(tensor.shape)} {tensor.dtype}; {other}"
+            )
+    return None
+
+
+def _start_row_moments(tensors: Mapping[str, Tensor], name: str) -> None:
+    """Fill the row moments of one table in place from its column moments."""
+    parameter = name.removeprefix("optimizer.").removesuffix(ROW_MOMENTS)
+    start = row_moment_like(tensors[f"model.{parameter}"], tensors[f"optimizer.{parameter}.exp_avg_sq"])
+    local_part(tensors[name]).copy_(local_part(start))

@@ -1,0 +1,28 @@
+"""A class name means one thing: no public class of the package has the name of another."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import coupled_adam
+
+PACKAGE = Path(coupled_adam.__file__).parent
+# A command has the names of what it does.
+COMMANDS = PACKAGE / "commands"
+
+
+def public_classes() -> dict[str, list[str]]:
+    """Where each class is defined, at the top of a module, by its name."""
+    found = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if COMMANDS not in path.parents:
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(path.relative_to(PACKAGE).as_posix())
+    return found
+
+
+def test_no_public_class_name_occurs_twice() -> None:
+    classes = public_classes()
+    assert len(classes) > 100
+    assert {name: places for name, places in classes.items() if len(places) > 1} == {}
