@@ -34,8 +34,8 @@ NO_WORKER = (sys.executable, "-S", "-c", "")
 @pytest.fixture(autouse=True)
 def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """lm-eval's tasks from the folders of the paper's alone: all of them take seconds to read."""
-    whole = harness._manager
-    monkeypatch.setattr(harness, "_manager", lambda _: whole(True))
+    whole = harness.task_manager
+    monkeypatch.setattr(harness, "task_manager", lambda _: whole(True))
 
 
 @pytest.fixture(scope="module")
