@@ -192,7 +192,7 @@ def test_a_vocabulary_of_more_rows_than_the_table_has_is_refused(tmp_path: Path,
     metadata = {"input": "wte", "output": "wte", "tied": "true", "vocabulary_size": size}
     header = json.dumps({"__metadata__": metadata, "wte": entry()}, ensure_ascii=False).encode()
     write_safetensors(path, header, TABLE.tobytes())
-    with pytest.raises(ValueError, match=r"tables.safetensors: vocabulary_size in the header"):
+    with pytest.raises(ValueError, match=rf"tables\.safetensors: vocabulary_size .*{size}"):
         read_model(str(path))
 
 
