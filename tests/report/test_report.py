@@ -45,7 +45,7 @@ def test_the_first_screen_says_what_was_compared_and_what_came_out(demo: Path) -
     html = demo.read_text()
     first = html[: html.index("Over training")]
     for words in (
-        "<title>AdamW against Coupled Adam: a small model on built-in text</title>",
+        f"<title>{escape(load_study('demo').title)}</title>",
         "Standard Adam and Coupled Adam",
         "365k parameters",
         "307k training tokens",

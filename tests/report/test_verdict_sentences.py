@@ -71,10 +71,10 @@ EMBEDDINGS_OF_A_PAIR = {
     "standard Adam, significant at 95%.": [(RATIO_HIGH, [0.40, 0.41, 0.42])],
     f"The embeddings of Coupled Adam lie farther from the origin: its mean embedding has 85% {LENGTH}, against 2% with "
     "standard Adam, significant at 95%.": [FARTHER],
-    f"The embeddings of Coupled Adam lie no closer to the origin at 95%: its mean embedding has 2% {LENGTH}, against 2% "
-    "with standard Adam.": [SAME],
-    f"With Coupled Adam the mean embedding has 2% {LENGTH}, against 85% with standard Adam; with so few seeds this is no "
-    "claim.": [([0.85], [0.02])],
+    f"The embeddings of Coupled Adam lie no closer to the origin at 95%: its mean embedding has 2% {LENGTH}, against "
+    "2% with standard Adam.": [SAME],
+    f"With Coupled Adam the mean embedding has 2% {LENGTH}, against 85% with standard Adam; with so few seeds this is "
+    "no claim.": [([0.85], [0.02])],
     "The embeddings of Coupled Adam lie significantly closer to the origin in 1 of 2 (no claim in 1): its mean "
     f"embedding has 2% {LENGTH}, against 80% to 85% with standard Adam.": [CLOSER, UNTESTED],
     "The embeddings of Coupled Adam lie significantly farther from the origin in 1 of 2 (no claim in 1): its mean "

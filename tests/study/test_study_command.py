@@ -101,7 +101,7 @@ def test_a_run_prints_the_comparison_and_where_the_report_is(tmp_path: Path) -> 
     file = write_study(tmp_path, PAIR)
     result = study("run", str(file), "--out", "out", "--set", "log.every=3")
     assert result.exit_code == 0, result.output
-    for words in ("Small: 4 runs in out", "standard", "coupled", "loss (↓)", "Report: out/report.html"):
+    for words in ("4 runs", "standard", "coupled", "loss (↓)", "Report: out/report.html"):
         assert words in result.output
     for path in ("report.html", "results.jsonl", "study.toml", "tables/main.csv"):
         assert (tmp_path / "out" / path).is_file()

@@ -19,7 +19,7 @@ from coupled_adam.config.loading import parse_settings
 from coupled_adam.config.run_config import Config
 from coupled_adam.config.study_config import load_study, with_settings
 from coupled_adam.config.study_sections import EvaluationSection
-from coupled_adam.metrics import TASKS
+from coupled_adam.metrics import METRICS, TASKS
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.report_writer import write_report
 from coupled_adam.report.result_tables import build_tables
@@ -227,11 +227,10 @@ def test_report_shows_theory_and_tasks(measured: Path, tmp_path: Path) -> None:
     page = write_report([out], out).read_text()
     for words in (
         str(escape(install_command("eval,study"))),
-        "The theory, measured",
-        "the paper",
-        "Sums of updates over training",
-        "HellaSwag (↑)",
-        "accuracy",
+        'id="table-theory"',
+        *(f'id="figure-{name}"' for name in FIGURES),
+        METRICS["hellaswag"].heading,
+        METRICS["acc"].label,
     ):
         assert words in page, words
     for name in (*FIGURES, "downstream"):

@@ -59,6 +59,12 @@ def refuse(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def refuse_tensors(descriptor: int) -> None:
+    """The first that are brought to the disk; what comes after them is not the disk's fault."""
+    assert Path(os.readlink(f"/proc/self/fd/{descriptor}")).suffix == ".distcp"
+    refuse()
+
+
 def refuse_as_safetensors_does(*_: object, **__: object) -> None:
     raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -66,7 +72,7 @@ def refuse_as_safetensors_does(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("where", "name", "refusal"),
     [
-        (os, "fsync", refuse),
+        (os, "fsync", refuse_tensors),
         (pickle, "dump", refuse),  # of .metadata
         (checkpoint_files, "write_tables", refuse_as_safetensors_does),
         (checkpoints, "write_record", refuse),

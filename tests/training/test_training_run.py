@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -261,11 +263,30 @@ def test_a_real_divergence_is_found(corpus: Path, tmp_path: Path) -> None:
         train(config, tmp_path / "run")
 
 
+@pytest.mark.parametrize("every", [1, 100], ids=["seen_when_logging", "seen_when_saving_again"])
 def test_a_full_disk_does_not_end_the_run_and_is_said(
-    whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    every: int, whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill_disk(monkeypatch, lambda path: "step-000000004" in str(path))
-    outcome, shown = train(small_config(corpus), tmp_path / "run")
+    from coupled_adam.training.train_step import TrainStep
+
+    is_full = threading.Event()
+    call, steps = TrainStep.__call__, iter(range(1, 100))
+
+    def full_at_4(path: Path) -> bool:
+        if "step-000000004" in str(path):
+            is_full.set()
+            return True
+        return False
+
+    def wait_for_the_failure(self: TrainStep, *arguments: Any) -> tuple[Tensor, Tensor]:
+        if next(steps) == 5:
+            assert is_full.wait(20)
+            time.sleep(0.2)  # until the thread that writes has ended
+        return call(self, *arguments)
+
+    monkeypatch.setattr(TrainStep, "__call__", wait_for_the_failure)
+    fill_disk(monkeypatch, full_at_4)
+    outcome, shown = train(small_config(corpus, log={"every": every}), tmp_path / "run")
     assert outcome.is_finished
     (said,) = (line for line in shown.splitlines() if os.strerror(errno.ENOSPC) in line)
     assert "step 4" in said
