@@ -101,7 +101,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, name: str, share: flo
 @pytest.mark.parametrize("name", FORMATS)
 def test_bytes_of_something_else_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"hello, I am a text file\n" * 50)
-    with pytest.raises(ValueError, match=f"{name}: not a"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path / name}: .*\(.+\)"):
         read_model(str(tmp_path / name))
 
 
