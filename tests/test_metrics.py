@@ -1,7 +1,6 @@
 """The registry of metrics: one key, label and direction for each, wherever it is stored or shown."""
 
 import ast
-import io
 import json
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import coupled_adam
@@ -150,14 +148,20 @@ def test_inspect_shows_labels_and_directions_of_the_registry(tmp_path: Path) -> 
     assert {metric.label_with_arrow for metric in TABLE_METRICS} <= set(shown)
 
 
-def test_summary_of_a_training_shows_labels_and_directions_of_the_registry(tmp_path: Path) -> None:
+def test_summary_of_a_training_shows_labels_and_directions_of_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from coupled_adam.commands import train
-    from coupled_adam.training.run import Outcome
+    from coupled_adam.training import run
 
     values: dict[str, float | None] = dict.fromkeys(train.SHOWN, 0.25)
-    console = Console(width=100, record=True, file=io.StringIO())
-    train._print_outcome(console, Outcome(tmp_path, 10, 10, None, 5.0, values | {"lr": 1e-3}))
-    lines = console.export_text().splitlines()
+    outcome = run.Outcome(tmp_path, 10, 10, None, 5.0, values | {"lr": 1e-3})
+    monkeypatch.setattr(run, "run_training", lambda *_, **__: outcome)
+    settings = [f"data.folder={tmp_path}", "data.source=none", "model.vocabulary_size=64"]
+    options = [f"--set={setting}" for setting in settings]
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["train", "tiny", *options, f"--out={tmp_path}"])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
     shown = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in lines if line.startswith("│")}
     assert shown == {METRICS[key].label_with_arrow: "0.25" for key in train.SHOWN}
 
@@ -188,4 +192,4 @@ def test_pages_and_tables_of_a_study_show_labels_and_directions_of_the_registry(
 def test_a_loss_of_both_splits_is_called_by_both() -> None:
     assert registry.named(METRICS["loss"], {"test"}).label == "test loss"
     assert registry.named(METRICS["loss"], {"val"}).label == "validation loss"
-    assert registry.named(METRICS["loss"], {"test", "val"}).label == "test or validation loss"
+    assert registry.named(METRICS["loss"], {"test", "val"}).label == f"test or {METRICS['val_loss'].label}"

@@ -22,5 +22,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """lm-eval's tasks from the folders of the paper's alone: all of them take seconds to read."""
-    whole = harness._manager
-    monkeypatch.setattr(harness, "_manager", lambda _: whole(True))
+    whole = harness.task_manager
+    monkeypatch.setattr(harness, "task_manager", lambda _: whole(True))

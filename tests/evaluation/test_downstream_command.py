@@ -6,13 +6,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from eval_cli import TASKS, refused, run, without_extras
-from export_models import write_tokenizer_json
+from export_models import TOKENS, write_tokenizer_json
 from tiny_tasks import write_tasks
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -142,7 +143,7 @@ def test_run_of_a_study_adds_its_tasks_to_the_results(folder: Path, tmp_path: Pa
     rows = two_runs_of_a_study(folder, tmp_path)
     result = run(tmp_path / rows[1].run, "--task-data", folder / "tasks", "--tasks", TASKS, "--no-loss")
     assert result.exit_code == 0, result.output
-    assert f"Added to the results of the study: {tmp_path}" in result.stdout
+    assert f": {tmp_path}\n" in result.stdout
     found = read_downstream(tmp_path / rows[1].run)
     assert found is not None
     first, second = read_results(tmp_path)
@@ -175,22 +176,25 @@ def test_results_in_a_file_of_their_own_are_not_added_to_the_study(folder: Path,
 
 def test_unknown_names_and_other_kinds_of_tasks_are_refused(folder: Path) -> None:
     run_folder = folder / "run"
-    assert "'arc_eazy': lm-eval 0.4.13 has no task of this name; did you mean arc_easy" in refused(
-        run_folder, "--tasks", "arc_eazy"
-    )
-    assert "group of lm-eval; name its tasks: arc_challenge, arc_easy" in refused(run_folder, "--tasks", "ai2_arc")
-    assert "kind generate_until" in refused(run_folder, "--tasks", "arc_challenge_chat")
-    assert "'none' stands alone" in refused(run_folder, "--tasks", "none,race")
-    assert "expected names with commas" in refused(run_folder, "--tasks", ",")
+    for given, named in (
+        ("arc_eazy", rf"'arc_eazy'.*lm-eval {re.escape(version('lm-eval'))}.*\barc_easy\?"),
+        ("ai2_arc", r"'ai2_arc'.*: arc_challenge, arc_easy$"),
+        ("arc_challenge_chat", r"arc_challenge_chat.*\bgenerate_until\b"),
+        ("none,race", "'none'"),
+        (",", "','"),
+    ):
+        assert re.search(named, refused(run_folder, "--tasks", given)), given
 
 
 def test_missing_task_data_is_named(folder: Path, tmp_path: Path) -> None:
-    assert f"{tmp_path / 'no'} is not a folder" in refused(folder / "run", "--task-data", tmp_path / "no")
+    assert f"--task-data: {tmp_path / 'no'} " in refused(folder / "run", "--task-data", tmp_path / "no")
     tasks = write_tasks(tmp_path / "tasks")
     (tasks / "race_high_test.jsonl").unlink()
     words = refused(folder / "run", "--task-data", tasks)
-    assert f"{tasks} has no race_high_test.jsonl; add the files, or leave out race" in words
-    assert "files for arc_easy" in refused(folder / "run", "--task-data", tasks, "--tasks", "lambada_standard")
+    assert re.search(rf"--task-data: {tasks} .*race_high_test\.jsonl;.* race with --tasks", words), words
+    assert ".jsonl" not in words.replace("race_high_test.jsonl", "")
+    words = refused(folder / "run", "--task-data", tasks, "--tasks", "lambada_standard")
+    assert re.search(r"--task-data .*\barc_easy, .*\blambada_standard\b", words), words
 
 
 def test_missing_dataset_points_to_local_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,15 +205,14 @@ def test_missing_dataset_points_to_local_files(folder: Path, monkeypatch: pytest
 
     monkeypatch.setattr(datasets, "load_dataset", no_network)
     words = refused(folder / "run", "--tasks", "arc_easy", "--no-loss")
-    assert "could not get its dataset (Couldn't reach" in words
+    assert re.search(r"task arc_easy: .*\(Couldn't reach 'allenai/ai2_arc'", words), words
     assert "--task-data DIR" in words
 
 
 def test_results_that_cannot_be_written_are_told_before_the_work(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     words = refused(folder / "run", "--tasks", "none", "--out", tmp_path / "file" / "results.json")
-    assert f"{tmp_path / 'file' / 'results.json'}: cannot be written (" in words
-    assert "give another file with --out" in words
+    assert re.search(rf"{tmp_path / 'file' / 'results.json'}: .*\(File exists\).* --out\b", words), words
     assert "loss ..." not in words
 
 
@@ -226,39 +229,48 @@ def test_what_is_taken_for_granted_of_a_corpus_is_a_note(folder: Path, tmp_path:
     for name in ("train", "test"):
         np.arange(600, dtype=np.uint16).tofile(nanogpt / f"{name}.bin")
     result = run(tmp_path / "model", "--tasks", "none", "--data", nanogpt)
-    assert f"Note: {nanogpt} has no manifest.json: its tokens are taken as uint16" in result.stderr
+    assert re.search(rf"Note: {nanogpt} .*manifest\.json.*\buint16\b", result.stderr), result.stderr
     assert "Warning" not in result.output
-    assert "50257, and the model's tokenizer has" in result.stderr  # which is true, and refused
+    # which is true, and refused
+    assert re.search(rf"Error: --data: .*{nanogpt} .*\b50257\b.*\b{TOKENS}\b", result.stderr), result.stderr
 
 
 def test_models_that_cannot_be_evaluated_are_refused(folder: Path, tmp_path: Path) -> None:
     here = ("--task-data", folder / "tasks", "--tasks", "arc_easy")
-    assert "MODEL is missing" in refused()
-    assert "is not a folder" in refused(tmp_path / "nowhere", *here)
+    run_folder, model, config = folder / "run", folder / "model", folder / "run" / "config.toml"
     (tmp_path / "empty").mkdir()
-    assert "not a run, it has no config.toml" in refused(tmp_path / "empty", *here)
-    assert "is for runs" in refused(folder / "model", "--checkpoint", 10, *here)
-    assert "has a corpus of its own" in refused(folder / "run", "--data", folder, *here)
-    assert "--limit" in refused("score", folder / "run", "b", "--limit", 5)
-    assert "--checkpoint" in refused("requests", "gpt2", "b", "--checkpoint", 0)
-    assert "3 paths" in refused("score", folder / "run", "b", "c")
-    assert "is a folder" in refused("score", folder / "run", "--out", tmp_path / "results.json")
-    assert "give one with --data DIR" in refused(folder / "model", "--tasks", "none")
-    assert "leaves nothing to evaluate" in refused(folder / "run", "--tasks", "none", "--no-loss")
-    config = folder / "run" / "config.toml"
-    assert "OUT" in refused("answer", folder / "run", config)
-    assert "holds the requests" in refused("answer", folder / "run", config, config)
+    for arguments, named in (
+        ((), r"\bMODEL\b"),
+        ((tmp_path / "nowhere", *here), f"{tmp_path / 'nowhere'} .*`export`"),
+        ((tmp_path / "empty", *here), rf"{tmp_path / 'empty'}: .*config\.toml.*`coupled-adam train`"),
+        ((model, "--checkpoint", 10, *here), f"--checkpoint .*{model}"),
+        ((run_folder, "--data", folder, *here), f"--data .*{run_folder}"),
+        (("score", run_folder, "b", "--limit", 5), "--limit"),
+        (("requests", "gpt2", "b", "--checkpoint", 0), "--checkpoint"),
+        (("score", run_folder, "b", "c"), rf"SCORES.*\b3\b.*: {run_folder} b c$"),
+        (("score", run_folder, "--out", tmp_path / "results.json"), f"{run_folder} .*SCORES.*`eval answer`"),
+        ((model, "--tasks", "none"), f"{model} .*--data DIR"),
+        ((run_folder, "--tasks", "none", "--no-loss"), "--tasks none.*--no-loss"),
+        (("answer", run_folder, config), r"\bOUT\b"),
+        (("answer", run_folder, config, config), f"OUT: {config}"),
+    ):
+        words = refused(*arguments)
+        assert re.search(named, words), words
 
-    shutil.copytree(folder / "model", tmp_path / "model")
+    shutil.copytree(model, tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (tmp_path / "model" / name).unlink()
-    assert "has no tokenizer (no tokenizer.json)" in refused(tmp_path / "model", *here)
-    assert "has no tokenizer.json" in refused("requests", tmp_path / "model", tmp_path / "requests", *here)
-    (tmp_path / "model" / "tokenizer.json").write_bytes((folder / "model" / "tokenizer.json").read_bytes())
+    words = refused(tmp_path / "model", *here)
+    assert re.search(rf"{tmp_path / 'model'}: .*tokenizer\.json.*--tokenizer", words), words
+    words = refused("requests", tmp_path / "model", tmp_path / "requests", *here)
+    assert re.search(rf"{tmp_path / 'model'}\b.*tokenizer\.json", words), words
+    (tmp_path / "model" / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     (tmp_path / "model" / "model.safetensors").write_bytes(b"damaged")
-    assert "transformers cannot open it" in refused(tmp_path / "model", *here)
+    words = refused(tmp_path / "model", *here)
+    assert re.search(rf"{tmp_path / 'model'}: transformers .*header.*export", words), words
     (tmp_path / "model" / "model.safetensors").unlink()
-    assert "has no weights" in refused(tmp_path / "model", *here)
+    words = refused(tmp_path / "model", *here)
+    assert re.search(rf"{tmp_path / 'model'}: .*safetensors or ", words), words
 
 
 def test_answer_longer_than_the_context_names_the_task(folder: Path, tmp_path: Path) -> None:
@@ -268,7 +280,7 @@ def test_answer_longer_than_the_context_names_the_task(folder: Path, tmp_path: P
     here = ("--task-data", tasks, "--tasks", "winogrande", "--out", tmp_path / "results.json")
     for model in ("run", "model"):
         words = refused(folder / model, *here)
-        said = r"Error: task winogrande: a request has a continuation of \d+ tokens, but the model's context is 48"
+        said = r"Error: task winogrande: .*continuation of \d+ tokens.*\bcontext is 48\b"
         assert re.search(said, words), words
     assert "[transformers]" not in words
 
@@ -281,8 +293,7 @@ def test_vocabulary_that_does_not_match_the_tokenizer_is_refused(folder: Path, t
     large = tmp_path / "large.json"
     large.write_text(json.dumps(content))
     words = refused(folder / "run", "--tokenizer", large, *here)
-    assert "has 401 tokens, but the table of" in words
-    assert "320 rows: the vocabulary does not match" in words
+    assert re.search(rf"{large} .*\b401 tokens.*{folder / 'run'}.*\b320 rows", words), words
 
     content["added_tokens"] = []
     content["model"]["vocab"] = dict(list(content["model"]["vocab"].items())[:256])
@@ -290,14 +301,12 @@ def test_vocabulary_that_does_not_match_the_tokenizer_is_refused(folder: Path, t
     small = tmp_path / "small.json"
     small.write_text(json.dumps(content))
     words = refused(folder / "run", "--tokenizer", small, *here)
-    assert "has 256 tokens, but the corpus of" in words
-    assert "the vocabulary does not match; leave --tokenizer out" in words
+    assert re.search(rf"{small} .*\b256 tokens.*{folder / 'run'}.*\b{TOKENS}\b.*--tokenizer", words), words
 
     requests = tmp_path / "requests.safetensors"
     assert run("requests", large, requests, *here).exit_code == 0
     words = refused("answer", folder / "run", requests, tmp_path / "scores")
-    assert "a tokenizer of 401 tokens" in words
-    assert "vocabulary does not match" in words
+    assert re.search(rf"{requests} .*{large}.*\b401 tokens.*{folder / 'run'}.*\b320 rows", words), words
 
 
 def test_folder_called_like_a_sub_command_is_reached(
@@ -327,8 +336,8 @@ def test_help_teaches_with_an_example_and_hides_the_old_options(command: tuple[s
 
 def test_help_teaches_all_three_ways() -> None:
     shown = " ".join(run("--help").output.split())
-    ways = ("--task-data DIR", "eval requests RUN", "eval answer RUN", "eval score RUN", "--limit 50")
-    for words in (*ways, "but for eval answer and for the loss of a run alone"):
+    ways = ("--task-data DIR", "eval requests RUN", "eval answer RUN", "eval score RUN", "--limit 50", "--tasks none")
+    for words in ways:
         assert words in shown
 
 

@@ -134,7 +134,7 @@ def test_perplexity_beyond_all_numbers_is_refused(evaluated: Evaluated) -> None:
     tokens = open_json_tokenizer(evaluated.run.parent / "corpus" / "tokenizer.json")
     hopeless = answering_model(tokens, lambda requests: [Score(-1000.0, False)] * len(requests))
     task = harness.load_task("lambada_openai", evaluated.tasks)
-    with pytest.raises(ValueError, match=r"a metric of lm-eval exceeds .* may have diverged"):
+    with pytest.raises(ValueError, match=r"\blm-eval\b.*\bcheckpoint\b"):
         harness.evaluate_task(hopeless, "lambada_openai", task, None)
 
 
@@ -226,8 +226,8 @@ def test_a_task_that_the_model_cannot_take_does_not_keep_the_others_from_it(
     long = {**DOCUMENTS["arc_challenge_test.jsonl"][0], "question": "Which?"}
     long["choices"] = {**long["choices"], "text": ["a text " * 200, "56 m", "0 m"]}
     (tasks / "arc_challenge_test.jsonl").write_text(json.dumps(long) + "\n")
-    said = r"(?s)^task arc_challenge: a request .*the model's context is"
-    with pytest.raises(ValueError, match=said + ".*other tasks are done"):
+    said = r"(?s)^task arc_challenge: .*continuation of \d+ tokens.*\bcontext is 48\b"
+    with pytest.raises(ValueError, match=said + rf".*\n.*: {out}$"):
         evaluate_run(evaluated.run, tasks=THREE, task_data=tasks, out=out, with_loss=False)
     stored = read_file(out)
     assert stored is not None
@@ -291,20 +291,16 @@ def changed(file: str, **fields: object) -> str:
     ("task", "line", "words"),
     [
         ("arc_easy", "{", "not valid JSON"),
-        ("arc_easy", changed("arc_easy_test.jsonl", answerKey="Z"), "answerKey: 'Z' is not among the labels"),
-        ("arc_easy", '{"question": "?"}', "choices: field required"),
-        ("hellaswag", changed("hellaswag_validation.jsonl", label=3), "label: input should be '0', '1', '2' or '3'"),
+        ("arc_easy", changed("arc_easy_test.jsonl", answerKey="Z"), "answerKey: 'Z'"),
+        ("arc_easy", '{"question": "?"}', "choices: "),
+        ("hellaswag", changed("hellaswag_validation.jsonl", label=3), "label: "),
         ("hellaswag", changed("hellaswag_validation.jsonl", endings=["a"]), "endings: "),
         ("lambada_openai", '{"text": "word"}', "text: "),
-        ("race", changed("race_high_test.jsonl", problems=[{}]), "problems: input should be a valid string"),
-        ("race", changed("race_high_test.jsonl", problems="[{'question': '?'}]"), "answer: field required"),
-        ("race", changed("race_high_test.jsonl", problems="__import__('os')"), "problems: expected the text of a Pyth"),
+        ("race", changed("race_high_test.jsonl", problems=[{}]), "problems: "),
+        ("race", changed("race_high_test.jsonl", problems="[{'question': '?'}]"), "answer: "),
+        ("race", changed("race_high_test.jsonl", problems="__import__('os')"), "{'question', "),
         ("truthfulqa_mc2", changed("truthfulqa_mc.jsonl", mc2_targets={"choices": ["a"], "labels": [0]}), "one 1"),
-        (
-            "winogrande",
-            changed("winogrande_xl_validation.jsonl", answer=1),
-            "answer: input should be '1' or '2', not 1",
-        ),
+        ("winogrande", changed("winogrande_xl_validation.jsonl", answer=1), "answer: "),
         ("winogrande", changed("winogrande_xl_validation.jsonl", sentence="none"), "sentence: "),
     ],
 )
@@ -333,7 +329,7 @@ def test_damaged_results_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"downstream.json: .*--fresh"):
         read_downstream(tmp_path)
     (tmp_path / file_name(None, None)).write_text('{"format": 7}')
-    with pytest.raises(ValueError, match="format is 7, expected 1"):
+    with pytest.raises(ValueError, match=r"\bformat\b.*\b7\b.*\b1\b"):
         read_downstream(tmp_path)
     assert read_downstream(tmp_path / "elsewhere") is None
 
@@ -369,9 +365,9 @@ def test_without_the_corpus_the_loss_is_what_was_found_before_or_refused(tmp_pat
     write_evaluated_run(tmp_path)
     corpus, gone, notes = tmp_path / "corpus", tmp_path / "gone", list[str]()
     corpus.rename(gone)
-    with pytest.raises(ValueError, match="its loss cannot be evaluated, and no task was asked for"):
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'run'}: .*--tasks"):
         evaluate_run(tmp_path / "run", tasks=[], on_note=notes.append)
-    assert [note for note in notes if "no test loss: the corpus of the run" in note] == notes != []
+    assert [note for note in notes if "test loss" in note and str(corpus) in note] == notes != []
     assert read_downstream(tmp_path / "run") is None
 
     gone.rename(corpus)

@@ -1,6 +1,7 @@
 """`coupled-adam export` as a user runs it."""
 
 import json
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -37,7 +38,9 @@ def test_printed_lines_load_what_the_run_has_learned(tmp_path: Path, corpus: Pat
     model = write_run(tmp_path / "run", corpus)
     result = run(tmp_path / "run", tmp_path / "model")
     assert result.exit_code == 0, result.output
-    assert f"Exported small, step 10: {parameter_count(model.config):,} parameters in float32." in result.stdout
+    first, _, _ = result.stdout.partition("\n")
+    for shown in ("small", "step 10", f"{parameter_count(model.config):,} parameters", "float32"):
+        assert shown in first
     loaded: dict[str, object] = {}
     exec("\n".join(line.strip() for line in result.stdout.splitlines() if line.startswith("    ")), loaded)
     tokens = torch.tensor(loaded["tokenizer"](TEXT)["input_ids"])[None, :32]
@@ -76,7 +79,7 @@ def test_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, corpus: Pat
     (tmp_path / "run" / "checkpoints" / "step-000000020" / "state.json").write_text("{}")
     result = run(tmp_path / "run", tmp_path / "model")
     assert result.exit_code == 0
-    assert "step-000000020 is damaged and skipped" in result.stderr
+    assert "step-000000020" in result.stderr
     assert "step 5:" in result.stdout
 
 
@@ -84,8 +87,8 @@ def test_without_its_corpus_the_model_is_exported_and_the_tokenizer_can_be_added
     model = write_run(tmp_path / "run", tmp_path / "gone")
     result = run(tmp_path / "run", tmp_path / "model")
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith(
-        f"Note: no tokenizer files (the corpus of the run, {tmp_path / 'gone'}, is not here)"
+    assert re.search(rf"^Note: .*tokenizer.*{tmp_path / 'gone'}\b.*--overwrite --tokenizer", result.stderr), (
+        result.stderr
     )
     assert result.stderr.count("\n") == 1
     assert "AutoTokenizer" not in result.stdout
@@ -106,7 +109,7 @@ def test_tokenizer_of_another_size_is_refused(corpus_is_here: bool, tmp_path: Pa
     (tmp_path / "small.json").write_text(json.dumps(content))
     result = run(tmp_path / "run", tmp_path / "model", "--tokenizer", tmp_path / "small.json")
     assert result.exit_code == 2
-    assert "small.json' has 270 tokens, but the run was trained with 300: it belongs to another model" in result.stderr
+    assert re.search(rf"{tmp_path / 'small.json'}'.*\b270\b.*\b{TOKENS}\b", result.stderr), result.stderr
     assert not (tmp_path / "model").exists()
 
 
@@ -136,8 +139,7 @@ def test_offline_without_gpt2_the_model_is_exported(tmp_path: Path, monkeypatch:
     write_run(tmp_path / "run", corpus.folder)
     result = run(tmp_path / "run", tmp_path / "model")
     assert result.exit_code == 0
-    assert "no tokenizer files (tokenizer: tiktoken could not download 'gpt2'" in result.stderr
-    assert "--overwrite --tokenizer" in result.stderr
+    assert re.search(r"^Note: .*tiktoken.*'gpt2'.*--overwrite --tokenizer", result.stderr), result.stderr
     # The corpus says which token ends a text, tokenizer or not.
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.eos_token_id == 299
 
@@ -147,7 +149,7 @@ def test_corpus_without_its_shards_costs_only_the_tokenizer(tmp_path: Path, corp
     (corpus / "train.bin").unlink()
     result = run(tmp_path / "run", tmp_path / "model")
     assert result.exit_code == 0
-    assert "train.bin: this shard is missing" in result.stderr
+    assert str(corpus / "train.bin") in result.stderr
 
 
 def test_tokenizer_of_a_corpus_that_has_changed_is_not_taken(tmp_path: Path, corpus: Path) -> None:
@@ -156,8 +158,7 @@ def test_tokenizer_of_a_corpus_that_has_changed_is_not_taken(tmp_path: Path, cor
     write_corpus(corpus, separator=1)
     result = run(tmp_path / "run", tmp_path / "model")
     assert result.exit_code == 0
-    assert "no tokenizer files" in result.stderr
-    assert "holds other tokens now" in result.stderr
+    assert re.search(rf"^Note: .*tokenizer.*{corpus}\b", result.stderr), result.stderr
     assert not (tmp_path / "model" / "tokenizer.json").exists()
 
 
@@ -166,24 +167,24 @@ def test_all_checkpoints_damaged_is_said_with_the_reasons(tmp_path: Path, corpus
     (tmp_path / "run" / "checkpoints" / "step-000000010" / "state.json").unlink()
     result = run(tmp_path / "run", tmp_path / "model")
     assert result.exit_code == 2
-    assert "state.json is missing" in result.stderr
-    assert "has no whole checkpoint" in result.stderr
+    assert re.search(r"^Note: .*step-000000010.*\bstate\.json\b", result.stderr), result.stderr
+    assert re.search(rf"^Error: {tmp_path / 'run'}: .*`coupled-adam train`", result.stderr, re.MULTILINE), result.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["nothing", "model"], "nothing: not a run"),
-        (["run", "corpus"], "corpus is not empty"),
-        (["run", "model", "--checkpoint", "7"], "no checkpoint of step 7; it has 10"),
-        (["run", "model", "--tokenizer", "nothing.json"], "there is no file nothing.json"),
-        (["run", "model", "--dtype", "float16"], "float16"),
-        (["run", "file/model"], "file"),
-        (["broken", "model"], "broken/config.toml: not valid TOML"),
+        (["nothing", "model"], "nothing: .*`coupled-adam train`"),
+        (["run", "corpus"], "corpus .*--overwrite"),
+        (["run", "model", "--checkpoint", "7"], r"run: .*\b7\b.*\b10$"),
+        (["run", "model", "--tokenizer", "nothing.json"], r"\bnothing\.json\b"),
+        (["run", "model", "--dtype", "float16"], "'float16'.*float32.*bfloat16"),
+        (["run", "file/model"], "file: "),
+        (["broken", "model"], r"broken/config\.toml: .*TOML"),
     ],
 )
 def test_bad_input_gets_one_message_and_writes_nothing(
-    arguments: list[str], message: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], named: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "run", corpus)
     (tmp_path / "file").write_text("")
@@ -193,7 +194,7 @@ def test_bad_input_gets_one_message_and_writes_nothing(
     before = set(tmp_path.rglob("*"))
     result = run(*arguments)
     assert result.exit_code == 2
-    assert message in result.stderr
+    assert re.search(named, result.stderr), result.stderr
     assert "Traceback" not in result.output
     assert {path.name for path in set(tmp_path.rglob("*")) ^ before} <= {CHECKED_FILE}  # what was read of the run
 
@@ -215,6 +216,6 @@ def test_page_names_every_option_and_file() -> None:
             assert f"`{parameter.opts[0]}" in page
     tiny = load_config("tiny")
     parameters = parameter_count(tiny.to_model_config())
-    assert f"Exported tiny, step {tiny.total_steps}: {parameters:,} parameters in float32.\n" in page
+    assert re.search(rf"\btiny, step {tiny.total_steps}: {parameters:,} parameters\b.*float32", page)
     for file in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"):
         assert f"`{file}`" in page

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from export_models import ROWS, TEXT, TOKENS, logits_of, small_config, some_toke
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.config.run_config import load_config
 from coupled_adam.evaluation import export as export_module
 from coupled_adam.evaluation.export import export_model
@@ -104,7 +106,7 @@ def test_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     export(folder)  # an empty one is taken
-    with pytest.raises(ValueError, match=r"is not empty.*--overwrite"):
+    with pytest.raises(ValueError, match=f"{folder} .*--overwrite"):
         export(folder)
     (folder / "old").write_text("")
     export(folder, overwrite=True)
@@ -119,17 +121,12 @@ def test_overwriting_leaves_everything_but_models_alone(tmp_path: Path, monkeypa
     (run / "config.json").write_text("")
     link.symlink_to(thesis)
     file.write_text("")
-    for folder, message in (
-        (thesis, "has no config.json"),
-        (run, "has the folder checkpoints"),
-        (link, "is a link"),
-        (file, "is a file"),
-    ):
-        with pytest.raises(ValueError, match=f"{message}.*give the name of a new folder"):
+    for folder, named in ((thesis, r"config\.json"), (run, "checkpoints"), (link, "link"), (file, "file")):
+        with pytest.raises(UserError, match=rf"^{folder} .*\b{named}\b"):
             export(folder, overwrite=True)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ValueError, match="is the folder you are in"):
+    with pytest.raises(ValueError, match=r"^\. "):
         export(Path())
     assert names(tmp_path) == {"thesis", "run", "link", "file", "here"}
     assert (thesis / "thesis.tex").exists()
@@ -147,7 +144,7 @@ def test_failed_export_leaves_the_older_model_and_nothing_else(
 
     monkeypatch.setattr(export_module, "save_file", full_disk)
     for folder in ("model", "new"):
-        with pytest.raises(OSError, match=r"No space left on device.*make room"):
+        with pytest.raises(OSError, match=rf"{tmp_path / 'models'}.*\bmodel\.safetensors: .*No space left on device"):
             export(tmp_path / "models" / folder, tokenizer=tokenizer, overwrite=True)
     assert names(tmp_path / "models") == {"model"}
     assert {path.name: path.read_bytes() for path in (tmp_path / "models" / "model").iterdir()} == before
@@ -156,19 +153,19 @@ def test_failed_export_leaves_the_older_model_and_nothing_else(
 def test_full_disk_is_seen_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = export_module.shutil.disk_usage(tmp_path)._replace(free=812)
     monkeypatch.setattr(export_module.shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(ValueError, match=r"the model needs \d[\d.]* [KM]B, but 812 bytes are free"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path}: .*\d[\d.]* [KM]B.*\b812 bytes"):
         export(tmp_path / "model")
     assert names(tmp_path) == set()
 
 
 def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Invalid dtype: 'float16'; expected float32 or bfloat16"):
+    with pytest.raises(ValueError, match=r"\bdtype\b.*'float16'.*float32.*bfloat16"):
         export(tmp_path / "model", dtype="float16")
 
 
 @pytest.mark.parametrize("size", [0, ROWS + 1])
 def test_vocabulary_that_the_table_has_no_rows_for_is_refused(size: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"Invalid vocabulary_size: {size}; expected 1 to .* {ROWS}$"):
+    with pytest.raises(ValueError, match=rf"\bvocabulary_size\b.*\b{size}\b.* {ROWS}$"):
         export(tmp_path / "model", vocabulary_size=size)
 
 
@@ -180,9 +177,9 @@ def test_model_card_tells_how_the_model_was_trained() -> None:
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "# `my-run`\n" in card
     assert f"{parameter_count(model):,} parameters" in card
-    assert f"the tokenizer has {model.vocabulary_size - 1:,}" in card
+    assert re.search(rf"\btokenizer .*\b{model.vocabulary_size - 1:,}\b", card)
     assert f"{7 * config.tokens_per_step:,} tokens: 7 of {config.total_steps:,} steps" in card
-    assert "Coupled Adam: one second moment for the whole vocabulary (scale exponent 2)" in card
+    assert re.search(r"^- embeddings: Coupled Adam\b.*\bexponent 2\b", card, re.MULTILINE)
     assert f"learning rate {config.optimizer.lr:g}" in card
     assert "seed 3\n" in card
     assert "- data: ``my`corpus<b>``\n" in card
@@ -190,13 +187,17 @@ def test_model_card_tells_how_the_model_was_trained() -> None:
     texts = load_config("tiny", ["data.source=text:/home/me/secret/*.txt"])
     assert "- data: `*.txt`\n" in model_card(model, Training(texts, 1), None)
     untied = load_config("tiny", ["model.tied=false", "optimizer.embeddings=adamw"])
-    assert "embeddings: AdamW, like all other weights\n" in model_card(model, Training(untied, 1), None)
+    embeddings = re.search("^- embeddings: .*$", model_card(model, Training(untied, 1), None), re.MULTILINE)
+    assert embeddings is not None
+    assert "AdamW" in embeddings[0]
+    assert "table" not in embeddings[0]
     untied = load_config("tiny", ["model.tied=false", "optimizer.couple=input"])
-    assert "whole vocabulary, input table\n" in model_card(model, Training(untied, 1), None)
+    assert re.search("^- embeddings: .*, input table$", model_card(model, Training(untied, 1), None), re.MULTILINE)
     bare = model_card(small_config(), None, tokens=None)
     assert "Training" not in bare
-    assert "tokenizer are not here" in bare
-    assert f"{ROWS} rows in the embedding table\n" in bare
+    assert "tokenizer.json" in bare
+    assert "tokenizer.json" not in card
+    assert re.search(rf"^- {ROWS} rows", bare, re.MULTILINE)
 
 
 def test_text_of_others_stays_text_in_the_model_card() -> None:

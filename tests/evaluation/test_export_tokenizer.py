@@ -125,7 +125,7 @@ def test_merges_recovered_from_ranks_are_those_of_the_training(tmp_path: Path) -
 
 
 def test_ranks_that_are_no_bpe_are_refused() -> None:
-    with pytest.raises(ValueError, match="token b'abc' of rank 3 is not two older tokens joined"):
+    with pytest.raises(ValueError, match=r"b'abc'.*\b3\b"):
         recover_merges({b"a": 0, b"b": 1, b"c": 2, b"abc": 3, b"ab": 4})
 
 
@@ -156,25 +156,25 @@ def test_gpt2_tokenizer_equals_the_published_one(shared: Path, monkeypatch: pyte
 
 def test_tokenizer_that_cannot_be_had_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=OSError))
-    with pytest.raises(OSError, match=r"tiktoken could not download 'gpt2'.*TIKTOKEN_CACHE_DIR"):
+    with pytest.raises(OSError, match=r"tiktoken.*'gpt2'.*TIKTOKEN_CACHE_DIR"):
         open_json_tokenizer("gpt2")
-    with pytest.raises(ValueError, match="does not say which tokenizer"):
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'unknown'} .*\btokenizer\b"):
         corpus_tokenizer(write_corpus(tmp_path / "unknown", tokenizer=None))
-    with pytest.raises(ValueError, match=r"'cl100k_base' is neither a tokenizer.json nor gpt2"):
+    with pytest.raises(ValueError, match=r"'cl100k_base'.*tokenizer\.json.*\bgpt2\b"):
         corpus_tokenizer(write_corpus(tmp_path / "other", tokenizer="cl100k_base"))
     for content in ("[]", '{"model": {"vocab": 3}}', "\x00", '{"model": {"vocab": {}}}'):
         (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(ValueError, match=r"tokenizer\.json (is neither a tokenizer\.json|has no tokens)"):
+        with pytest.raises(ValueError, match=rf"{tmp_path / 'tokenizer.json'}"):
             open_json_tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     write_tokenizer_json(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match="has no token 300, which separates the documents"):
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'tokenizer.json'}.*\b{TOKENS}\b"):
         open_json_tokenizer(tmp_path / "tokenizer.json", separator=TOKENS)
     config = small_config(vocabulary_size=TOKENS - 1)
     weights = dict(trained_model(config).named_parameters())
-    with pytest.raises(ValueError, match="300 tokens, but the model's table 299 rows"):
+    with pytest.raises(ValueError, match=rf"\b{TOKENS} tokens.*\b{TOKENS - 1} rows"):
         export_model(config, weights, open_json_tokenizer(tmp_path / "tokenizer.json"), tmp_path / "model")
     with pytest.raises(ValueError, match="Invalid end_of_text: 299"):
         export_model(config, weights, None, tmp_path / "model", end_of_text=299)

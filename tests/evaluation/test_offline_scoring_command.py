@@ -64,18 +64,19 @@ def test_two_machines_need_lm_eval_here_and_only_torch_there(
     assert by_scores["subject"] == by_run["subject"]
 
     words = refused("score", there, scores, "--task-data", write_tasks(tmp_path / "tasks"), "--tokenizer", "nope")
-    assert "'nope' is neither a tokenizer.json nor gpt2" in words
+    assert re.search(r"'nope'.*tokenizer\.json.*\bgpt2\b", words), words
     (tmp_path / "tasks" / "arc_easy_test.jsonl").write_text(
         (folder / "tasks" / "arc_easy_test.jsonl").read_text().replace("jumps", "leaps")
     )
     words = refused("score", there, scores, "--task-data", tmp_path / "tasks", "--fresh")
-    assert "Error: task arc_easy: the scores lack 4 of its 12 requests" in words
+    assert re.search(r"Error: task arc_easy: .*\b4\b.*\b12 requests\b", words), words
     lines = (folder / "tasks" / "arc_easy_test.jsonl").read_text().splitlines()
     (tmp_path / "tasks" / "arc_easy_test.jsonl").write_text(lines[0])
     words = refused("score", there, scores, "--task-data", tmp_path / "tasks", "--fresh")
-    assert "Error: task arc_easy: its documents here ask for 8 requests less than were scored" in words
+    assert re.search(r"Error: task arc_easy: .*\b8 requests\b", words), words
     assert "--out" in refused("score", scores, *here)
-    assert "no scores of race; it has arc_easy, winogrande" in refused("score", there, scores, "--tasks", "race")
+    words = refused("score", there, scores, "--tasks", "race")
+    assert re.search(rf"{scores}: .*\brace\b.*\barc_easy, winogrande$", words), words
 
 
 def test_scores_of_a_stopped_answer_or_of_another_optimizer_are_told(folder: Path, tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_scores_of_a_stopped_answer_or_of_another_optimizer_are_told(folder: Pat
     write_scores(scores, replace(whole, scores={"arc_easy": whole.scores["arc_easy"]}))
     result = run("score", folder / "run", scores, *here, "--out", tmp_path / "results.json")
     assert result.exit_code == 0, result.output
-    assert "lacks winogrande: `eval answer` was stopped" in " ".join(result.stderr.split())
+    assert re.search(rf"{scores} .*\bwinogrande\b.*`eval answer`", " ".join(result.stderr.split())), result.stderr
 
     other = tmp_path / "other"
     other.mkdir()
@@ -96,15 +97,20 @@ def test_scores_of_a_stopped_answer_or_of_another_optimizer_are_told(folder: Pat
     assert changed != config
     (other / "config.toml").write_text(changed)
     message = refused("score", other, scores, *here)
-    assert re.search(r"these are scores of the run '\w+' \(coupled, seed \d+\), and the settings of .*other", message)
+    described = r"'\w+' \(coupled, seed \d+\)"
+    assert re.search(rf"{scores}: .*{described}.*{other}, {described}", message), message
 
 
 def test_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(os.urandom(100))
-    assert "cut off, or another kind of file" in refused("answer", folder / "run", file, tmp_path / "scores")
-    assert "cut off, or another kind of file" in refused("score", folder / "run", file)
-    assert "no such file" in refused("score", folder / "run", tmp_path / "none")
+    for arguments, named in (
+        (("answer", folder / "run", file, tmp_path / "scores"), r"file: .*\(.*header.*\).*`coupled-adam eval requests"),
+        (("score", folder / "run", file), r"file: .*\(.*header.*\).*`coupled-adam eval answer"),
+        (("score", folder / "run", tmp_path / "none"), "none: .*`coupled-adam eval answer"),
+    ):
+        words = refused(*arguments)
+        assert re.search(f"^Error: {tmp_path}/{named}", words), words
 
 
 def test_scores_need_no_shards_of_the_corpus(folder: Path, tmp_path: Path) -> None:
@@ -177,8 +183,8 @@ def test_options_of_version_0_1_0_do_the_same_and_name_the_new_command(folder: P
 
     run(tokenizer, "--requests", old / "other", "--tokenizer", tokenizer, "--tasks", TASKS, *here, "--limit", 2)
     assert (old / "other").is_file()
-    assert "give one at a time" in refused(model, "--answer", "a", "--scores", "b")
+    assert "--answer and --scores" in refused(model, "--answer", "a", "--scores", "b")
     assert "--limit" in refused(model, "--limit", 5, "--scores", "b")
     assert "--checkpoint" in refused("gpt2", "--checkpoint", 0, "--requests", "b")
     assert "OUT" in refused(model, "--answer", "a")
-    assert "MODEL is missing" in refused("--answer", "a", "--out", "b")
+    assert "MODEL" in refused("--answer", "a", "--out", "b")

@@ -172,19 +172,19 @@ def test_no_requests_have_no_scores(gpt2: LanguageModel) -> None:
 
 
 def test_tokens_beyond_the_table_are_refused(gpt2: LanguageModel) -> None:
-    with pytest.raises(ValueError, match=f"token {ROWS}, but the model's vocabulary has {ROWS} rows.*tokenizer"):
+    with pytest.raises(ValueError, match=f"token {ROWS}, .*{ROWS} rows.*tokenizer"):
         score_requests(gpt2, [TokenRequest((1,), (2,)), TokenRequest((ROWS,), (2,))])
 
 
 def test_continuations_longer_than_the_context_are_refused(gpt2: LanguageModel) -> None:
-    with pytest.raises(ValueError, match=f"continuation of {T + 1} tokens, but the model's context is {T}"):
+    with pytest.raises(ValueError, match=rf"continuation of {T + 1} tokens.*context is {T}\b"):
         score_requests(gpt2, [TokenRequest((1,), (2,) * (T + 1))])
 
 
 def test_scores_that_are_not_finite_are_refused_and_the_model_is_named(gpt2: LanguageModel) -> None:
     with torch.no_grad():
         gpt2.get_parameter("wte.weight")[7] = float("nan")
-    with pytest.raises(ValueError, match=r"gpt2, 2 layers of width 16.*1 of 1 requests.*not a finite number"):
+    with pytest.raises(ValueError, match=r"gpt2, 2 layers.* 16.*\b1 of 1 requests.*\bfinite\b"):
         score_requests(gpt2, [TokenRequest((7,), (2,))])
 
 

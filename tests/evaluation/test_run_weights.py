@@ -42,7 +42,7 @@ def test_the_newest_checkpoint_is_taken_unless_a_step_is_given(tmp_path: Path, c
     for step, seed in ((None, 20), (5, 5), (10, 10)):
         model, _, _ = load_run(tmp_path / "run", step)
         assert torch.equal(model.wte.weight, trained_model(model.config, seed).wte.weight)
-    with pytest.raises(ValueError, match="has no checkpoint of step 7; it has 5, 10, 20"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path / 'run'}: .*\b7\b.*\b5, 10, 20$"):
         load_run(tmp_path / "run", 7)
 
 
@@ -51,10 +51,10 @@ def test_damaged_checkpoints_are_passed_over_with_a_warning(tmp_path: Path, corp
     newest = tmp_path / "run" / "checkpoints" / "step-000000020"
     largest = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1])
-    with pytest.warns(UserWarning, match="step-000000020 is damaged and skipped"):
+    with pytest.warns(UserWarning, match="step-000000020"):
         model, _, _ = load_run(tmp_path / "run")
     assert torch.equal(model.wte.weight, trained_model(model.config, 5).wte.weight)
-    with pytest.raises(ValueError, match=r"step-000000020 is damaged.*give another step"):
+    with pytest.raises(ValueError, match=rf"step-000000020 .*{largest.name}"):
         load_run(tmp_path / "run", 20)
 
 
@@ -81,22 +81,22 @@ def test_corpus_that_has_changed_since_is_refused(tmp_path: Path, corpus: Path) 
     write_run(tmp_path / "run", corpus)
     corpus.rename(tmp_path / "old")
     write_corpus(corpus, separator=1)
-    with pytest.raises(ValueError, match="holds other tokens now than the run was trained on"):
+    with pytest.raises(ValueError, match=f"^{corpus} "):
         load_run(tmp_path / "run")
 
 
 def test_folder_that_is_no_run_is_refused(tmp_path: Path, corpus: Path) -> None:
-    with pytest.raises(ValueError, match=r"not a run, it has no config.toml"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path / 'nothing'}: .*config\.toml.*`coupled-adam train`"):
         load_run(tmp_path / "nothing")
     write_run(tmp_path / "run", corpus, steps=[1])
     for inside in ("checkpoints", "checkpoints/step-000000001"):
-        with pytest.raises(ValueError, match=rf"give that of a run, such as {tmp_path}/run$"):
+        with pytest.raises(ValueError, match=rf"^{tmp_path / 'run' / inside}: .* {tmp_path}/run$"):
             load_run(tmp_path / "run" / inside)
     write_run(tmp_path / "study" / "runs" / "cell" / "seed-1", corpus, steps=[1])
-    with pytest.raises(ValueError, match=rf"give that of a run, such as {tmp_path}/study/runs/cell/seed-1$"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/study: .* {tmp_path}/study/runs/cell/seed-1$"):
         load_run(tmp_path / "study")
     (tmp_path / "run" / "checkpoints" / "step-000000001").rename(tmp_path / "gone")
-    with pytest.raises(ValueError, match="has no whole checkpoint"):
+    with pytest.raises(ValueError, match=f"^{tmp_path}/run: .*`coupled-adam train`"):
         load_run(tmp_path / "run")
-    with pytest.raises(ValueError, match="has no checkpoint of step 1; it has none"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/run: .*\b1\b.*\bnone$"):
         load_run(tmp_path / "run", 1)

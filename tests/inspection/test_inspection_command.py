@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from typer.testing import CliRunner
 from coupled_adam.base.errors import MissingPackageError, UserConnectionError
 from coupled_adam.cli import app
 from coupled_adam.embeddings import download, load_word_pairs, measure
-from coupled_adam.inspection.model_inspection import FEW_PAIRS
+from coupled_adam.inspection.model_inspection import FEW_PAIRS, UNDEFINED
 from coupled_adam.inspection.plain_sentence import sentence
 from coupled_adam.tables_file import write_tables
 
@@ -74,41 +75,36 @@ def test_two_models_stand_side_by_side(untied: Path, tmp_path: Path) -> None:
 
 
 def test_there_is_one_sentence_for_each_table(untied: Path) -> None:
-    lines = run(untied).stdout.splitlines()
+    first, second = run(untied).stdout.splitlines()[-2:]
     percent = 100 * ratio(rows(3.0))
-    assert lines[-2:] == [
-        "untied.safetensors, input table model.embed_tokens.weight: "
-        f"the mean embedding carries {percent:.0f}% of a typical embedding's length: strongly anisotropic.",
-        "untied.safetensors, output table lm_head.weight: "
-        "the mean embedding carries 0% of a typical embedding's length: centred at the origin.",
-    ]
+    assert re.search(rf"^untied\.safetensors, input .*model\.embed_tokens\.weight: .*\b{percent:.0f}%", first), first
+    assert re.search(r"^untied\.safetensors, output .*lm_head\.weight: .*\b0%", second), second
 
 
-@pytest.mark.parametrize(
-    ("shift", "words"),
-    [
-        (5.0, "strongly anisotropic"),
-        (0.7, ": anisotropic"),
-        (0.3, "somewhat off-centre"),
-        (0.0, "centred at the origin"),
-    ],
-)
-def test_the_sentence_grows_with_the_shift(shift: float, words: str) -> None:
-    E = np.random.default_rng(0).standard_normal((2000, H)) + shift
-    assert words in sentence(measure(E))
-
-
-def test_a_centred_table_that_is_long_in_one_direction_is_told_apart() -> None:
-    E = np.random.default_rng(0).standard_normal((2000, H)) * [8, 1, 1, 1, 1, 1]
-    assert "but far longer in some directions than in others" in sentence(measure(E - E.mean(0)))
+def test_the_sentence_is_that_of_the_shift_and_of_the_spread() -> None:
+    """The only test that holds the wording."""
+    E = np.random.default_rng(0).standard_normal((2000, H))
+    long = E * [8, 1, 1, 1, 1, 1]
+    for table, words in (
+        (E + 5.0, "strongly anisotropic"),
+        (E + 0.7, "anisotropic"),
+        (E + 0.3, "somewhat off-centre"),
+        (E, "centred at the origin"),
+        (long - long.mean(0), "centred at the origin, but far longer in some directions than in others"),
+    ):
+        carries = f"the mean embedding carries {100 * ratio(table):.0f}% of a typical embedding's length"
+        assert sentence(measure(table)) == f"{carries}: {words}"
+    assert sentence(measure(0 * E)) == "every embedding is zero: nothing has been learned here"
 
 
 def test_a_table_of_zeros_is_told_apart(tmp_path: Path) -> None:
     np.save(tmp_path / "zeros.npy", np.zeros((V, H)))
     result = run(tmp_path / "zeros.npy")
     assert result.exit_code == 0, result.output
-    assert "every embedding is zero" in result.stdout
-    assert "not defined for this table" in result.stdout
+    (last,) = (line for line in result.stdout.splitlines() if line.startswith("zeros.npy, "))
+    assert "zero" in last
+    assert "%" not in last
+    assert f"¹ {UNDEFINED}" in result.stdout
     assert json.loads(run(tmp_path / "zeros.npy", "--json").stdout)["models"][0]["tables"][0]["zero_rows"] == V
 
 
@@ -117,8 +113,10 @@ def test_missing_measures_are_dashes_with_a_note_of_how_to_get_them(untied: Path
     for label, mark in (("rho, log p (%)", "¹"), ("rho, p (%)", "¹"), ("r_cos (%)", "²"), ("Spearman (%)", "²")):
         (line,) = (line for line in lines if f"│ {label}" in line)
         assert line.count(f"—{mark}") == 2
-    assert "¹ needs token counts: --unigram FILE" in lines
-    assert "² needs word pairs with human scores: --wordsim DIR" in lines
+    notes = {line[0]: line for line in lines if line.startswith(("¹", "²", "³"))}
+    assert notes.keys() == {"¹", "²"}
+    assert notes["¹"].endswith(" --unigram FILE")
+    assert notes["²"].endswith(" --wordsim DIR")
 
 
 def test_json_from_the_real_command_is_one_object_and_the_bar_is_on_the_terminal(untied: Path, tmp_path: Path) -> None:
@@ -151,8 +149,7 @@ def test_json_from_the_real_command_is_one_object_and_the_bar_is_on_the_terminal
         assert table["unseen_rows"] == 1
         assert math.isfinite(table["rho_log"])
     assert "measuring" in on_terminal
-    assert "Note: " in on_terminal
-    assert "the last 1 are taken as padding" in on_terminal
+    assert re.search(rf"Note: {tmp_path / 'short.npy'} .*\b{V - 1}\b.*\b{V}\b.*\b1\b", on_terminal), on_terminal
     assert f"Page: {tmp_path / 'page.html'}" in on_terminal
 
 
@@ -194,8 +191,8 @@ def test_word_pairs_use_the_tokenizer_beside_the_model_or_the_one_given(tmp_path
     (tmp_path / "model").mkdir()
     save_file({"wte.weight": torch.from_numpy(rows(0.6))}, tmp_path / "model" / "model.safetensors")
     without = run(tmp_path / "model", "--wordsim", folder).stdout
-    assert "¹ needs token counts" in without
-    assert "² needs the tokenizer of the model: --tokenizer SPEC" in without
+    assert re.search("^¹ .* --unigram FILE$", without, re.MULTILINE), without
+    assert re.search("^² .* --tokenizer SPEC$", without, re.MULTILINE), without
 
     save_tokenizer(words, tmp_path / "elsewhere.json")
     save_tokenizer(words, tmp_path / "model" / "tokenizer.json")
@@ -221,7 +218,7 @@ def test_a_run_brings_the_counts_and_the_tokenizer_of_its_tokens(tmp_path: Path)
     save_tokenizer(words, corpus / "tokenizer.json")
     result = run(tmp_path / "run", "--wordsim", folder)
     assert "100 (11/12)" in result.stdout
-    assert "needs token counts" not in result.stdout
+    assert "--unigram" not in result.stdout
 
 
 def test_word_pairs_can_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,21 +276,25 @@ def test_bad_input_is_refused_with_one_line_that_names_it(untied: Path, tmp_path
     torch.save({"wte.weight": torch.ones(V, H), "when": np.datetime64("now")}, tmp_path / "pickle.pt")
     (tmp_path / "empty").mkdir()
 
-    assert "missing.npy: no such file or folder" in refused(tmp_path / "missing.npy")
-    assert "row 7 has the non-finite entry nan" in refused(tmp_path / "nan.npy")
-    assert "cube.npy: no 2-D table found" in refused(tmp_path / "cube.npy")
-    assert "cut.safetensors: not a whole safetensors file" in refused(tmp_path / "cut.safetensors")
-    assert "'wte.weight' has type I8" in refused(tmp_path / "int8.safetensors")
-    assert "pickle.pt: refused, because reading this pickle could run code" in refused(tmp_path / "pickle.pt")
-    assert "empty: no model in this folder" in refused(tmp_path / "empty")
-    assert "near to it: lm_head.weight" in refused(untied, "--tensor", "lm_haed.weight")
-    assert "long.npy has shape (61,), expected (60,)" in refused(untied, "--unigram", tmp_path / "long.npy")
-    assert "expected whole numbers" in refused(untied, "--unigram", tmp_path / "floats.npy")
-    assert "gone.npy" in refused(untied, "--unigram", tmp_path / "gone.npy")
-    assert "gone is not a folder" in refused(untied, "--wordsim", tmp_path / "gone")
-    assert "device 'tpu9'" in refused(untied, "--device", "tpu9")
-    assert "device 'meta'" in refused(untied, "--device", "meta")
-    assert "cannot write" in refused(untied, "--html", tmp_path / "empty")
+    for arguments, named in (
+        ((tmp_path / "missing.npy",), rf"{tmp_path}/missing\.npy: "),
+        ((tmp_path / "nan.npy",), rf"{tmp_path}/nan\.npy: tensor 'nan': .*\brow 7\b.*\bnan\b.*\bcolumn 2\b"),
+        ((tmp_path / "cube.npy",), rf"{tmp_path}/cube\.npy: .*\bcube \(2, 3, 4\)$"),
+        ((tmp_path / "cut.safetensors",), rf"{tmp_path}/cut\.safetensors: .*safetensors .*\("),
+        ((tmp_path / "int8.safetensors",), rf"{tmp_path}/int8\.safetensors: tensor 'wte\.weight' .*\bI8\b.*GGUF"),
+        ((tmp_path / "pickle.pt",), rf"{tmp_path}/pickle\.pt: .*pickle.*\("),
+        ((tmp_path / "empty",), rf"{tmp_path}/empty: .*tables\.safetensors"),
+        ((untied, "--tensor", "lm_haed.weight"), rf"{untied}: .*'lm_haed\.weight'.*: lm_head\.weight\b"),
+        ((untied, "--unigram", tmp_path / "long.npy"), rf"{tmp_path}/long\.npy .*\(61,\).*\(60,\)"),
+        ((untied, "--unigram", tmp_path / "floats.npy"), rf"{tmp_path}/floats\.npy .*\bfloat64\b"),
+        ((untied, "--unigram", tmp_path / "gone.npy"), rf"{tmp_path}/gone\.npy\b"),
+        ((untied, "--wordsim", tmp_path / "gone"), rf"{tmp_path}/gone\b"),
+        ((untied, "--device", "tpu9"), "device 'tpu9'"),
+        ((untied, "--device", "meta"), "device 'meta'"),
+        ((untied, "--html", tmp_path / "empty"), rf"'{tmp_path}/empty' \("),
+    ):
+        said = refused(*arguments)
+        assert re.search(f"^Error: .*{named}", said.rstrip()), said
 
 
 def test_a_tokenizer_that_cannot_be_opened_is_refused(untied: Path, tmp_path: Path) -> None:
@@ -307,8 +308,7 @@ def test_a_page_without_its_packages_is_refused_before_measuring(
     monkeypatch.delitem(sys.modules, "coupled_adam.inspection.inspection_page", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     said = refused(untied, "--html", tmp_path / "a")
-    assert "jinja2 is needed for --html; install it with: pip install " in said
-    assert "[study]" in said
+    assert re.search(r"^Error: jinja2 .*--html.*: pip install .*\[study\]", said), said
 
 
 def test_help_says_what_can_be_given() -> None:

@@ -6,6 +6,7 @@ Legend: V vocabulary rows, H hidden size.
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.inspection import folders
 from coupled_adam.inspection.model_tables import read_model
 from coupled_adam.tables_file import write_tables
@@ -118,13 +120,13 @@ def test_the_tokenizer_of_a_folder_is_its_tokenizer_json(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ("{", "not valid JSON"),
-        ("[]", "expected a JSON object, found list"),
-        ("{}", "no weight_map"),
-        ('{"weight_map": {"wte.weight": "gone.safetensors"}}', "names the shard 'gone.safetensors'"),
-        ('{"weight_map": {"wte.weight": "../model.safetensors"}}', "names the shard '../model.safetensors'"),
-        ('{"weight_map": {"wte.weight": 3}}', "names the shard '3'"),
-        ('{"weight_map": {"wte.weight": "there.safetensors"}}', "'there.safetensors', which does not have it"),
+        ("{", "JSON"),
+        ("[]", "JSON.* list$"),
+        ("{}", "weight_map"),
+        ('{"weight_map": {"wte.weight": "gone.safetensors"}}', r"'gone\.safetensors'"),
+        ('{"weight_map": {"wte.weight": "../model.safetensors"}}', r"'\.\./model\.safetensors'"),
+        ('{"weight_map": {"wte.weight": 3}}', "'3'"),
+        ('{"weight_map": {"wte.weight": "there.safetensors"}}', r"'wte\.weight' .*'there\.safetensors'"),
     ],
 )
 def test_a_broken_index_is_refused(tmp_path: Path, index: str, message: str) -> None:
@@ -133,24 +135,24 @@ def test_a_broken_index_is_refused(tmp_path: Path, index: str, message: str) -> 
     (folder / "model.safetensors.index.json").write_text(index)
     gpt2().save_pretrained(tmp_path)  # outside the folder
     shutil.copy(tmp_path / "model.safetensors", folder / "there.safetensors")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=rf"^{folder}/model\.safetensors\.index\.json: .*{message}"):
         read_model(str(folder))
 
 
 def test_a_broken_config_is_refused(tmp_path: Path) -> None:
     gpt2().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{'single': quotes}")
-    with pytest.raises(ValueError, match=r"config.json: not valid JSON"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/config\.json: .*JSON"):
         read_model(str(tmp_path))
 
 
 def test_the_only_model_file_of_a_folder_is_taken_and_several_are_listed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no model in this folder; expected tables.safetensors"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path}: .*tables\.safetensors"):
         read_model(str(tmp_path))
     torch.save(torch.ones(V, H), tmp_path / "a.pt")
     assert read_model(str(tmp_path)).tables[0].matrix.shape == (V, H)
     torch.save(torch.ones(V, H), tmp_path / "b.pt")
-    with pytest.raises(ValueError, match=r"several model files, give one of them: a.pt, b.pt$"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path}: .*: a\.pt, b\.pt$"):
         read_model(str(tmp_path))
 
 
@@ -195,10 +197,10 @@ def test_a_run_shows_its_newest_checkpoint_that_has_tables(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("tables", "names", "size", "message"),
     [
-        ({"a": torch.ones(4, 2)}, ("a", "b"), 4, r"tables \['a'\]: expected the input 'a' and the output 'b'"),
-        ({"a": torch.ones(4, 2)}, ("a", "a"), 5, r"'a' has shape \(4, 2\), expected .* = 5"),
-        ({"a": torch.ones(4, 2)}, ("a", "a"), 0, "vocabulary_size = 0"),
-        ({"a": torch.ones(4)}, ("a", "a"), 4, r"shape \(4,\), expected \(V, H\)"),
+        ({"a": torch.ones(4, 2)}, ("a", "b"), 4, r"\['a'\]: .*'a' .*'b'"),
+        ({"a": torch.ones(4, 2)}, ("a", "a"), 5, r"'a' .*\(4, 2\), .*vocabulary_size = 5\b"),
+        ({"a": torch.ones(4, 2)}, ("a", "a"), 0, r"vocabulary_size = 0\b"),
+        ({"a": torch.ones(4)}, ("a", "a"), 4, r"'a' .*\(4,\).*\(V, H\)"),
     ],
 )
 def test_tables_that_do_not_fit_are_not_written(
@@ -227,16 +229,16 @@ def test_a_write_that_fails_leaves_the_old_tables(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"vocabulary_size": "many"}, "vocabulary_size in the header is 'many'"),
-        ({"vocabulary_size": "0"}, "vocabulary_size in the header is '0'"),
-        ({"tied": "false"}, "says tied is 'false'"),
-        ({"input": "b", "output": "b"}, "the header names table 'b', but the file holds a"),
+        ({"vocabulary_size": "many"}, "vocabulary_size .*'many'"),
+        ({"vocabulary_size": "0"}, "vocabulary_size .*'0'"),
+        ({"tied": "false"}, "tied .*'false'.*'a'.*'a'"),
+        ({"input": "b", "output": "b"}, "'b'.* a$"),
     ],
 )
 def test_a_header_that_contradicts_itself_is_refused(tmp_path: Path, header: dict[str, str], message: str) -> None:
     good = {"input": "a", "output": "a", "tied": "true", "vocabulary_size": "4"}
     save_file({"a": torch.ones(4, 2)}, tmp_path / "tables.safetensors", metadata=good | header)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=rf"^{tmp_path}/tables\.safetensors: .*{message}"):
         read_model(str(tmp_path))
 
 
@@ -328,9 +330,7 @@ def test_a_hub_model_may_have_no_organisation(
     assert [table.role for table in tables] == ["input", "output"]
     send_to("http://127.0.0.1:9", monkeypatch)  # from the cache
     assert [table.name for table in read_model("gpt2").tables] == [table.name for table in tables]
-    with pytest.raises(
-        ValueError, match=r"^bert-base-uncased: no such file or folder, and the Hugging Face hub cannot"
-    ):
+    with pytest.raises(UserError, match=r"^bert-base-uncased: .*Hugging Face.*'model\.safetensors"):
         read_model("bert-base-uncased")
 
 
@@ -353,7 +353,7 @@ def test_of_a_hub_model_without_usual_names_only_the_chosen_shard_is_downloaded(
     chosen = "model.layers.1.mlp.up_proj.weight"
     rest = {name: file for name, file in weight_map.items() if ".layers." in name}
     index.write_text(json.dumps({"weight_map": rest}))
-    with pytest.raises(ValueError, match=r"choose one with --tensor: model.layers.0.*and \d+ more$"):
+    with pytest.raises(ValueError, match=r"^org/name: .*--tensor: model\.layers\.0\..*\b\d+ more$"):
         read_model("org/name")
     assert not [name for name in hub[1] if name.endswith(".safetensors")]
     assert read_model("org/name", chosen).tables[0].role == "input"
@@ -364,7 +364,7 @@ def test_of_a_hub_model_without_usual_names_only_the_chosen_shard_is_downloaded(
 def test_the_tokenizer_of_a_hub_model_is_downloaded_when_asked_for(tmp_path: Path, hub: tuple[str, list[str]]) -> None:
     model = read_model("org/name")
     assert model.tokenizer is not None
-    with pytest.raises(ValueError, match=r"org/name: no tokenizer.json on the hub; give a tokenizer with --tokenizer"):
+    with pytest.raises(ValueError, match=r"^org/name: .*tokenizer\.json.*--tokenizer"):
         model.tokenizer()
     (tmp_path / "served" / "tokenizer.json").write_text("{}")
     assert Path(model.tokenizer()).read_text() == "{}"
@@ -372,11 +372,11 @@ def test_the_tokenizer_of_a_hub_model_is_downloaded_when_asked_for(tmp_path: Pat
 
 @pytest.mark.usefixtures("online")
 def test_a_model_that_the_hub_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"org/unknown: no such file or folder, and no model on the Hugging Face hub"):
+    with pytest.raises(ValueError, match=r"^org/unknown: .*Hugging Face.*\("):
         read_model("org/unknown")
     for file in (tmp_path / "served").iterdir():
         file.unlink()
-    with pytest.raises(ValueError, match=r"org/name: this hub model has neither model.safetensors nor pytorch_model"):
+    with pytest.raises(ValueError, match=r"^org/name: .*model\.safetensors .*pytorch_model"):
         read_model("org/name")
 
 
@@ -392,5 +392,5 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_line_at_once(tmp_path: Path
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "org/name: no such file or folder, and the Hugging Face hub cannot be reached" in done.stderr
+    assert re.search(r"^Error: org/name: .*Hugging Face.*'model\.safetensors", done.stderr), done.stderr
     assert done.stderr.count("\n") == 1

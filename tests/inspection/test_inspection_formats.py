@@ -101,7 +101,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, name: str, share: flo
 @pytest.mark.parametrize("name", FORMATS)
 def test_bytes_of_something_else_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"hello, I am a text file\n" * 50)
-    with pytest.raises(ValueError, match=f"{name}: not a"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path / name}: .*\(.+\)"):
         read_model(str(tmp_path / name))
 
 
@@ -143,14 +143,14 @@ def test_every_floating_type_is_kept(tmp_path: Path, name: str, dtype: torch.dty
 )
 def test_types_that_are_not_dense_floats_are_refused(tmp_path: Path, name: str, save: Callable[[Path], None]) -> None:
     save(tmp_path / name)
-    with pytest.raises(ValueError, match=r"expected one of float64, float32, float16, bfloat16"):
+    with pytest.raises(ValueError, match=rf"{name}: tensor '.*float64, float32, float16, bfloat16"):
         read_model(str(tmp_path / name))
 
 
 def test_a_type_that_torch_does_not_know_is_refused(tmp_path: Path) -> None:
     header = json.dumps({"wte.weight": {"dtype": "F6_E2M3", "shape": [8, 8], "data_offsets": [0, 48]}}).encode()
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(48))
-    with pytest.raises(ValueError, match=r"a.safetensors: tensor 'wte.weight' has type F6_E2M3, expected"):
+    with pytest.raises(ValueError, match=r"a\.safetensors: tensor 'wte\.weight' .*\bF6_E2M3\b.*float32"):
         read_model(str(tmp_path / "a.safetensors"))
 
 
@@ -176,7 +176,7 @@ def test_a_gguf_header_that_claims_a_huge_array_is_refused_at_once(tmp_path: Pat
     key = b"general.a"
     field = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 4, 2**60)
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + field + bytes(100))
-    with pytest.raises(ValueError, match=r"a.gguf: not a whole GGUF file"):
+    with pytest.raises(ValueError, match=r"a\.gguf: .*GGUF"):
         read_model(str(tmp_path / "a.gguf"))
 
 
@@ -192,14 +192,14 @@ class RunsOnLoad:
 def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path: Path, new_format: bool) -> None:
     content = {"wte.weight": torch.ones(V, H), "surprise": RunsOnLoad(tmp_path / "ran")}
     torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=new_format)
-    with pytest.raises(ValueError, match=r"a.pt: refused, because .* could run code .*it asks for \w+\.system"):
+    with pytest.raises(ValueError, match=r"a\.pt: .*pickle .*\b\w+\.system\b"):
         read_model(str(tmp_path / "a.pt"))
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_plain_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(pickle.dumps({"surprise": RunsOnLoad(tmp_path / "ran")}))
-    with pytest.raises(ValueError, match=r"a.pt: refused"):
+    with pytest.raises(ValueError, match=r"a\.pt: .*pickle"):
         read_model(str(tmp_path / "a.pt"))
     assert not (tmp_path / "ran").exists()
 
@@ -208,7 +208,7 @@ def test_a_dictionary_that_holds_itself_is_refused(tmp_path: Path) -> None:
     endless: dict[str, object] = {}
     endless["again"] = endless
     torch.save(endless, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=r"a.pt: not a whole PyTorch file \(RecursionError"):
+    with pytest.raises(ValueError, match=r"a\.pt: .*PyTorch .*\(RecursionError"):
         read_model(str(tmp_path / "a.pt"))
 
 
@@ -298,14 +298,14 @@ def test_a_missing_gguf_package_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_an_unknown_kind_of_file_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1 2 3")
-    with pytest.raises(ValueError, match=r"a.txt: unknown kind of file; expected .*\.safetensors.*\.gguf"):
+    with pytest.raises(ValueError, match=r"a\.txt: .*\.safetensors.*\.gguf"):
         open_file(tmp_path / "a.txt")
 
 
 def test_an_npz_file_without_arrays_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("readme.txt", "no array")
-    with pytest.raises(ValueError, match="no 2-D table found; it holds no tensor"):
+    with pytest.raises(ValueError, match=r"a\.npz: .*2-D.*\bno tensor$"):
         read_model(str(tmp_path / "a.npz"))
 
 

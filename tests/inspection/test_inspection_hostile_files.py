@@ -71,7 +71,7 @@ def test_numbers_of_the_other_byte_order_are_read(tmp_path: Path, compression: i
 def test_a_byte_order_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a.pt")
     repacked(tmp_path / "a.pt", byteorder=b"middle")
-    assert_refused(tmp_path / "a.pt", "not a whole PyTorch file")
+    assert_refused(tmp_path / "a.pt", "PyTorch")
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -192,7 +192,7 @@ def test_a_vocabulary_of_more_rows_than_the_table_has_is_refused(tmp_path: Path,
     metadata = {"input": "wte", "output": "wte", "tied": "true", "vocabulary_size": size}
     header = json.dumps({"__metadata__": metadata, "wte": entry()}, ensure_ascii=False).encode()
     write_safetensors(path, header, TABLE.tobytes())
-    with pytest.raises(ValueError, match=r"tables.safetensors: vocabulary_size in the header"):
+    with pytest.raises(ValueError, match=rf"tables\.safetensors: vocabulary_size .*{size}"):
         read_model(str(path))
 
 
@@ -201,7 +201,7 @@ def test_a_gguf_file_of_nested_arrays_is_refused(tmp_path: Path) -> None:
     nested = struct.pack("<IQ", 9, 1) * 5000  # an array of one array of one array ...
     field = struct.pack("<Q", len(key)) + key + struct.pack("<I", 9) + nested + struct.pack("<IQI", 4, 1, 7)
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + field + bytes(100))
-    assert_refused(tmp_path / "a.gguf", "not a whole GGUF file")
+    assert_refused(tmp_path / "a.gguf", "GGUF")
 
 
 @pytest.mark.parametrize("sizes", [(2**32, 2**32), (2**63, 2), (8, 2**40)])
@@ -252,7 +252,7 @@ def test_what_is_not_a_regular_file_is_refused_before_it_is_read(tmp_path: Path,
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    assert_refused(path, "expected a regular file")
+    assert_refused(path, "regular file")
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from coupled_adam.cli import app
 from coupled_adam.inspection.sampling import column_mean, draw_sample
+from coupled_adam.metrics import METRICS
 
 V, H = 3000, 12
 ATTACK = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">{{ 7 * 7 }}"
@@ -52,7 +53,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_shows_table_sentences_and_five_pictures_of_each_table(page: Path) -> None:
     html = page.read_text()
     assert html.count("<svg") == html.count("<figure id=") == 10
-    for words in ("strongly anisotropic", "centred at the origin", "mean-embedding ratio ↓", "3,000 x 12", "IsoScore"):
+    for words in ("anisotropic", "centred", METRICS["mu_norm_ratio"].label_with_arrow, "3,000 x 12", "IsoScore"):
         assert words in html
     for title in ("from the side", "along the mean", "Cosine of", "Singular values", "Length and frequency"):
         assert html.count(title) >= 2

@@ -102,13 +102,13 @@ def test_a_matrix_of_any_name_will_do_when_it_is_the_only_one(tmp_path: Path) ->
 
 def test_several_matrices_without_a_usual_name_are_listed_largest_first(tmp_path: Path) -> None:
     path = save(tmp_path, {"small": torch.ones(2, H), "large": torch.ones(50, H), "b": torch.ones(3)})
-    with pytest.raises(ValueError, match=r"choose one with --tensor: large \(50, 4\), small \(2, 4\)$"):
+    with pytest.raises(ValueError, match=r"--tensor: large \(50, 4\), small \(2, 4\)$"):
         read_model(path)
 
 
 @pytest.mark.parametrize("tensors", [{"wte.weight": torch.ones(V)}, {"a": torch.ones(2, 3, 4)}, {}])
 def test_without_a_matrix_the_message_says_what_there_is(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
-    with pytest.raises(ValueError, match="no 2-D table found; it holds") as error:
+    with pytest.raises(ValueError, match="2-D") as error:
         read_model(save(tmp_path, tensors))
     assert all(name in str(error.value) for name in tensors)
 
@@ -130,18 +130,18 @@ def test_a_chosen_tensor_of_a_tied_model_is_called_tied(tmp_path: Path, wanted: 
 @pytest.mark.parametrize("wanted", ["model.embed_token.weight", "embed_tokns", "embed"])
 def test_near_names_are_suggested_for_a_wrong_one(tmp_path: Path, wanted: str) -> None:
     path = save(tmp_path, {"model.embed_tokens.weight": ONE, "norm": torch.ones(3)})
-    with pytest.raises(ValueError, match=f"no tensor '{wanted}'; near to it: .*model.embed_tokens.weight"):
+    with pytest.raises(ValueError, match=rf"'{wanted}'.*: model\.embed_tokens\.weight$"):
         read_model(path, wanted)
 
 
 def test_an_end_that_fits_several_tensors_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, {"a.wte.weight": ONE, "b.wte.weight": OTHER})
-    with pytest.raises(ValueError, match=r"several tensors end in 'wte': a.wte.weight, b.wte.weight; give more"):
+    with pytest.raises(ValueError, match=r"'wte': a\.wte\.weight, b\.wte\.weight;"):
         read_model(path, "wte")
 
 
 def test_a_chosen_vector_is_refused_with_its_shape(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"tensor 'norm' has shape \(3,\), expected \(V, H\)"):
+    with pytest.raises(ValueError, match=r"tensor 'norm' .*\(3,\), .*\(V, H\)"):
         read_model(save(tmp_path, {"norm": torch.ones(3)}), "norm")
 
 
@@ -159,5 +159,5 @@ def test_a_missing_path_is_refused_without_asking_the_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    with pytest.raises(ValueError, match=f"{path}: no such file or folder$"):
+    with pytest.raises(ValueError, match=f"^{path}: (?!.*Hugging Face)"):
         read_model(path)

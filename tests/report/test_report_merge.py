@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from coupled_adam.study.results import Result, merge_results, read_results, to_j
 STORED = Path(__file__).parents[2] / "docs" / "results"
 PAIR = ADAMW + COUPLED
 CENTRED = '[[optimizers]]\nname = "centred"\nembeddings = "adamw"\ncentre = true\n'
-NOT_CHECKED = "have the settings and the text of the others is not checked"
+NOT_CHECKED = "not checked"
 
 
 def run_study(spec: Path | str, out: Path, only: str, *settings: str) -> Path:
@@ -73,7 +74,7 @@ def test_runs_that_a_folder_plans_otherwise_are_refused_by_name(file: Path, tmp_
     if not has_configs:
         remove_configs(second)
     for order in ([first, second], [second, first]):
-        with pytest.raises(ValueError, match="cannot be compared with the runs there; report the folders one") as error:
+        with pytest.raises(ValueError, match=f"{order[0] / 'study.toml'} ") as error:
             write_report(order, tmp_path / "both")
         lines = str(error.value).splitlines()[1:]
         ran = order[1]
@@ -90,7 +91,7 @@ def test_runs_that_a_folder_plans_otherwise_are_refused_by_name(file: Path, tmp_
 def test_runs_on_another_text_are_refused(file: Path, tmp_path: Path) -> None:
     first = run_study(file, tmp_path / "a", "*-standard")
     second = run_study(file, tmp_path / "b", "*-coupled", "data.folder=elsewhere/novels")
-    with pytest.raises(ValueError, match=r"coupled/seed-1 in .*/b: data.folder\n"):
+    with pytest.raises(ValueError, match=r"coupled/seed-1 in .*/b: data\.folder\n"):
         plans_of(first, second)
 
 
@@ -128,7 +129,7 @@ def test_studies_that_share_cells_are_merged(tmp_path: Path) -> None:
     problems = [plan.problem for plan in plans_of(STORED / "single-gpu", second)]
     assert [NOT_CHECKED in problem for problem in problems] == [False, False]
     other = run_study("centring", tmp_path / "d", "*-centred/seed-1", *settings, "optimizer.lr=1e-4")
-    with pytest.raises(ValueError, match="these runs have other settings than"):
+    with pytest.raises(ValueError, match=rf"(?s){other}/study\.toml .*standard/seed-1 in {STORED / 'single-gpu'}: "):
         plans_of(STORED / "single-gpu", other)
 
 
@@ -145,7 +146,7 @@ def test_what_cannot_be_checked_is_said(file: Path, tmp_path: Path) -> None:
     second = run_study(unrelated, tmp_path / "b", "*")
     assert [NOT_CHECKED in plan.problem for plan in plans_of(first, second)] == [False, True]
     html = write_report([first, second], tmp_path / "both").read_text()
-    assert f"That the runs of {second} {NOT_CHECKED}" in html
+    assert re.search(rf"{second}\b.*{NOT_CHECKED}", html)
 
 
 def test_folders_that_a_third_one_holds_together_are_checked(file: Path, tmp_path: Path) -> None:
@@ -181,12 +182,11 @@ def test_an_optimizer_with_one_seed_is_named_where_it_keeps_others_from_being_bo
     centred = {"standard, centred": {**STANDARD, "centre": True}}
     # At 9k it stands alone: nothing is compared with it.
     second = fabricate(tmp_path / "b", optimizers=centred, sizes=sizes[1:], seeds=(1,), with_runs=False)
-    note = "Nothing is bold where an optimizer with one seed has a value, for it cannot be tested: "
     main = build_tables(gather_grid(merge_results([first, second])))[0]
     assert [row[0].text for row in main.rows if any(cell.bold for cell in row)] == ["4k"]
-    assert f"{note}standard, centred at 8k, S." in main.notes
+    assert [note for note in main.notes if note.endswith(": standard, centred at 8k, S.")]
     for folders in ([first], [second]):
-        assert not any(each.startswith(note) for each in build_tables(gather_grid(merge_results(folders)))[0].notes)
+        assert not any("8k, S" in note for note in build_tables(gather_grid(merge_results(folders)))[0].notes)
 
 
 def stored(folder: Path, metrics: dict[str, float | None], **changes: Any) -> Path:

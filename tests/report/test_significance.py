@@ -196,7 +196,7 @@ def test_a_metric_without_direction_is_not_tested() -> None:
 
 
 def test_an_unknown_direction_is_refused() -> None:
-    with pytest.raises(ValueError, match="'less'; pass 'lower', 'higher' or None"):
+    with pytest.raises(ValueError, match=r"'less'.*'lower', 'higher'"):
         compare([1.0, 2.0], [1.0, 2.0], "less")  # type: ignore[arg-type]
 
 
@@ -260,7 +260,7 @@ def test_shorthand_with_a_point_in_the_parentheses_is_still_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "0.123(", "0.1(2)(3)", "nan", "1e5", "1.(2)", "0.1 (-2)"])
 def test_what_is_no_shorthand_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no shorthand; write it as"):
+    with pytest.raises(ValueError, match=rf"{re.escape(repr(text))} .*0\.123\(4\)"):
         parse_shorthand(text)
 
 

@@ -71,7 +71,7 @@ def test_a_run_of_another_process_is_not_counted_among_those_that_are_left(
 ) -> None:
     file = write_study(tmp_path, ADAMW)
     launcher = BusyLauncher()
-    monkeypatch.setattr(runner, "_machine", lambda *_: runner.LaunchSettings(launcher, 1, None, measure_energy=False))
+    monkeypatch.setattr(runner, "LocalLauncher", lambda _: launcher)
     outcome, _ = run_here(file, tmp_path / "out")
     assert (len(launcher.tasks), list(outcome.busy)) == (2, [launcher.tasks[0].cell.label])
     assert (outcome.finished, outcome.left) == (0, 1)

@@ -1,7 +1,6 @@
 """`coupled-adam study ...` and `coupled-adam demo` in this process, with a quick stand-in for the worker process."""
 
 import csv
-import io
 import json
 import re
 import subprocess
@@ -13,21 +12,19 @@ from typing import Any
 import pytest
 import typer
 from fabricated_study import fabricated_demo
-from rich.console import Console
 from study_cli import study
 from study_runs import ADAMW, COUPLED, FAKE_WORKER, study_corpus, write_study
 from typer.testing import CliRunner
 
 from coupled_adam.base.notation import MISSING
 from coupled_adam.commands import demo as demo_command
-from coupled_adam.commands import study as study_command
 from coupled_adam.config.builtin_files import STUDIES
 from coupled_adam.config.study_config import load_study
-from coupled_adam.report.contents import read_report
+from coupled_adam.metrics import METRICS
 from coupled_adam.study import launchers, runner
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import StudyFolder
-from coupled_adam.study.results import read_results
+from coupled_adam.study.results import read_results, write_evaluation
 
 pytestmark = pytest.mark.usefixtures("quick", "empty_folder")
 PAIR = ADAMW + COUPLED
@@ -44,9 +41,10 @@ def test_list_shows_every_study_with_its_size() -> None:
 
 def test_what_is_printed_of_the_demo_begins_with_the_embeddings_and_marks_without_bold(tmp_path: Path) -> None:
     folder = fabricated_demo(tmp_path / "demo", with_runs=False)
-    console = Console(file=io.StringIO(), width=500, force_terminal=False)
-    study_command._print_comparison(console, read_report([folder]))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for result in read_results(folder):
+        result.run_folder.mkdir(parents=True)
+        write_evaluation(result)
+    shown = study("report", str(folder), width=500).output
     rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│")]
     labels = [row[0].split(" (")[0].strip() for row in rows]
     assert labels[:2] == ["‖μ‖ ratio", "ISO"]
@@ -56,7 +54,7 @@ def test_what_is_printed_of_the_demo_begins_with_the_embeddings_and_marks_withou
     note = load_study("demo").report.loss_note
     assert note is not None
     assert shown.count(note) == 1
-    assert shown.index("typical embedding's length") < shown.index("lower test loss") < shown.index(note)
+    assert shown.index("85%") < shown.index(METRICS["loss"].label) < shown.index(note)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -86,7 +84,7 @@ def test_a_stopped_study_ends_with_the_exit_code_of_its_signal(
     monkeypatch.setattr(runner, "run_study", lambda *_, **__: runner.StudyOutcome(left=2, signal=name))
     result = study("run", str(write_study(tmp_path, PAIR)), "--out", "out")
     assert result.exit_code == code
-    assert f"{name}: 2 runs are not finished" in result.output
+    assert re.search(rf"{name}: 2 runs .*: coupled-adam study run .*--out out", result.output), result.output
 
 
 def test_a_dry_run_counts_the_gpu_hours() -> None:
@@ -103,7 +101,7 @@ def test_a_run_prints_the_comparison_and_where_the_report_is(tmp_path: Path) -> 
     file = write_study(tmp_path, PAIR)
     result = study("run", str(file), "--out", "out", "--set", "log.every=3")
     assert result.exit_code == 0, result.output
-    for words in ("Small: 4 runs in out", "standard", "coupled", "loss (↓)", "Report: out/report.html"):
+    for words in ("4 runs", "standard", "coupled", "loss (↓)", "Report: out/report.html"):
         assert words in result.output
     for path in ("report.html", "results.jsonl", "study.toml", "tables/main.csv"):
         assert (tmp_path / "out" / path).is_file()
@@ -140,10 +138,10 @@ def test_a_failed_run_gives_exit_code_1_and_is_shown_by_status(tmp_path: Path) -
     file = write_study(tmp_path, FAILING)
     result = study("run", str(file), "--out", "out")
     assert result.exit_code == 1
-    assert "Failed: small-1.536k-fails/seed-1: the loss is nan" in result.output
-    assert f"the same command tries them again: coupled-adam study run {file} --out out" in result.output
+    assert "small-1.536k-fails/seed-1: the loss is nan" in result.output  # as the stand-in says
+    assert re.search(rf"2 runs .*: coupled-adam study run {file} --out out\n", result.output), result.output
     shown = study("status", "out").output
-    assert re.search(r"small-1.536k-fails/seed-2 +│ failed +│.*the loss is nan", shown)
+    assert re.search(r"small-1\.536k-fails/seed-2 +│ failed +│.*loss is nan", shown)
     heads = [head.strip() for head in shown.splitlines()[2].strip("┃").split("┃")]
     assert heads == ["run", "status", "step", "training loss", "test loss", "why it failed"]
     assert shown.endswith("4 finished, 2 failed\n")
@@ -169,7 +167,9 @@ def test_what_is_no_folder_of_a_study_is_refused_with_an_example(command: str, f
     (tmp_path / "empty").mkdir()
     result = study(command, folder)
     assert result.exit_code == 2
-    assert result.output.startswith(f"Error: {folder} is not the folder of a study")
+    assert re.search(
+        rf"^Error: {folder} .*study\.toml.*results\.jsonl.*`coupled-adam study run`.*runs/demo", result.output
+    )
     assert result.output.count("\n") == 1
 
 
@@ -188,7 +188,7 @@ def test_folders_are_merged_into_one_report(tmp_path: Path) -> None:
     study("run", str(file), "--out", "b", "--only", "*/seed-2", "--only", "*-coupled")
     assert [len(read_results(Path(name))) for name in "ab"] == [2, 3]
     refused = study("report", "a", "b")
-    assert (refused.exit_code, "--out is missing" in refused.output) == (2, True)
+    assert (refused.exit_code, "--out" in refused.output) == (2, True)
     result = study("report", "a", "b", "--out", "both")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "both" / "report.html").is_file()
@@ -202,7 +202,7 @@ def test_folders_that_contradict_each_other_are_not_merged(tmp_path: Path) -> No
     study("run", str(file), "--out", "b", "--set", "optimizer.beta2=0.9")
     result = study("report", "a", "b", "--out", "both")
     assert result.exit_code == 2
-    assert "cell small-1.536k-standard, seed 1: settings" in result.output
+    assert re.search(r"small-1\.536k-standard, seed 1: .*\ba\b.*\bb\b", result.output), result.output
 
 
 def test_the_terminal_shows_what_is_missing_and_what_is_not_checked(tmp_path: Path) -> None:
@@ -210,14 +210,14 @@ def test_the_terminal_shows_what_is_missing_and_what_is_not_checked(tmp_path: Pa
     shown = study("run", str(file), "--out", "a", "--only", "*-standard").output
     assert re.search(r"┃ +┃ standard ┃ coupled ┃\n┃ +┃ +2 ┃ +0 of 2 ┃", shown), shown
     assert re.search(rf"│ loss \(↓\) │ +1.00\(0\) │ +{MISSING} │", shown), shown
-    assert "Missing runs: 2 of 4" in shown
+    assert "2 of 4" in shown
     assert shown.endswith(study("report", "a").output)
     (tmp_path / "a" / "study.toml").unlink()
     study("run", str(file), "--out", "b", "--only", "*-coupled")
     (tmp_path / "b" / "study.toml").unlink()
     merged = study("report", "a", "b", "--out", "both").output
-    assert "study.toml is missing in a: missing runs are not known." in merged
-    assert "That the runs of b have the settings and the text of the others is not checked." in merged
+    assert re.search(r"study\.toml .*\ba\b", merged), merged
+    assert re.search(r"\bruns of b\b.*not checked", merged), merged
 
 
 def test_parts_of_a_study_with_other_settings_are_not_merged(tmp_path: Path) -> None:
@@ -226,8 +226,8 @@ def test_parts_of_a_study_with_other_settings_are_not_merged(tmp_path: Path) -> 
     study("run", str(file), "--out", "b", "--only", "*-coupled", "--set", "optimizer.lr=3e-2")
     result = study("report", "a", "b", "--out", "both")
     assert result.exit_code == 2
-    assert "these runs have other settings than a/study.toml has for them" in result.output
-    assert "small-1.536k-coupled/seed-1 in b: settings" in result.output
+    assert "a/study.toml" in result.output
+    assert re.search(r"^small-1\.536k-coupled/seed-1 in b: ", result.output, re.MULTILINE), result.output
     assert not (tmp_path / "both").exists()
 
 
@@ -274,7 +274,14 @@ import sys
 from coupled_adam.commands import study
 from coupled_adam.study import launchers, runner
 launchers.WORKER, runner.visible_gpus = {FAKE_WORKER!r}, list
-study._report = lambda *_: None  # its figures do load torch, when all runs are done
+run_study = runner.run_study
+
+def without_report(*arguments, **options):  # which does load torch, when all runs are done
+    outcome = run_study(*arguments, **options)
+    outcome.finished = 0
+    return outcome
+
+runner.run_study = without_report
 for command in (["list"], ["run", "demo", "--dry-run"], ["run", {str(file)!r}, "--out", "out"], ["status", "out"]):
     study.app(command, standalone_mode=False)
     assert "torch" not in sys.modules, command
@@ -285,32 +292,29 @@ for command in (["list"], ["run", "demo", "--dry-run"], ["run", {str(file)!r}, "
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "an unknown study": (["run", "dmeo"], "'dmeo' is no study and no file; did you mean demo?"),
-    "an unknown launcher": (
-        ["run", "demo", "--launcher", "k8s"],
-        "--launcher is 'k8s', expected one of: local, torchrun",
-    ),
-    "a pattern of nothing": (["run", "demo", "--only", "x"], "--only x: no run is called that"),
-    "a wrong setting": (["run", "demo", "--set", "optimizer.lrr=1"], "--set optimizer.lrr=1: unknown key"),
+    "an unknown study": (["run", "dmeo"], r"'dmeo'.* demo\?"),
+    "an unknown launcher": (["run", "demo", "--launcher", "k8s"], "--launcher .*'k8s'.*: local, torchrun"),
+    "a pattern of nothing": (["run", "demo", "--only", "x"], "--only x: .*: tiny-307.2k-standard"),
+    "a wrong setting": (["run", "demo", "--set", "optimizer.lrr=1"], r"--set optimizer\.lrr=1: .*optimizer\.lr\b"),
     "a setting without value": (["run", "demo", "--set", "lr"], "--set lr"),
-    "an axis": (["run", "single-gpu", "--set", "training.tokens=5M"], "two runs are called 30M-5M-standard/seed-1"),
-    "seeds": (["run", "demo", "--set", "seeds=1"], "the seeds are those of the study; run a part of it with --only"),
-    "no study there": (["status", "nothing"], "it has neither study.toml nor results.jsonl"),
-    "nothing to report": (["report", "nothing"], "it has neither study.toml nor results.jsonl"),
-    "no name": (["run", ""], "'' is no study and no file; studies are: demo"),
+    "an axis": (["run", "single-gpu", "--set", "training.tokens=5M"], "30M-5M-standard/seed-1;.*--only"),
+    "seeds": (["run", "demo", "--set", "seeds=1"], "seeds.*--only"),
+    "no study there": (["status", "nothing"], r"nothing .*study\.toml .*results\.jsonl"),
+    "nothing to report": (["report", "nothing"], r"nothing .*study\.toml .*results\.jsonl"),
+    "no name": (["run", ""], "''.*: demo, "),
     "a wrong evaluation": (
         ["run", "demo", "--set", "evaluation.wordsin=x"],
-        "--set evaluation.wordsin=x: unknown key; did you mean evaluation.wordsim?",
+        r"--set evaluation\.wordsin=x: .*evaluation\.wordsim\?",
     ),
-    "nothing to show": (["show", "nothing"], "'nothing' is no study and no file"),
+    "nothing to show": (["show", "nothing"], "^Error: .*'nothing'"),
 }
 
 
-@pytest.mark.parametrize(("arguments", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_done_is_refused_in_a_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arguments", "named"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_done_is_refused_in_a_line(arguments: list[str], named: str, tmp_path: Path) -> None:
     result = study(*arguments)
     assert result.exit_code == 2
-    assert words in result.output
+    assert re.search(named, result.output, re.DOTALL), result.output
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
 
@@ -347,7 +351,7 @@ def test_a_tokenizer_that_cannot_be_opened_is_found_before_any_run(
     result = study("run", str(file), "--out", "out")
     assert result.exit_code == 2
     assert re.search(
-        r"evaluation.wordsim needs the tokenizer .*no network.* --set evaluation.wordsim=none", result.output
+        r"evaluation\.wordsim .*'gpt2'.*no network.*--set evaluation\.wordsim=none", result.output, re.DOTALL
     )
     assert not any(tmp_path.glob("out/runs/*"))
 
@@ -372,16 +376,15 @@ def test_a_long_study_says_how_long_before_it_starts(tmp_path: Path, monkeypatch
     file = write_study(tmp_path, PAIR)
     assert "GPU hours" not in study("run", str(file), "--out", "short").output
     monkeypatch.setattr(overview, "gpu_hours", lambda cells: 2.5 * len(cells))
-    assert (
-        "Small: 4 runs in long, about 10.0 GPU hours on H100 or H200" in study("run", str(file), "--out", "long").output
-    )
+    shown = study("run", str(file), "--out", "long").output
+    assert re.search(r"^Small: 4 runs .*\blong, .*\b10\.0 GPU hours", shown, re.MULTILINE), shown
 
 
 def test_what_left_the_study_is_said(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     study("run", str(file), "--out", "out")
     file.write_text(file.read_text().replace("seeds = [1, 2]", "seeds = [2]"))
-    words = "left out of its results: small-1.536k-coupled/seed-1, small-1.536k-standard/seed-1"
+    words = ": small-1.536k-coupled/seed-1, small-1.536k-standard/seed-1\n"
     assert words in study("run", str(file), "--out", "out").output
     assert words in study("report", "out").output
 
@@ -393,7 +396,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_run(tmp_path: Pat
     (tmp_path / "taken" / "report.html").mkdir(parents=True)
     result = study("run", str(file), "--out", out)
     assert result.exit_code == 2
-    assert result.output.startswith(f"Error: cannot write '{out}/report.html' (")
+    assert re.search(rf"^Error: .*'{out}/report\.html' \(.*--out", result.output), result.output
     assert result.output.count("\n") == 1
 
 
@@ -419,9 +422,10 @@ def test_missing_data_and_word_pairs_are_found_before_any_run(tmp_path: Path) ->
     assert "no-words" in result.output
     result = study("run", str(file), "--out", "b", "--set", "data.folder=no-corpus")
     assert result.exit_code == 2
-    assert "no-corpus is not a folder" in result.output
+    assert "no-corpus" in result.output
     result = study("run", str(file), "--out", "c", "--set", "model.vocabulary_size=32")
-    assert "model.vocabulary_size is 32, but the tokenizer of" in result.output
+    assert result.exit_code == 2
+    assert re.search(r"model\.vocabulary_size .*\b32\b.*corpus.*\b61\b", result.output, re.DOTALL), result.output
     assert not any(tmp_path.glob("*/runs/*"))
 
 
@@ -431,7 +435,7 @@ def test_a_corpus_without_test_split_is_said(tmp_path: Path) -> None:
     values: dict[str, Any] = json.loads(manifest.read_text())
     del values["splits"]["test"]
     manifest.write_text(json.dumps(values))
-    assert "corpus has no test split: its validation split is used instead" in study("run", str(file)).output
+    assert re.search(r"corpus .*\btest\b.*\bvalidation\b", study("run", str(file)).output)
 
 
 def test_without_submitit_the_slurm_launcher_says_what_to_install(

@@ -138,7 +138,7 @@ def test_nested_settings_are_refused(study: Path, settings: str) -> None:
     lines = (study / "results.jsonl").read_text().splitlines()
     lines[0] = json.dumps(json.loads(lines[0]) | {"settings": "here"}).replace('"here"', settings)
     (study / "results.jsonl").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=r"results.jsonl, line 1: nested more than 100 levels"):
+    with pytest.raises(ValueError, match=r"results\.jsonl, line 1: .*\b100\b"):
         read_results(study)
 
 

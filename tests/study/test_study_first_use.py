@@ -23,7 +23,7 @@ from coupled_adam.report.study_plans import read_plans
 from coupled_adam.report.table_formats import to_rich_comparison
 from coupled_adam.study import launchers
 from coupled_adam.study.expansion import Cell, cells_of, config_hash, settings_that_differ
-from coupled_adam.study.folder import StudyFolder
+from coupled_adam.study.folder import TO_BE_MEASURED, StudyFolder
 from coupled_adam.study.results import read_results
 
 pytestmark = pytest.mark.usefixtures("quick", "empty_folder")
@@ -53,8 +53,7 @@ def test_a_report_that_cannot_be_written_is_found_before_any_training(
     monkeypatch.setitem(sys.modules, package, None)
     result = study("run", str(write_study(tmp_path, PAIR)), "--out", "made/out")
     assert result.exit_code == 2
-    assert result.output.startswith(f"Error: {package} is needed to write a report; install it with: pip install ")
-    assert result.output.endswith("[study]'\n")
+    assert re.search(rf"^Error: {package} .*: pip install .*\[study\]'\n$", result.output), result.output
     assert not (tmp_path / "made").exists()
 
 
@@ -62,7 +61,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no lm-eval": (["--set", "evaluation.tasks=paper"], "[eval]"),
     "no submitit": (["--launcher", "slurm", "--set", "evaluation.theory=true"], "[cluster]"),
     "no word pairs": (["--set", "evaluation.wordsim=no-words"], "no-words"),
-    "no corpus": (["--set", "evaluation.theory=true", "--set", "data.folder=no/corpus"], "no/corpus is not a folder"),
+    "no corpus": (["--set", "evaluation.theory=true", "--set", "data.folder=no/corpus"], "no/corpus"),
 }
 
 
@@ -104,20 +103,20 @@ def test_trained_runs_that_lack_a_measure_are_to_be_measured(tmp_path: Path) -> 
     asked = load_study(str(file)).evaluation.model_copy(update={"theory": True})
     cells = mark_as_trained(tmp_path / "out")
     folder = StudyFolder(tmp_path / "out")
-    assert {folder.status(cell, asked) for cell in cells} == {"to be measured"}
+    assert {folder.status(cell, asked) for cell in cells} == {TO_BE_MEASURED}
     plan = study("run", str(file), "--out", "out", "--set", "evaluation.theory=true", "--dry-run").output
-    assert "4 of these runs are trained and only to be measured" in plan
-    assert "only to be measured" not in study("run", str(file), "--out", "out", "--dry-run").output
+    assert re.search(rf"^4 .*{TO_BE_MEASURED}", plan, re.MULTILINE), plan
+    assert TO_BE_MEASURED not in study("run", str(file), "--out", "out", "--dry-run").output
     text = (tmp_path / "out" / "study.toml").read_text()
     (tmp_path / "out" / "study.toml").write_text(text.replace("theory = false", "theory = true"))
     shown = study("status", "out").output
-    assert re.search(r"small-1.536k-coupled/seed-2 +│ to be measured", shown), shown
-    assert shown.endswith("4 to be measured\n")
+    assert re.search(rf"small-1\.536k-coupled/seed-2 +│ {TO_BE_MEASURED}", shown), shown
+    assert shown.endswith(f"4 {TO_BE_MEASURED}\n")
     last = cells[-1]
     checkpoints = tmp_path / "out" / last.run / "checkpoints"
     (checkpoints / f"step-{last.config.total_steps}").rename(checkpoints / "step-5")
     (tmp_path / "out" / last.run / "metrics.jsonl").touch()
-    assert study("status", "out").output.endswith("3 to be measured, 1 stopped\n")
+    assert study("status", "out").output.endswith(f"3 {TO_BE_MEASURED}, 1 stopped\n")
 
 
 def numbers_of(table: str) -> list[str]:
@@ -132,7 +131,7 @@ def test_a_narrow_terminal_shows_every_digit(more: tuple[str, ...], tmp_path: Pa
     written = [cell.text for row in table.rows for cell in row[4:]]
     assert len(written) == 5 * len(measured)
     output = study("report", str(folder), width=NARROW).output
-    shown = output[: output.index("Mean over the seeds")]
+    shown = output[: output.rindex("┘") + 1]
     assert "…" not in shown
     assert numbers_of(shown) == written
     for name in MANY:
@@ -164,7 +163,7 @@ def test_a_few_optimizers_with_long_names_keep_their_digits(tmp_path: Path) -> N
     names = {f"standard, with a name of some length {n}": {**STANDARD, "lr": n} for n in range(3)}
     folder = fabricate(tmp_path / "s", optimizers=names, with_runs=False)
     shown = study("report", str(folder), width=40).output
-    assert "…" not in shown.partition("Mean over")[0]
+    assert "…" not in shown[: shown.rindex("┘")]
     for name in names:
         assert f" {name} ┃" in shown
 
@@ -245,11 +244,11 @@ def test_a_name_instead_of_a_folder_is_answered_with_the_folder(tmp_path: Path) 
     for command in ("status", "report"):
         result = study(command, "small")
         assert result.exit_code == 2
-        assert result.output == "Error: small is not the folder of a study; give its folder: runs/small\n"
+        assert re.search("^Error: small .* runs/small\n$", result.output), result.output
         assert study(command, "runs/small").exit_code == 0
-        assert "give its folder" not in study(command, "nothing").output
+        assert "runs/nothing" not in study(command, "nothing").output
     (tmp_path / "small").mkdir()
-    assert "give its folder: runs/small" in study("status", "small").output
+    assert study("status", "small").output.endswith(" runs/small\n")
 
 
 def test_help_shows_plain_names() -> None:

@@ -156,8 +156,8 @@ def test_what_a_new_evaluation_asks_for_is_measured_afterwards(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("dies", "its process was ended by SIGKILL, perhaps for lack of memory"),
-        ("exits", "its process ended with exit code 3: no room left"),
+        ("dies", r".*\bSIGKILL\b.*"),
+        ("exits", ".*exit code 3: no room left"),
         ("fails", "the loss is nan"),
         ("crashes", "RuntimeError: no"),
     ],
@@ -169,27 +169,28 @@ def test_a_run_that_fails_or_takes_its_process_along_is_reported_and_the_others_
     outcome, shown = run_here(study, tmp_path / "out")
     failed = [f"small-1.536k-{kind}/seed-{seed}" for seed in (1, 2)]
     assert outcome.finished == 4
-    assert outcome.failed == dict.fromkeys(failed, reason)
+    assert list(outcome.failed) == failed
+    assert all(re.fullmatch(reason, each) for each in outcome.failed.values()), outcome.failed
     assert shown.count(f"failed    small-1.536k-{kind}") == 2
     folder, (loaded, cells) = StudyFolder(tmp_path / "out"), plan(study)
     statuses = {cell.label: folder.status(cell, loaded.evaluation) for cell in cells}
     assert [label for label, status in statuses.items() if status == "failed"] == failed
-    assert read_error(tmp_path / "out" / "runs" / failed[0]) == reason
+    assert read_error(tmp_path / "out" / "runs" / failed[0]) == outcome.failed[failed[0]]
     assert run_here(study, tmp_path / "out")[0].finished == 6
 
 
-REAL_CRASH = f"""
-import sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}]
-from coupled_adam.study import cell, worker
-from study_fake_worker import do
+REAL_CRASH = """
+from coupled_adam.study import worker
+from coupled_adam.training import run
 
-def train_and_measure(task, output):
-    if task.cell.optimizer == "raises":
+train = run.run_training
+
+def run_training(config, folder, **options):
+    if "raises" in str(folder):
         raise RuntimeError("CUDA out of memory")
-    return do(task)[:2]
+    return train(config, folder, **options)
 
-cell._train_and_measure = train_and_measure
+run.run_training = run_training
 worker.main()
 """
 
@@ -210,13 +211,14 @@ def test_a_worker_that_dies_before_it_made_a_folder_fails_its_run_alone(
 ) -> None:
     monkeypatch.setattr(launchers, "WORKER", (sys.executable, "-c", "input(); raise SystemExit('no room left')"))
     outcome, _ = run_here(write_study(tmp_path, named("a")), tmp_path / "out")
-    assert list(outcome.failed.values()) == ["its process ended with exit code 1: no room left"] * 2
+    assert len(outcome.failed) == 2
+    assert all(reason.endswith("exit code 1: no room left") for reason in outcome.failed.values())
 
 
 def test_a_worker_that_cannot_start_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "WORKER", (sys.executable, "-c", "raise SystemExit('no torch')"))
     launcher = launchers.LocalLauncher([dict(os.environ)])
-    with pytest.raises(UserOSError, match=r"a worker of the study did not start: .* exit code 1: no torch"):
+    with pytest.raises(UserOSError, match="exit code 1: no torch"):
         launcher.wait(30.0)
     launcher.close()
 
@@ -321,7 +323,7 @@ def test_a_signal_stops_the_runs_and_starts_no_more(tmp_path: Path) -> None:
     thread.join()
     assert time.monotonic() - started < 30
     assert (outcome.signal, outcome.finished, outcome.left) == ("SIGINT", 2, 4)
-    assert "the runs save and end" in shown
+    assert "SIGINT: " in shown
     assert list(records(tmp_path / "out")) == [
         "small-1.536k-a/seed-1",
         "small-1.536k-a/seed-2",
@@ -339,10 +341,10 @@ def test_new_cells_are_added_and_changed_ones_refused(tmp_path: Path) -> None:
     write_study(tmp_path, named("a", "b"))
     assert run_here(study, tmp_path / "out")[0].finished == 4
     study.write_text(study.read_text().replace('"optimizer.lr" = 1e-3', '"optimizer.lr" = 5e-3'))
-    with pytest.raises(ValueError, match=r"(?s)had other settings.*small-1.536k-a/seed-1: optimizer.lr") as caught:
+    with pytest.raises(ValueError, match=r"(?s)out .*--out.*\nsmall-1\.536k-a/seed-1: optimizer\.lr") as caught:
         run_here(study, tmp_path / "out")
     assert "small-1.536k-b" not in str(caught.value)
-    assert "remove the folders of these runs" in str(caught.value)
+    assert f"{tmp_path / 'out'}/runs/" in str(caught.value)
 
 
 def write_config(run_folder: Path, cell: Any) -> None:
@@ -356,11 +358,11 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("")
-    with pytest.raises(ValueError, match=r"full exists and is not the folder of a study"):
+    with pytest.raises(ValueError, match=f"^{tmp_path / 'full'} .*--out"):
         run_here(study, tmp_path / "full")
     run_here(study, tmp_path / "out")
     study.write_text(study.read_text().replace('name = "small"', 'name = "other"'))
-    with pytest.raises(ValueError, match=r"out holds the study 'small', not 'other'"):
+    with pytest.raises(ValueError, match=f"^{tmp_path / 'out'} .*'small'.*'other'.*--out"):
         run_here(study, tmp_path / "out")
 
 
@@ -520,13 +522,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, s
 
 def test_real_runs_are_trained_and_measured_and_the_broken_one_is_reported(undisturbed: tuple[Path, Path, str]) -> None:
     study, out, printed = undisturbed
-    assert re.search(r"Failed: small-10.24k-broken/seed-1: step \d+: the (loss|gradient norm) is (nan|inf)", printed)
-    assert "the same command tries them again" in printed
+    assert re.search(r"small-10\.24k-broken/seed-1: step \d+: .*(nan|inf)", printed)
+    assert re.search(rf"1 runs .*: coupled-adam study run {study} --out out --jobs 2", printed), printed
     assert "Report: out/report.html" in printed
     assert [result.optimizer for result in read_results(out)] == ["standard", "coupled", "untied"]
     folder, (loaded, cells) = StudyFolder(out), plan(study)
     assert [folder.status(cell, loaded.evaluation) for cell in cells] == ["finished"] * 3 + ["failed"]
-    assert "so the run stopped" in read_error(folder.run(cells[3]))
+    assert re.search(r"^step \d+: .*(nan|inf).*optimizer\.lr", read_error(folder.run(cells[3])))
     for result in read_results(out):
         assert result.run_folder == out / result.run
         assert 0 < result.metrics["loss"] < np.log(64)
@@ -614,7 +616,7 @@ def test_a_study_killed_again_and_again_ends_as_if_nothing_had_happened(undistur
     printed = process.communicate(timeout=60)[0]
     if process.returncode != 0:  # else it was quicker
         assert process.returncode == 130, printed
-        assert "not finished (saved; go on with the same command)" in printed
+        assert re.search(r"SIGINT: \d runs .*: coupled-adam study run ", printed), printed
 
     process = start_command(*command, cwd=out.parent, program=SLOW_COMMAND)
     wait_until(lambda: children_of(process) or process.poll() is not None)

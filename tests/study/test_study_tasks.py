@@ -1,6 +1,7 @@
 """Downstream tasks inside a study: asked for, checked, measured once, added later, in tables and report."""
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -34,8 +35,8 @@ NO_WORKER = (sys.executable, "-S", "-c", "")
 @pytest.fixture(autouse=True)
 def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """lm-eval's tasks from the folders of the paper's alone: all of them take seconds to read."""
-    whole = harness._manager
-    monkeypatch.setattr(harness, "_manager", lambda _: whole(True))
+    whole = harness.task_manager
+    monkeypatch.setattr(harness, "task_manager", lambda _: whole(True))
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def test_limited_tasks_are_measured_again_on_all_documents_and_say_so_until_then
     limited = by_label(read_results(out))[FIRST]
     assert limited.metrics[TASK_LIMIT] == 2
     (table,) = (table for table in build_tables(gather_grid([limited])) if table.name == "downstream")
-    assert any("only the first 2 documents" in note for note in table.notes)
+    assert any("first 2 documents" in note for note in table.notes)
     assert do(trained / "study.toml", out, *settings, only=(FIRST,))[FIRST][0] == "finished"
     whole = by_label(read_results(out))[FIRST]
     assert whole.metrics[TASK_LIMIT] is None
@@ -185,9 +186,7 @@ def test_tasks_are_named_in_the_study_file_and_by_set(text: str, tasks: list[str
 
 @pytest.mark.parametrize("text", ["3", "[]", "[1]", '""'])
 def test_what_is_no_list_of_tasks_is_refused(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=r'tasks = .*: expected "paper", which is its seven tasks, or names of lm-eval'
-    ):
+    with pytest.raises(ValueError, match=r'evaluation\.tasks\b.*"paper".*lm-eval'):
         with_settings(load_study("demo"), [f"evaluation.tasks={text}"])
 
 
@@ -223,18 +222,18 @@ def no_lm_eval(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "named"),
     [
-        (unknown_task, "task 'arc_eazy': lm-eval 0.4.13 has no task of this name; did you mean arc_easy?"),
-        (missing_folder, "evaluation.task_data: nowhere is not a folder"),
-        (missing_file, "has no race_high_test.jsonl; add the files, or leave out race with evaluation.tasks"),
-        (unknown_tokenizer, "evaluation.tasks needs the tokenizer of"),
-        (small_table, "the vocabulary does not match"),
-        (no_lm_eval, "[eval]"),
+        (unknown_task, r"'arc_eazy'.* arc_easy\?"),
+        (missing_folder, r"evaluation\.task_data: nowhere "),
+        (missing_file, r"evaluation\.task_data: .*race_high_test\.jsonl;.* race with evaluation\.tasks"),
+        (unknown_tokenizer, r"evaluation\.tasks .*corpus.*`coupled-adam data prepare"),
+        (small_table, r"evaluation\.tasks: .*\b64 rows"),
+        (no_lm_eval, r"\[eval\]"),
     ],
 )
 def test_what_the_tasks_lack_is_said_before_any_run(
-    spoil: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spoil: Any, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launchers, "WORKER", NO_WORKER)
     monkeypatch.setattr(runner, "visible_gpus", list)
@@ -242,7 +241,7 @@ def test_what_the_tasks_lack_is_said_before_any_run(
     settings = spoil(tmp_path, monkeypatch)
     result = CliRunner().invoke(app, ["study", "run", str(file), "--out", str(tmp_path / "out"), *settings])
     assert result.exit_code == 2, result.output
-    assert words in result.output
+    assert re.search(named, " ".join(result.output.split())), result.output
     assert "Traceback" not in result.output
     assert not any(tmp_path.glob("out/runs/*"))
 

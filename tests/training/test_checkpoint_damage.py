@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_examples import FILES, assert_loads, state_of_step, write_two_checkpoints
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.training.checkpoint import checkpoint_folder as checkpoint_record
 from coupled_adam.training.checkpoint.checkpoint_folder import read_record, stored_file, write_record
 from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, damage, load, newest_good
@@ -63,17 +65,18 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
 ) -> None:
     if file == "state.json" and harm in (truncate, lengthen):
         harm = empty  # white space at the end is no damage
-    harm(folder / "step-000000002" / file)
+    path = folder / "step-000000002" / file
+    before = path.stat().st_size
+    harm(path)
     skipped: list[str] = []
-    path = newest_good(folder, on_skip=skipped.append)
-    assert_loads(path, 1)
+    assert_loads(newest_good(folder, on_skip=skipped.append), 1)
     (message,) = skipped
     assert str(folder / "step-000000002") in message
     assert file in message
     if harm is remove:
         assert "missing" in message
     if file != "state.json" and harm in (truncate, lengthen, empty):
-        assert "bytes, was written with" in message
+        assert re.search(rf"\b{path.stat().st_size} bytes\b.*\b{before}\b", message), message
     if harm is flip_a_bit:
         assert "sha256" in message or "checksum" in message
 
@@ -96,7 +99,7 @@ def test_a_state_file_that_says_something_else_is_refused(folder: Path, content:
     (folder / "step-000000002/state.json").write_text(content)
     skipped: list[str] = []
     assert_loads(newest_good(folder, on_skip=skipped.append), 1)
-    assert "state.json cannot be read" in skipped[0]
+    assert re.search(r"step-000000002 .*\bstate\.json .*\(.+\)", skipped[0]), skipped
 
 
 def rewrite_state(checkpoint: Path, **changes: object) -> None:
@@ -145,7 +148,7 @@ def test_a_state_file_with_values_that_no_checkpoint_has_is_refused(folder: Path
     rewrite_state(folder / "step-000000002", **changes)
     skipped: list[str] = []
     assert_loads(newest_good(folder, on_skip=skipped.append), 1)
-    assert "state.json cannot be read" in skipped[0]
+    assert re.search(r"step-000000002 .*\bstate\.json .*\(.+\)", skipped[0]), skipped
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 900 + "1" + "}" * 900, "9" * 5000])
@@ -185,9 +188,8 @@ def test_a_leftover_that_cannot_be_removed_is_named(folder: Path, monkeypatch: p
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(shutil, "rmtree", refuse_to_remove)
-    with pytest.raises(ValueError, match=r"remove it, then run the same command again") as caught:
+    with pytest.raises(ValueError, match=rf"^{leftover}\b.*{os.strerror(errno.EACCES)}"):
         CheckpointWriter(folder, keep=2)
-    assert str(leftover) in str(caught.value)
 
 
 def replace_metadata(checkpoint: Path, content: bytes) -> None:
@@ -219,9 +221,9 @@ def test_a_malicious_pickle_is_refused_and_not_executed(folder: Path, tmp_path: 
     replace_metadata(folder / "step-000000002", pickle.dumps(content))
     skipped: list[str] = []
     assert_loads(newest_good(folder, on_skip=skipped.append), 1)
-    assert "do not trust it" in skipped[0]
-    assert ("posix.system" if kind == "system" else "builtins.eval") in skipped[0]
-    with pytest.raises(ValueError, match="do not trust it"):
+    named = "posix.system" if kind == "system" else "builtins.eval"
+    assert named in skipped[0]
+    with pytest.raises(UserError, match=rf"\.metadata\b.*\b{re.escape(named)}\b"):
         load(folder / "step-000000002", state_of_step(2))
     assert not victim.exists()
     pickle.loads(pickle.dumps(Malicious(call)))
@@ -261,10 +263,10 @@ def nowhere(metadata: dcp.Metadata) -> None:
     ("change", "message"),
     [
         (bytes_entry, "BytesStorageMetadata"),
-        (file_elsewhere, "not a file of this checkpoint"),
-        (beyond_the_end, "beyond the end of __0_0.distcp"),
-        (transformed, "stored in a form we do not write"),
-        (incomplete, "'model.w' is not complete"),
+        (file_elsewhere, r"'model\.\w+' .*'\.\./step-000000001/__0_0\.distcp'"),
+        (beyond_the_end, r"'model\.\w+' .* __0_0\.distcp"),
+        (transformed, r"'model\.\w+' .*\bform\b"),
+        (incomplete, r"'model\.w' .*\bcomplete$"),
         (nowhere, "MetadataIndex"),
     ],
 )
@@ -275,9 +277,8 @@ def test_wrong_metadata_is_refused(folder: Path, change: Callable[[dcp.Metadata]
     replace_metadata(checkpoint, pickle.dumps(metadata))
     skipped: list[str] = []
     assert_loads(newest_good(folder, on_skip=skipped.append), 1)
-    assert ".metadata is not the metadata of a checkpoint of ours" in skipped[0]
-    assert message in skipped[0]
-    with pytest.raises(ValueError, match=message):
+    assert re.search(rf"step-000000002 .*\.metadata .*{message}", skipped[0]), skipped
+    with pytest.raises(UserError, match=message):
         load(checkpoint, state_of_step(2))
 
 
@@ -286,7 +287,7 @@ def test_something_else_in_the_place_of_metadata_is_refused(folder: Path, conten
     replace_metadata(folder / "step-000000002", content)
     skipped: list[str] = []
     assert_loads(newest_good(folder, on_skip=skipped.append), 1)
-    assert ".metadata is not the metadata" in skipped[0]
+    assert re.search(r"step-000000002 .*\.metadata ", skipped[0]), skipped
 
 
 def test_metadata_names_no_path_of_the_machine(folder: Path) -> None:

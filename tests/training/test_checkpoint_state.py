@@ -199,11 +199,11 @@ def test_frozen_parameters_get_no_optimizer_state() -> None:
 def test_an_optimizer_of_another_model_is_refused() -> None:
     optimizers = adamw()(Model())
     make_optimizer_state(optimizers)
-    with pytest.raises(ValueError, match="a parameter that is not in the model"):
+    with pytest.raises(ValueError, match=r"\boptimizer .*\bparameter .*\bmodel\b"):
         training_tensors(Model(), optimizers)
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
     optimizer = torch.optim.Adagrad(Model().parameters())
-    with pytest.raises(ValueError, match=r"cannot prepare the state of Adagrad.*use torch.optim.AdamW"):
+    with pytest.raises(ValueError, match=r"\bAdagrad\b.*\btorch\.optim\.AdamW\b.*\bCoupledAdamW\b"):
         make_optimizer_state([optimizer])

@@ -14,6 +14,7 @@ from torch import Tensor
 from coupled_adam.training.checkpoint import checkpoint_folder as checkpoint_record
 from coupled_adam.training.checkpoint.checkpoint_folder import Record, StoredFile
 from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, Tables, load, newest_good
+from coupled_adam.training.checkpoint.training_state import Staging
 
 
 def random_state(seed: int = 0) -> dict[str, Tensor]:
@@ -131,20 +132,17 @@ def test_a_second_save_waits_for_the_first_and_does_not_touch_its_copy(
         assert_same(loaded, expected)
 
 
-def test_the_host_memory_is_one_copy_and_used_again(tmp_path: Path) -> None:
+def test_the_host_memory_is_one_copy_and_used_again() -> None:
     tensors = {f"model.{i}": torch.full((1000 + i, 3), float(i)) for i in range(20)}
-    writer = CheckpointWriter(tmp_path, keep=1)
-
-    def addresses() -> list[int]:
-        return [buffer.data_ptr() for buffer in writer._staging._buffers.values()]
-
-    writer.save(1, tensors, {})
-    before = addresses()
+    staging = Staging()
+    first = staging.stage(tensors, rank=0, ranks=1).data
+    addresses = [copy.data_ptr() for copy in first.values()]
     size = sum(tensor.nbytes for tensor in tensors.values())
-    assert max(before) - min(before) < size + 64 * len(tensors)
-    writer.save(2, tensors, {})
-    assert addresses() == before
-    writer.wait()
+    assert max(addresses) - min(addresses) < size + 64 * len(tensors)
+    assert not set(addresses) & {tensor.data_ptr() for tensor in tensors.values()}
+    second = staging.stage(tensors, rank=0, ranks=1).data  # while the first is still there
+    assert [copy.data_ptr() for copy in second.values()] == addresses
+    assert [copy.data_ptr() for copy in first.values()] == addresses
 
 
 def test_the_folder_gets_its_name_when_every_file_is_on_the_disk(
@@ -294,11 +292,14 @@ def test_generators_are_set_where_both_sides_have_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("model.half"), "has model.half, which this run has not; it was saved by another model"),
-        (lambda t: t.update({"model.more": torch.ones(2)}), "has no model.more"),
+        (lambda t: t.pop("model.half"), r": has model\.half\b"),
+        (lambda t: t.update({"model.more": torch.ones(2)}), r": has no model\.more\b"),
         (lambda t: t.update({"model.half": torch.ones(3, 5, 6).bfloat16()}), r"model.half is \(3, 5, 7\) torch.bf"),
-        (lambda t: t.update({"model.half": torch.ones(3, 5, 7)}), "this run has .* torch.float32"),
-        (lambda t: t.update({"model.half": t["model.half"].to("meta")}), "call to_empty"),
+        (
+            lambda t: t.update({"model.half": torch.ones(3, 5, 7)}),
+            r"model\.half .*torch\.bfloat16.*\(3, 5, 7\) torch\.float32",
+        ),
+        (lambda t: t.update({"model.half": t["model.half"].to("meta")}), r"model\.half\b.*\bto_empty\b"),
         (lambda t: t.update({f"optimizer.{i}": torch.ones(2) for i in range(9)}), "optimizer.2 and 6 more"),
     ],
 )
@@ -319,7 +320,7 @@ def test_tensors_that_do_not_fit_are_named_and_nothing_is_loaded(
     ("arguments", "options", "message"),
     [
         ((-1, {}, {}), {}, "step is -1"),
-        ((1, {}, {"loss": torch.ones(1)}), {}, "cannot be written as JSON"),
+        ((1, {}, {"loss": torch.ones(1)}), {}, "JSON.*Tensor"),
         ((1, {}, {}), {"tables": Tables("wte", "wte", 3)}, "no tensor 'model.wte'"),
         ((1, {"model.wte": torch.ones(3)}, {}), {"tables": Tables("wte", "wte", 3)}, r"shape \(3,\)"),
         ((1, {"model.wte": torch.ones(3, 2)}, {}), {"tables": Tables("wte", "wte", 4)}, r"vocabulary_size=4"),
@@ -336,7 +337,7 @@ def test_what_cannot_be_saved_is_said_at_once(
 
 
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep is 0, expected at least 1"):
+    with pytest.raises(ValueError, match=r"\bkeep .*\b0\b.*\b1\b"):
         CheckpointWriter(tmp_path, keep=0)
 
 

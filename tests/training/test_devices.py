@@ -32,9 +32,9 @@ def test_the_peak_is_found_by_the_vendors_name(name: str, teraflops: float | Non
 def test_a_device_that_is_missing_or_unknown_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices.pick_device("auto") == devices.pick_device("cpu") == torch.device("cpu")
-    with pytest.raises(ValueError, match="the device is 'cuda', but torch sees none; take 'cpu'"):
+    with pytest.raises(ValueError, match=r"'cuda'.*'cpu'.*training\.device.*--device"):
         devices.pick_device("cuda")
-    with pytest.raises(ValueError, match="Invalid device: 'tpu'; expected 'auto', 'cpu' or 'cuda'"):
+    with pytest.raises(ValueError, match=r"'tpu'.*'auto', 'cpu'.*'cuda'"):
         devices.pick_device("tpu")
 
 

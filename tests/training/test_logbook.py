@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -78,7 +79,8 @@ def test_a_resumed_run_has_the_file_of_an_uninterrupted_one(tmp_path: Path) -> N
 
 def test_an_early_row_behind_a_late_one_is_kept(tmp_path: Path) -> None:
     write_rows(tmp_path, [("train", 10, {}), ("train", 30, {}), ("val", 20, {})])
-    assert write_rows(tmp_path, [], resume_step=20) == b'{"kind": "train", "step": 10}\n{"kind": "val", "step": 20}\n'
+    kept = [json.loads(line) for line in write_rows(tmp_path, [], resume_step=20).splitlines()]
+    assert kept == [{"kind": "train", "step": 10}, {"kind": "val", "step": 20}]
 
 
 def test_rows_are_taken_away_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +106,7 @@ def test_a_damaged_line_is_named_and_a_resumed_run_repairs_it(tmp_path: Path) ->
     path = tmp_path / "metrics.jsonl"
     lines = content.splitlines(keepends=True)
     path.write_bytes(lines[0] + b"\0\0\0\n" + b'{"loss": 1}\n' + b"".join(lines[1:]))
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not a row.*resume the run"):
+    with pytest.raises(ValueError, match=rf"^{path}, line 2: "):
         read_metrics(path)
     said: list[str] = []
     open_logbook(tmp_path, resume_step=99, say=said.append).close()
@@ -148,10 +150,11 @@ def test_a_full_disk_is_said_once_and_later_rows_are_whole(tmp_path: Path) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(said) == 1
-    assert "metrics.jsonl cannot be written" in said[0]
+    assert re.search(r"^metrics\.jsonl .*\(.*\b20 of 43 bytes\b.*\)", said[0]), said
     logbook.write("train", 50, {"loss": 5.0})
     logbook.close()
-    assert said[1:] == ["metrics.jsonl is written again; 3 rows were lost"]
+    (again,) = said[1:]
+    assert re.search(r"^metrics\.jsonl .*\b3 rows\b", again), again
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [10, 50]
 
 
@@ -189,7 +192,8 @@ def test_a_failing_tracker_does_not_end_the_training() -> None:
     with Logbook([FailingSink()], said.append) as logbook:
         for step in range(5):
             logbook.write("train", step, {"loss": 1.0})
-        assert said == ["tracker cannot be written (connection lost). Training goes on; its rows are lost until it can"]
+        (once,) = said
+        assert re.search(r"^tracker .*\(connection lost\)", once), once
         logbook.sync()
 
 
@@ -252,7 +256,7 @@ def test_a_missing_tracker_is_named_and_no_row_is_lost(
 ) -> None:
     content = write_rows(tmp_path, ROWS)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"{package} is needed for log\.{package}.*pip install .*\[track\]'"):
+    with pytest.raises(ImportError, match=rf"^{package} .*\blog\.{package}\b.*pip install .*\[track\]'"):
         open_logbook(tmp_path, resume_step=20, **asked)
     assert (tmp_path / "metrics.jsonl").read_bytes() == content
 
@@ -301,7 +305,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 def test_weights_and_biases_goes_on_with_the_same_run(tracked: tuple[Path, list[str]]) -> None:
     folder, lines = tracked
-    assert lines[-2:] == 2 * ["Weights & Biases: offline, in offline/wandb"]
+    assert all(re.search(r"^Weights & Biases: offline\b.*\boffline/wandb$", line) for line in lines[-2:]), lines
     run_id = (folder / "offline" / "wandb_id").read_text()
     files = list(folder.glob(f"offline/wandb/offline-run-*/run-{run_id}.wandb"))
     assert len(files) == len(list(folder.glob("offline/wandb/offline-run-*"))) == 2
@@ -314,8 +318,7 @@ def test_weights_and_biases_goes_on_with_the_same_run(tracked: tuple[Path, list[
 
 
 def test_weights_and_biases_without_a_login_says_what_to_do(tracked: tuple[Path, list[str]]) -> None:
-    assert tracked[1][0].startswith("log.wandb = 'embeddings': Weights & Biases does not start")
-    assert "WANDB_MODE=offline" in tracked[1][0]
+    assert re.search(r"^log\.wandb = 'embeddings': .*`wandb login`.*WANDB_MODE=offline", tracked[1][0]), tracked
 
 
 def test_logbook_and_display_do_not_wait_for_torch() -> None:

@@ -1,6 +1,7 @@
 """`model.vocabulary_size = "auto"`: the rows that a run gets, when they are known, and what is said of unused ones."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_a_tokenizer_file_says_the_rows_by_its_highest_token(tmp_path: Path) -> 
 
 def test_a_tokenizer_of_unknown_size_is_named_with_the_way_out() -> None:
     config = load_config("tiny", [NOT_THERE, "data.tokenizer=o400k_maybe"])
-    with pytest.raises(ValueError, match=r'data\.tokenizer = "o400k_maybe".*set model\.vocabulary_size to a number'):
+    with pytest.raises(ValueError, match=r'data\.tokenizer = "o400k_maybe".*data/not-there.*model\.vocabulary_size'):
         _ = config.rows
 
 
@@ -88,7 +89,7 @@ def test_rows_are_those_of_the_tokenizer_that_was_made_not_of_the_one_asked_for(
 
 def test_too_few_rows_are_refused_before_the_text_is_prepared(tmp_path: Path) -> None:
     settings = [f"data.folder={tmp_path / 'c'}", "model.vocabulary_size=4095"]
-    with pytest.raises(ValueError, match=r"model\.vocabulary_size = 4095: .* at least 4096, .*bpe:4096"):
+    with pytest.raises(ValueError, match=r"model\.vocabulary_size = 4095: .*\b4096\b.*bpe:4096"):
         train(load_config("tiny", settings), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
@@ -127,7 +128,7 @@ def test_many_rows_without_a_token_are_said_with_their_number_and_the_way_out(tm
     assert note(corpus, 672) is None  # 32 of 672: less than 5%
     said = note(corpus, 1280)
     assert said is not None
-    assert "640 of the 1,280 embedding rows (50%)" in said
+    assert re.search(r"^640 .*\b1,280 .*\(50%\)", said), said
     assert 'model.vocabulary_size to "auto"' in said
 
 
@@ -135,8 +136,7 @@ def test_many_tokens_that_never_occur_are_said_too(tmp_path: Path) -> None:
     corpus = write_tokens(tmp_path / "corpus", np.arange(700).repeat(2), 1000)
     said = note(corpus, "auto")
     assert said is not None
-    assert "324 of the 1,024 embedding rows (32%)" in said
-    assert "700 of the tokenizer's 1,000 tokens" in said
+    assert re.search(r"^324 .*\b1,024 .*\(32%\).*\b700 .*\b1,000 tokens", said), said
     assert "data.tokenizer=bpe:" in said
     assert note(write_tokens(tmp_path / "enough", np.arange(980), 1000), "auto") is None
 
@@ -150,14 +150,14 @@ def test_bytes_that_no_text_has_do_not_count(tmp_path: Path) -> None:
 def test_the_padding_of_a_small_tokenizer_is_said_with_a_size_that_needs_none(tmp_path: Path) -> None:
     said = note(write_tokens(tmp_path / "corpus", np.arange(257), 257), "auto")
     assert said is not None
-    assert "63 of the 320 embedding rows (20%)" in said
+    assert re.search(r"^63 .*\b320 .*\(20%\)", said), said
     assert "model.vocabulary_size=257" in said
 
 
 def test_a_run_says_its_unused_rows(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     _, shown = train(small_config(corpus, model={"vocabulary_size": 128}), tmp_path / "many")
-    assert "Note: 67 of the 128 embedding rows (52%) are unused" in shown
+    assert re.search(r"^Note: 67 .*\b128 .*\(52%\)", shown, re.MULTILINE), shown
     _, shown = train(small_config(corpus), tmp_path / "few")
     assert "Note:" not in shown
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def test_a_folder_of_nanogpt_is_trained_on_whatever_text_the_preset_has(tmp_path
     amounts = ["training.tokens=256", "training.batch_size=8", "schedule.warmup=1", f"data.folder={nanogpt}"]
     result = command("tiny", *(f"--set={setting}" for setting in sizes + amounts), "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith(f"Note: {nanogpt} has no manifest.json: its tokens are taken as uint16")
+    assert re.search(rf"^Note: {nanogpt} .*manifest\.json.*\buint16\b", result.stdout), result.stdout
     assert result.output.count("manifest.json") == 1
     assert "Warning" not in result.output
     assert sorted(path.name for path in nanogpt.iterdir()) == ["train.bin", "val.bin"]
@@ -116,7 +117,7 @@ def test_a_missing_tracker_is_said_before_the_tokens_are_prepared(
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     result = command("tiny", "--set", "log.tensorboard=true")
     assert result.exit_code == 2
-    assert "tensorboard is needed for log.tensorboard = true" in result.output
+    assert re.search(r"^Error: tensorboard .*\blog\.tensorboard\b.*\[track\]", " ".join(result.output.split()))
     assert not list(tmp_path.iterdir())
 
 
@@ -157,8 +158,9 @@ def test_a_hangup_saves_and_ends_with_exit_code_129(config_file: Path, tmp_path:
     process.send_signal(signal.SIGHUP)
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 129, errors
-    assert "SIGHUP: saved after step" in shown
     assert_saved(tmp_path / "run")
+    step = json.loads((tmp_path / "run" / "run.json").read_text())["step"]
+    assert re.search(rf"^SIGHUP: .*\b{step} of 4000\b", shown, re.MULTILINE), shown
 
 
 def test_a_run_whose_terminal_is_closed_saves(config_file: Path, tmp_path: Path) -> None:
@@ -201,10 +203,10 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(config_file: Path, corpus
     process.send_signal(signal.SIGINT)
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "SIGINT: saved after step" in shown
     assert f"coupled-adam train {run} --resume" in shown.replace("\n", "")
     assert "Traceback" not in errors
     stopped_at = json.loads((run / "run.json").read_text())["step"]
+    assert re.search(rf"^SIGINT: .*\b{stopped_at} of 4000\b", shown, re.MULTILINE), shown
     assert 0 < stopped_at < 4000
     # The same command as it was said; what is left is cut short by a second signal.
     resumed = command(run, "--set", f"training.tokens={(stopped_at + 2) * 8 * 16}", "--resume")

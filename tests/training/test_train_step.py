@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,9 @@ def test_the_benchmark_runs_on_a_cpu(
     import train
 
     train.main()
-    assert "where the time goes" in capsys.readouterr().out
+    shown = capsys.readouterr().out
     plain, ours = json.loads(report.read_text())["measurements"]
     assert (plain["peer"], ours["peer"]) == ("plain", "ours")
     assert ours["first_losses"][0] == pytest.approx(plain["first_losses"][0], abs=1e-4)  # the same model and tokens
+    assert all(re.search(rf"│ {re.escape(kind)} +│", shown) for kind in ours["shares"]), shown
     assert sum(ours["shares"].values()) == pytest.approx(1, abs=0.05)

@@ -2,14 +2,17 @@
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_runs import small_config, train, write_corpus
 
+from coupled_adam.base.errors import UserError, as_user_error
 from coupled_adam.config.run_config import to_toml
 from coupled_adam.training.checkpoint.checkpoint_folder import CHECKED_FILE
 
@@ -29,10 +32,10 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
     for package in ("tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, package, None)
     config, message = {
-        "data": (small_config(others), r"trained on other tokens"),
-        "wordsim": (small_config(corpus, log={"wordsim": str(tmp_path)}), r"log\.wordsim needs"),
-        "tensorboard": (small_config(corpus, log={"tensorboard": True}), r"tensorboard is needed"),
-        "wandb": (small_config(corpus, log={"wandb": "project"}), r"wandb is needed"),
+        "data": (small_config(others), r"step-\d+ .*\bdata\.folder\b"),
+        "wordsim": (small_config(corpus, log={"wordsim": str(tmp_path)}), r"^log\.wordsim\b"),
+        "tensorboard": (small_config(corpus, log={"tensorboard": True}), r"^tensorboard .*\[track\]"),
+        "wandb": (small_config(corpus, log={"wandb": "project"}), r"^wandb .*\[track\]"),
     }[refused]
     with pytest.raises((ValueError, ImportError), match=message):
         train(config, tmp_path / "run", resume=True)
@@ -60,31 +63,32 @@ def test_a_start_that_is_refused_late_leaves_nothing_behind(
 def test_what_a_tracker_left_as_it_refused_is_no_obstacle_and_rows_of_others_are(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "wandb_id").write_text("0123abcd")
     (tmp_path / "metrics.jsonl").write_text('{"of": "another program"}\n')
-    with pytest.raises(ValueError, match=r"is not a run of ours"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path} .*config\.toml.*--out"):
         train(small_config(corpus), tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
     outcome, _ = train(small_config(corpus), tmp_path)
     assert outcome.is_finished
 
 
-def test_a_refused_start_leaves_nothing_behind(corpus: Path, tmp_path: Path) -> None:
+def test_a_refused_start_leaves_nothing_behind(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
-    for out in (tmp_path / "mine", tmp_path / "new"):
-        with pytest.raises(ValueError, match=r"not a run of ours|cuda_graphs"):
-            train(small_config(corpus, training={"cuda_graphs": True}), out)
+    for out, named in ((tmp_path / "mine", rf"{tmp_path}/mine .*--out"), (tmp_path / "new", r"training\.cuda_graphs")):
+        with pytest.raises(ValueError, match=f"^{named}"):
+            train(small_config(corpus, training={"device": "auto", "cuda_graphs": True}), out)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_with_a_run_is_refused_without_resume(whole_run: Path, corpus: Path) -> None:
-    with pytest.raises(ValueError, match=r"already holds a run; continue it with --resume"):
+    with pytest.raises(ValueError, match=f"^{whole_run} .*--resume.*--out"):
         train(small_config(corpus), whole_run)
 
 
 def test_a_folder_with_something_else_is_refused(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"is not a run of ours"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path} .*config\.toml.*--out"):
         train(small_config(corpus), tmp_path)
 
 
@@ -98,7 +102,7 @@ def test_two_processes_cannot_train_in_one_folder(corpus: Path, tmp_path: Path) 
 
     with (
         RunFolder(tmp_path / "run").locked(),
-        pytest.raises(ValueError, match=r"is being trained by process \d+"),
+        pytest.raises(ValueError, match=rf"^{tmp_path / 'run'} .*\bprocess {os.getpid()}\b"),
     ):
         train(small_config(corpus), tmp_path / "run")
 
@@ -113,9 +117,9 @@ def test_what_lies_in_the_way_of_a_file_is_named_with_what_to_do(corpus: Path, t
     else:
         (run / name).mkdir()
         (run / name / "mine").touch()
-    with pytest.raises((ValueError, OSError), match=r"move it away|remove it") as caught:
+    with pytest.raises((UserError, OSError), match=rf"{run / name}\b") as caught:
         train(small_config(corpus), run, resume=True)
-    assert str(run / name) in str(caught.value)
+    assert as_user_error(caught.value) is not None
     assert (run / name).exists()
 
 
@@ -143,10 +147,10 @@ def test_a_checkpoint_after_the_last_step_is_not_resumed_from(whole_run: Path, c
     outcome, shown = train(small_config(corpus), run, resume=True)
     assert outcome.is_finished
     assert outcome.step == int(last.name.removeprefix("step-"))
-    assert "step-000000999 is damaged" in shown
+    assert "step-000000999" in shown
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"model\.vocabulary_size is 32, but the tokenizer of .* has 61 tokens"):
+    with pytest.raises(ValueError, match=rf"model\.vocabulary_size .*\b32\b.*{corpus}.*\b61\b.*\"auto\""):
         train(small_config(corpus, model={"vocabulary_size": 32}), tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()

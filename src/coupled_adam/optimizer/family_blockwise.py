@@ -231,9 +231,9 @@ def row_square_sums(grad: Tensor) -> Tensor:
     """Sum of g_h^2 over the columns h, (V, 1), in float64 where the device has it.
 
     Example:
-        >>> row_square_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        tensor([[ 5.],
-                [25.]], dtype=torch.float64)
+        >>> row_square_sums(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
+        tensor([[25.],
+                [ 4.]], dtype=torch.float64)
     """
     wide = sum_dtype(grad.device)
     compute_dtype = torch.promote_types(grad.dtype, torch.float32)

@@ -91,7 +91,7 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
     devices.prepare_device(device, deterministic=config.training.deterministic, threads=config.training.threads)
     with ExitStack() as stack:
         ranks = stack.enter_context(ranks_of_run(config.training.parallel, device))
-        say = _speaker(console, ranks)
+        say = speaker(console, ranks)
         run = RunFolder(folder)
         config.micro_batch_size(ranks.size)  # says what does not divide, before anything is made
         ranks.first_does(lambda: run.check(config, resume=resume))
@@ -148,7 +148,7 @@ def _write_end(run: RunFolder, ranks: Ranks, say: Say, **state: Any) -> None:
             say(f"{run.state} could not be written: {error}")
 
 
-def _speaker(console: Console, ranks: Ranks) -> Say:
+def speaker(console: Console, ranks: Ranks) -> Say:
     """Prints a sentence on the first rank."""
 
     def say(text: str) -> None:

@@ -89,7 +89,7 @@ def build_measures(
     names = {"output": model.output_table_name, "input": model.input_table_name}
     if names["output"] == names["input"]:
         del names["input"]
-    validation, batches = _validation_batches(config, corpus, ranks)
+    validation, batches = validation_batches(config, corpus, ranks)
     return Measures(
         module=module,
         # Taken once: after a validation, FSDP2 shows gathered weights under these names until the next step.
@@ -103,7 +103,7 @@ def build_measures(
     )
 
 
-def _validation_batches(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[RankBatches | None, int]:
+def validation_batches(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[RankBatches | None, int]:
     """Batches of the validation text, and how many: each of its windows once at most."""
     if "val" not in corpus.splits:
         return None, 0

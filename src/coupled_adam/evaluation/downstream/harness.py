@@ -71,7 +71,7 @@ def load_task(name: str, task_data: Path | None) -> Any:
     """
     with quiet():
         try:
-            manager = _manager(name in PAPER_NAMES)
+            manager = task_manager(name in PAPER_NAMES)
             spec = name if task_data is None else local_definition(name, task_data)
             task = manager.load([spec])["tasks"][name]
         except (ConnectionError, FileNotFoundError) as error:
@@ -96,7 +96,7 @@ def local_definition(name: str, task_data: Path) -> dict[str, Any]:
 
     local = read_documents(task_data, name)
     documents = datasets.DatasetDict({local.split: datasets.Dataset.from_list(local.documents)})
-    definition: dict[str, Any] = load_yaml(_manager(True).task_index[name].yaml_path, resolve_func=True)
+    definition: dict[str, Any] = load_yaml(task_manager(True).task_index[name].yaml_path, resolve_func=True)
     # The other splits would only give examples for the prompt, and the seven have none there.
     others = dict.fromkeys({"training_split", "validation_split", "test_split"} - {f"{local.split}_split"})
     assert definition[f"{local.split}_split"] == local.split, f"{name}: lm-eval evaluates on another split"
@@ -176,7 +176,7 @@ def templates_compiled_once() -> Iterator[None]:
 
 
 @cache
-def _manager(paper_only: bool) -> Any:
+def task_manager(paper_only: bool) -> Any:
     """lm-eval's list of tasks; that of all its thousands takes seconds to read."""
     import lm_eval.tasks
 
@@ -189,7 +189,7 @@ def _manager(paper_only: bool) -> Any:
 
 def _check_name(name: str) -> None:
     with quiet():
-        manager = _manager(False)
+        manager = task_manager(False)
     if name in manager.all_groups or name in manager.all_tags:
         with quiet():
             entry = manager.task_index[name]

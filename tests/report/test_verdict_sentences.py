@@ -1,0 +1,160 @@
+"""The wording of the verdict, in one place: every other test looks at outcomes, names and numbers."""
+
+import pytest
+from verdict_samples import (
+    BEATEN,
+    HIGH,
+    LOW,
+    NEAR_HIGH,
+    OTHER_BEATEN,
+    RATIO_HIGH,
+    RATIO_LOW,
+    UNCLEAR,
+    losses,
+    pair,
+)
+
+from coupled_adam.report.verdict_sentences import verdict_of_many
+
+SIZES = "combinations of data and model size"
+LENGTH = "of a typical embedding's length"
+CLOSER, FARTHER, SAME, UNTESTED = (
+    (RATIO_HIGH, RATIO_LOW),
+    (RATIO_LOW, RATIO_HIGH),
+    (RATIO_LOW, RATIO_LOW),
+    ([0.8], [0.02]),
+)
+LOW_C, HIGH_C, ALL_HIGH_C = (
+    {"a": LOW, "b": HIGH, "c": [3.05]},
+    {"a": HIGH, "b": LOW, "c": [3.05]},
+    {"a": HIGH, "b": HIGH, "c": [3.05]},
+)
+
+LOSS_OF_A_PAIR = {
+    "Coupled Adam reaches a lower test loss than standard Adam: 3.02(1) against 3.11(1), significant at 95% over 3 "
+    "seeds each.": [(HIGH, LOW)],
+    "Coupled Adam reaches a lower test loss than standard Adam: 3.01(1) against 3.11(1), significant at 95% over 3 "
+    "and 2 seeds.": [(HIGH, LOW[:2])],
+    "Coupled Adam is worse in test loss than standard Adam: 3.11(1) against 3.02(1), significant at 95% over 3 seeds "
+    "each.": [(LOW, HIGH)],
+    "The test losses of Coupled Adam (3.11(2)) and standard Adam (3.12(2)) do not differ significantly at 95% over 3 "
+    "seeds each.": [([3.10, 3.12, 3.14], NEAR_HIGH)],
+    "With one seed each nothing can be claimed about the test loss: 3.020 with Coupled Adam, 3.110 with standard "
+    "Adam.": [([3.11], [3.02])],
+    "The test loss of Coupled Adam is significantly lower than that of standard Adam in 2 of 4 "
+    f"{SIZES}, significantly higher in 1 and not significantly different in 1 (at 95%).": [
+        (HIGH, LOW),
+        (HIGH, LOW),
+        (LOW, HIGH),
+        (NEAR_HIGH, NEAR_HIGH),
+    ],
+    f"The test loss of Coupled Adam is significantly lower than that of standard Adam in all 3 {SIZES} (at 95%).": 3
+    * [(HIGH, LOW)],
+    f"The test loss of Coupled Adam is significantly higher than that of standard Adam in all 3 {SIZES} (at 95%).": 3
+    * [(LOW, HIGH)],
+    "The test loss of Coupled Adam is not significantly different from that of standard Adam in all 3 "
+    f"{SIZES} (at 95%).": 3 * [(HIGH, HIGH)],
+    f"The test loss of Coupled Adam is significantly lower than that of standard Adam in 1 of 2 {SIZES} and without a "
+    "claim for want of seeds in 1 (at 95%).": [(HIGH, LOW), ([3.0], [2.9])],
+    "With one seed each nothing can be claimed; the test loss of Coupled Adam is below that of standard Adam in 1 of 2 "
+    f"{SIZES}.": [([3.0], [2.9]), ([3.0], [3.1])],
+    "With so few seeds nothing can be claimed; the test loss of Coupled Adam is below that of standard Adam in 2 of 2 "
+    f"{SIZES}.": [([3.0], [2.9]), (HIGH, [2.9])],
+    "The test loss was not measured for both standard Adam and Coupled Adam.": [],
+}
+EMBEDDINGS_OF_A_PAIR = {
+    f"The embeddings of Coupled Adam stay centred at the origin: its mean embedding has 2% {LENGTH}, against 85% with "
+    "standard Adam, significant at 95%.": [CLOSER],
+    f"The embeddings of Coupled Adam stay centred at the origin: its mean embedding has 2% {LENGTH}, against 85% with "
+    "standard Adam, significant at 95% in both.": [CLOSER, CLOSER],
+    f"The embeddings of Coupled Adam lie closer to the origin: its mean embedding has 41% {LENGTH}, against 85% with "
+    "standard Adam, significant at 95%.": [(RATIO_HIGH, [0.40, 0.41, 0.42])],
+    f"The embeddings of Coupled Adam lie farther from the origin: its mean embedding has 85% {LENGTH}, against 2% with "
+    "standard Adam, significant at 95%.": [FARTHER],
+    f"The embeddings of Coupled Adam lie no closer to the origin at 95%: its mean embedding has 2% {LENGTH}, against "
+    "2% with standard Adam.": [SAME],
+    f"With Coupled Adam the mean embedding has 2% {LENGTH}, against 85% with standard Adam; with so few seeds this is "
+    "no claim.": [([0.85], [0.02])],
+    "The embeddings of Coupled Adam lie significantly closer to the origin in 1 of 2 (no claim in 1): its mean "
+    f"embedding has 2% {LENGTH}, against 80% to 85% with standard Adam.": [CLOSER, UNTESTED],
+    "The embeddings of Coupled Adam lie significantly farther from the origin in 1 of 2 (no claim in 1): its mean "
+    f"embedding has 2% to 85% {LENGTH}, against 2% to 80% with standard Adam.": [FARTHER, UNTESTED],
+    "The embeddings of Coupled Adam lie no closer to the origin at 95% in 1 of 2 (no claim in 1): its mean embedding "
+    f"has 2% {LENGTH}, against 2% to 80% with standard Adam.": [SAME, UNTESTED],
+    "The embeddings of Coupled Adam lie significantly closer to the origin in 1 of 3 and no closer at 95% in 1 (no "
+    f"claim in 1): its mean embedding has 2% {LENGTH}, against 2% to 85% with standard Adam.": [CLOSER, SAME, UNTESTED],
+    "The embeddings of Coupled Adam lie significantly closer to the origin in 1 of 2 and significantly farther from it "
+    f"in 1: its mean embedding has 2% to 85% {LENGTH}, against 2% to 85% with standard Adam.": [CLOSER, FARTHER],
+    "The embeddings were not measured.": [],
+}
+LOSS_OF_MANY = {
+    "Of 3 optimizers, a has the lowest test loss, 3.02(1): both others are significantly higher at 95%.": [BEATEN],
+    "Of 2 optimizers, a has the lowest test loss, 3.02(1): the other is not significantly higher at 95%.": [
+        {"a": LOW, "b": LOW}
+    ],
+    "Of 3 optimizers, a has the lowest test loss, 3.02(1): 1 of the 2 others is significantly higher at 95%.": [
+        UNCLEAR
+    ],
+    "Of 3 optimizers, a has the lowest test loss, 3.02(1): 1 of the 2 others is significantly higher at 95%, 1 cannot "
+    "be tested (one seed).": [{"a": LOW, "b": HIGH, "c": [3.2]}],
+    "Of 4 optimizers, a has the lowest test loss, 3.02(1): none of the 3 others is significantly higher at 95%, 2 "
+    "cannot be tested (one seed each).": [{"a": LOW, "b": LOW, "c": [3.2], "d": [3.3]}],
+    "Of 3 optimizers, a has the lowest test loss, 3.000; with one seed each, nothing can be claimed.": [
+        {"a": [3.0], "b": [3.1], "c": [3.2]}
+    ],
+    "Of 3 optimizers, a has the lowest test loss, 3.000; it has one seed, so nothing can be claimed.": [
+        {"a": [3.0], "b": HIGH, "c": HIGH}
+    ],
+    "Of 3 optimizers, a has the lowest test loss, 3.02(1); the others have one seed each, so nothing can be claimed.": [
+        {"a": LOW, "b": [3.1], "c": [3.2]}
+    ],
+    f"Over 2 {SIZES}, a has the lowest test loss in both, each time significantly lower than all others (at 95%).": [
+        BEATEN,
+        BEATEN,
+    ],
+    f"Over 2 {SIZES}, a has the lowest test loss in 1 and b in 1, each time significantly lower than all others (at "
+    "95%).": [BEATEN, OTHER_BEATEN],
+    f"Over 3 {SIZES}, a has the lowest test loss in all 3, nowhere significantly lower than all others (at 95%).": [
+        UNCLEAR,
+        UNCLEAR,
+        UNCLEAR,
+    ],
+    f"Over 3 {SIZES}, a has the lowest test loss in all 3 (significantly in 2); significantly means at 95% lower than "
+    "all others.": [BEATEN, BEATEN, UNCLEAR],
+    f"Over 3 {SIZES}, a has the lowest test loss in 2 (significantly) and b in 1 (not significantly); significantly "
+    "means at 95% lower than all others.": [BEATEN, BEATEN, {"a": HIGH, "b": [3.09, 3.10, 3.12], "c": HIGH}],
+    f"Over 2 {SIZES}, a has the lowest test loss in 1 and b in 1, each time significantly lower than all others with "
+    "more than one seed (at 95%).": [LOW_C, HIGH_C],
+    f"Over 2 {SIZES}, a has the lowest test loss in 1 (significantly) and c in 1 (no claim for want of seeds); "
+    "significantly means at 95% lower than all others with more than one seed.": [LOW_C, ALL_HIGH_C],
+    f"Over 2 {SIZES}, c has the lowest test loss in both; with so few seeds, nothing can be claimed.": [
+        ALL_HIGH_C,
+        ALL_HIGH_C,
+    ],
+    "The test loss was not measured.": [],
+}
+EMBEDDINGS_OF_MANY = {
+    f"The mean embedding has from 2% (a) to 10% (b) {LENGTH}; 0 is centred at the origin.": [
+        {"a": RATIO_LOW, "b": [0.09, 0.10, 0.11]}
+    ],
+    f"With each of them the mean embedding has 2% {LENGTH}; 0 is centred at the origin.": [
+        {"a": RATIO_LOW, "b": RATIO_LOW}
+    ],
+    "The embeddings were not measured.": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        *((pair(*pairs).loss, sentence) for sentence, pairs in LOSS_OF_A_PAIR.items()),
+        *(
+            (pair((HIGH, LOW), ratios=losses(*pairs)).embeddings, sentence)
+            for sentence, pairs in EMBEDDINGS_OF_A_PAIR.items()
+        ),
+        *((verdict_of_many(sizes, []).loss, sentence) for sentence, sizes in LOSS_OF_MANY.items()),
+        *((verdict_of_many([], sizes).embeddings, sentence) for sentence, sizes in EMBEDDINGS_OF_MANY.items()),
+    ],
+)
+def test_a_verdict_is_said_in_these_words(said: str, sentence: str) -> None:
+    assert said == sentence
