@@ -125,11 +125,14 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
     live = {name: tensor for name, tensor in tensors.items() if not name.startswith(RNG)}
     families = {name.partition(".")[0] for name in live}
     other = "it was saved by another model or other optimizers"
-    missing = {name for name in live.keys() - stored.keys() if not name.endswith(ROW_MOMENTS)}
-    if missing:
-        return f"has no {_some(sorted(missing))}; {other}"
-    unused = {name for name in stored.keys() - live.keys() if not name.endswith(ROW_MOMENTS)}
-    if unused := sorted(name for name in unused if name.partition(".")[0] in families):
+    if missing := sorted(name for name in live.keys() - stored.keys() if not name.endswith(ROW_MOMENTS)):
+        return f"has no {_some(missing)}; {other}"
+    unused = sorted(
+        name
+        for name in stored.keys() - live.keys()
+        if name.partition(".")[0] in families and not name.endswith(ROW_MOMENTS)
+    )
+    if unused:
         return f"has {_some(unused)}, which this run has not; {other}"
     for name, tensor in live.items():
         if name not in stored:
