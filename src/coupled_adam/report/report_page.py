@@ -76,6 +76,7 @@ def render_report(contents: Contents, figures: Sequence[CaptionedFigure], out: P
         title=" + ".join(dict.fromkeys(plan.title for plan in plans)),
         descriptions=[plan.description for plan in plans if plan.description],
         compared=what_was_compared(grid),
+        has_family=any(variant.role == "family" for variant in grid.variants),
         verdict=contents.verdict,
         key_numbers=numbers,
         headline=side_by_side,
