@@ -95,8 +95,8 @@ def losses_and_probabilities(chunks: Iterable[Tensor], targets: Tensor, ignored:
         kept = wanted != ignored
         log_p = torch.log_softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
         losses.append(-log_p.gather(1, wanted.where(kept, 0).unsqueeze(1)).squeeze(1).where(kept, 0))
-        with torch.autocast(logits.device.type, enabled=False):  # the product is a sum, and is not to be rounded
-            probabilities = (kept.to(log_p.dtype) @ log_p.exp_()).double()
+        # A sum and no matrix product, which autocast and TF32 would round.
+        probabilities = log_p.exp_().mul_(kept.unsqueeze(1)).sum(dim=0).double()
         total = probabilities if total is None else total.add_(probabilities)
     assert total is not None, "no positions"
     return torch.cat(losses), total
