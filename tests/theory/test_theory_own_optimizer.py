@@ -98,7 +98,7 @@ def test_run_of_the_family_has_its_own_sums_in_table_json_page_and_metrics(parti
 
 
 def test_annealed_exponent_is_that_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from coupled_adam.theory import checkpoint
+    from coupled_adam.theory import checkpoint_measures as checkpoint
 
     annealed = {"row_exponent": 0.25, "row_exponent_start": 1.0, "anneal": "100%"}
     run = milestone_run(tmp_path, optimizer={"embeddings": "coupled", **annealed})
