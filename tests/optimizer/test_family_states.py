@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +11,11 @@ from oracle import coupled, gradients, oracle, relative_error, run, table
 from test_against_adamw import LanguageModel
 from test_grad_scaler import state_tensors, train_plainly, train_scaled
 from torch import Tensor, nn
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from coupled_adam import CoupledAdamW, convert_state_dict, param_groups
+from coupled_adam.optimizer import checks
 
 PARTIAL: dict[str, Any] = {"row_exponent": 0.25, "mean_free": True}
 GRADS = gradients((40, 8), 6)
@@ -268,3 +271,12 @@ def test_the_second_moment_of_padding_rows_does_not_enter_that_of_the_columns() 
     small = nn.Parameter(table((40, 8)).detach()[:30].clone())
     run(coupled(small), small, only_real)
     assert relative_error(param[:30], small) < 1e-6
+
+
+def test_a_table_whose_rows_cannot_be_summed_over_ranks_is_refused_by_name() -> None:
+    """A partial tensor, say: each rank has a summand of every row, and no rank has a row."""
+    param = SimpleNamespace(placements=[Replicate(), Partial()], shape=(4, 2))
+    with pytest.raises(ValueError, match=r"'head'.*Partial"):
+        checks.check_placements("tensor 'head'", param)  # type: ignore[arg-type]
+    for placement in (Shard(0), Shard(1), _StridedShard(0, split_factor=2)):
+        checks.check_placements("tensor 'head'", SimpleNamespace(placements=[placement]))  # type: ignore[arg-type]

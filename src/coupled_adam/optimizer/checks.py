@@ -72,7 +72,7 @@ def check_placements(label: str, param: Tensor) -> None:
     for placement in getattr(param, "placements", ()):
         if not placement.is_replicate() and getattr(placement, "dim", None) not in (0, 1):
             raise ValueError(
-                f"{label} is distributed as {placement}, over which rows cannot be summed; shard it along dimension "
+                f"{label} is distributed as {placement!r}, over which rows cannot be summed; shard it along dimension "
                 "0 or 1 (fully_shard, parallelize_module), or replicate it"
             )
 
