@@ -127,6 +127,7 @@ class CoupledAdamW(AdamW):
         checks.check_scale_exponent(scale_exponent)
         checks.check_exponent("row_exponent", row_exponent)
         checks.check_exponent("column_exponent", column_exponent)
+        checks.check_mean_free(mean_free)
         checks.check_max_grad_norm(max_grad_norm)
         checks.check_amsgrad(amsgrad)
         self._is_in_zero = checks.is_built_by_zero()
@@ -138,7 +139,7 @@ class CoupledAdamW(AdamW):
             "scale_exponent": float(scale_exponent),
             "row_exponent": row_exponent if isinstance(row_exponent, Tensor) else float(row_exponent),
             "column_exponent": column_exponent if isinstance(column_exponent, Tensor) else float(column_exponent),
-            "mean_free": bool(mean_free),
+            "mean_free": mean_free,
             "vocabulary_size": vocabulary_size,
             "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
             "error_if_nonfinite": bool(error_if_nonfinite),
