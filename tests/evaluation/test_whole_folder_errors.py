@@ -27,6 +27,6 @@ def test_an_error_of_ours_names_the_file_in_the_target(tmp_path: Path) -> None:
 
 
 def test_an_error_without_a_file_stays_as_it_is(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as caught, replacing_folder(tmp_path / "model"):
+    with pytest.raises(OSError, match="Input") as caught, replacing_folder(tmp_path / "model"):
         raise OSError(errno.EIO, "Input/output error")
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, None)

@@ -43,17 +43,29 @@ def check_mean_free(value: object) -> None:
         raise ValueError(f"Invalid mean_free value: {value!r}. Use True or False")
 
 
-def check_options_have_effect(index: int, given: dict[str, Any]) -> None:
-    """Options of the coupled second moment in a group that has none."""
+def check_options_have_effect(index: int, given: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Options of the coupled second moment in a group that has none.
+
+    The optimizer's own are no mistake there: ZeroRedundancyOptimizer writes them into every group.
+
+    Args:
+        index: of the group.
+        given: the group as the user gave it.
+        defaults: of the optimizer.
+    """
     neutral = {"row_exponent": 0, "column_exponent": 1, "mean_free": False, "vocabulary_size": None}
     if given.get("coupled"):
         return
-    for option, value in neutral.items():
-        if option in given and (isinstance(given[option], Tensor) or given[option] != value):
-            raise ValueError(
-                f"group {index}: {option}={given[option]!r} without coupled=True has no effect; mark the group of "
-                f"vocabulary tables with coupled=True, or leave {option} out"
-            )
+    for option in [option for option in neutral if option in given]:
+        value = given[option]
+        if value is defaults[option] or (
+            not isinstance(value, Tensor) and value in (neutral[option], defaults[option])
+        ):
+            continue
+        raise ValueError(
+            f"group {index}: {option}={value!r} without coupled=True has no effect; mark the group of "
+            f"vocabulary tables with coupled=True, or leave {option} out"
+        )
 
 
 def check_vocabulary_size(index: int, group: dict[str, Any]) -> None:

@@ -170,7 +170,7 @@ class CoupledAdamW(AdamW):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in torch.optim; ``coupled=True`` marks one whose tensors are vocabulary tables."""
         self.defaults.update(self.__dict__.pop("_own_defaults", {}))
-        checks.check_options_have_effect(len(self.param_groups), param_group)
+        checks.check_options_have_effect(len(self.param_groups), param_group, self.defaults)
         super().add_param_group(param_group)
         if not self.param_groups[-1]["coupled"]:
             self.param_groups[-1].update(FAMILY_OPTIONS)
