@@ -166,6 +166,12 @@ def test_one_nan_spoils_its_column_where_only_the_mean_is_removed() -> None:
     assert int(param.isnan().sum()) == 40
 
 
+def test_one_infinity_spoils_its_column_where_only_the_mean_is_removed() -> None:
+    param, moved = moved_after(torch.inf, mean_free=True)
+    assert param[:, 4].isnan().all()
+    assert int(moved.sum()) == 40
+
+
 @pytest.mark.parametrize("member", [{"row_exponent": 0.25}, PARTIAL, {"column_exponent": 0.5}], ids=str)
 def test_a_square_too_large_for_the_state_stops_the_whole_table(member: dict[str, Any]) -> None:
     param, moved = moved_after(1e25, **member)

@@ -81,7 +81,7 @@ class CoupledAdamW(AdamW):
             before it would; the norm before clipping is then in :attr:`grad_norm`.
         error_if_nonfinite: raise a RuntimeError, before anything is written, when a gradient is infinite or NaN.
             Waits for the device at every step. Without it, one NaN in a column of a coupled gradient spoils that
-            column for the whole vocabulary.
+            column for the whole vocabulary; with a row exponent, or a column exponent other than 1, the whole table.
         foreach, fused, capturable, maximize: as in torch.optim.AdamW.
         amsgrad: refused; the maximum does not commute with the average over the vocabulary.
 
