@@ -364,8 +364,10 @@ def _print_outcome(console: Console, outcome: "StudyOutcome", again: str) -> Non
         say(f"Left to another process: {label}: {reason}")
     if outcome.signal is not None:
         state = "jobs go on; gather" if outcome.runs_go_on else "saved; go on"
-        say(f"{outcome.signal}: {outcome.left} runs are not finished ({state} with the same command): {again}")
+        left = "1 run is" if outcome.left == 1 else f"{outcome.left} runs are"
+        say(f"{outcome.signal}: {left} not finished ({state} with the same command): {again}")
         raise typer.Exit(exit_code(outcome.signal))
     if outcome.failed:
-        say(f"{len(outcome.failed)} runs failed; when the cause is mended, the same command tries them again: {again}")
+        failed, them = ("1 run", "it") if len(outcome.failed) == 1 else (f"{len(outcome.failed)} runs", "them")
+        say(f"{failed} failed; when the cause is mended, the same command tries {them} again: {again}")
         raise typer.Exit(1)

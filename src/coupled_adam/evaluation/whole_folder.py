@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coupled_adam.base.errors import UserError
+from coupled_adam.base.errors import UserError, UserOSError
 from coupled_adam.training.checkpoint.checkpoint_folder import put_in_place
 
 
@@ -35,7 +35,7 @@ def require_free(folder: Path, *, overwrite: bool) -> None:
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder beside `folder` to write to; brought to the disk and renamed if nothing was raised.
 
-    What was there before goes only when the new folder is whole.
+    What was there before goes only when the new folder is whole. Errors name `folder`, which the user knows.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -47,5 +47,11 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
         put_in_place(temporary, folder)
+    except UserOSError as error:
+        raise UserOSError(str(error).replace(str(temporary), str(folder))) from error
+    except OSError as error:
+        if isinstance(error.filename, str):
+            error.filename = error.filename.replace(str(temporary), str(folder))
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -5,6 +5,7 @@ Letters: V vocabulary rows, H width, B batch, T time.
 
 from collections.abc import Iterator
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coupled_adam.base.errors import UserError
@@ -54,8 +55,13 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The logits (..., V) of hidden states (..., H)."""
-        logits: Tensor = self.lm_head(hidden)
+        """The logits (..., V) of hidden states (..., H).
+
+        As in `linear_cross_entropy`, only the product is taken in the dtype of autocast: in bfloat16 a log probability
+        of -10 would be off by up to 0.03.
+        """
+        bias = self.lm_head.bias
+        logits: Tensor = self.lm_head(hidden) if bias is None else F.linear(hidden, self.lm_head.weight) + bias
         return logits
 
     def logit_chunks(self, tokens: Tensor) -> Iterator[Tensor]:

@@ -37,17 +37,35 @@ def check_exponent(option: str, value: object) -> None:
         raise ValueError(f"Invalid {option} value: {value!r}. Use a number in [0, 1] or a tensor with one")
 
 
-def check_options_have_effect(index: int, given: dict[str, Any]) -> None:
-    """Options of the coupled second moment in a group that has none."""
+def check_mean_free(value: object) -> None:
+    """A bool: any text would count as True."""
+    if not isinstance(value, bool):
+        raise ValueError(f"Invalid mean_free value: {value!r}. Use True or False")
+
+
+def check_options_have_effect(index: int, given: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Options of the coupled second moment in a group that has none.
+
+    The optimizer's own are no mistake there: ZeroRedundancyOptimizer writes them into every group.
+
+    Args:
+        index: of the group.
+        given: the group as the user gave it.
+        defaults: of the optimizer.
+    """
     neutral = {"row_exponent": 0, "column_exponent": 1, "mean_free": False, "vocabulary_size": None}
     if given.get("coupled"):
         return
-    for option, value in neutral.items():
-        if option in given and given[option] != value:
-            raise ValueError(
-                f"group {index}: {option}={given[option]!r} without coupled=True has no effect; mark the group of "
-                f"vocabulary tables with coupled=True, or leave {option} out"
-            )
+    for option in [option for option in neutral if option in given]:
+        value = given[option]
+        if value is defaults[option] or (
+            not isinstance(value, Tensor) and value in (neutral[option], defaults[option])
+        ):
+            continue
+        raise ValueError(
+            f"group {index}: {option}={value!r} without coupled=True has no effect; mark the group of "
+            f"vocabulary tables with coupled=True, or leave {option} out"
+        )
 
 
 def check_vocabulary_size(index: int, group: dict[str, Any]) -> None:
@@ -160,6 +178,7 @@ def check_group(index: int, group: dict[str, Any], defaults: dict[str, Any]) -> 
         raise ValueError(f"coupled group {index}: differentiable=True is not supported; use torch.optim.AdamW")
     for option in ("row_exponent", "column_exponent"):
         check_exponent(option, group[option])
+    check_mean_free(group["mean_free"])
     for name, param in named_params(group):
         check_table(f"coupled group {index}: tensor {name!r}", param)
     check_vocabulary_size(index, group)

@@ -81,7 +81,7 @@ class CoupledAdamW(AdamW):
             before it would; the norm before clipping is then in :attr:`grad_norm`.
         error_if_nonfinite: raise a RuntimeError, before anything is written, when a gradient is infinite or NaN.
             Waits for the device at every step. Without it, one NaN in a column of a coupled gradient spoils that
-            column for the whole vocabulary.
+            column for the whole vocabulary; with a row exponent, or a column exponent other than 1, the whole table.
         foreach, fused, capturable, maximize: as in torch.optim.AdamW.
         amsgrad: refused; the maximum does not commute with the average over the vocabulary.
 
@@ -127,6 +127,7 @@ class CoupledAdamW(AdamW):
         checks.check_scale_exponent(scale_exponent)
         checks.check_exponent("row_exponent", row_exponent)
         checks.check_exponent("column_exponent", column_exponent)
+        checks.check_mean_free(mean_free)
         checks.check_max_grad_norm(max_grad_norm)
         checks.check_amsgrad(amsgrad)
         self._is_in_zero = checks.is_built_by_zero()
@@ -138,7 +139,7 @@ class CoupledAdamW(AdamW):
             "scale_exponent": float(scale_exponent),
             "row_exponent": row_exponent if isinstance(row_exponent, Tensor) else float(row_exponent),
             "column_exponent": column_exponent if isinstance(column_exponent, Tensor) else float(column_exponent),
-            "mean_free": bool(mean_free),
+            "mean_free": mean_free,
             "vocabulary_size": vocabulary_size,
             "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
             "error_if_nonfinite": bool(error_if_nonfinite),
@@ -169,7 +170,7 @@ class CoupledAdamW(AdamW):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in torch.optim; ``coupled=True`` marks one whose tensors are vocabulary tables."""
         self.defaults.update(self.__dict__.pop("_own_defaults", {}))
-        checks.check_options_have_effect(len(self.param_groups), param_group)
+        checks.check_options_have_effect(len(self.param_groups), param_group, self.defaults)
         super().add_param_group(param_group)
         if not self.param_groups[-1]["coupled"]:
             self.param_groups[-1].update(FAMILY_OPTIONS)

@@ -19,7 +19,15 @@ from torch import Tensor
 
 from coupled_adam.optimizer import numba_kernels
 from coupled_adam.optimizer.blockwise import bias_correction
-from coupled_adam.optimizer.numba_kernels import _array, _claim, _compiled, _load, _round_like, _run
+from coupled_adam.optimizer.numba_elements import (
+    array_of,
+    claim_piece,
+    compiled_loop,
+    count_as_written,
+    load,
+    round_like,
+    run_loop,
+)
 from coupled_adam.optimizer.table import Table
 
 # Rows whose rho_i m_ih are added up in float32 before they are added to a float64 sum: float32 is twice as fast.
@@ -36,7 +44,7 @@ def square_sums(grad: Tensor, real_rows: int) -> tuple[Tensor, Tensor]:
     starts, real_pieces = _pieces_of_sums(grad, real_rows)
     column_sums = _partial_sums(starts, grad)
     row_sums = torch.empty(grad.shape[0], 1, dtype=torch.float64)
-    _run(_add_squares, _array(grad), starts, column_sums, _column(row_sums))
+    run_loop(_add_squares, array_of(grad), starts, column_sums, _column(row_sums))
     return _total(column_sums, real_pieces), row_sums
 
 
@@ -59,10 +67,10 @@ def first_pass(table: Table, factor: float) -> tuple[Tensor, Tensor, Tensor | No
     row_factor = torch.empty(V, 1, dtype=torch.float32)
     starts, real_pieces = _pieces_of_sums(table.grad, table.real_rows)
     column_sums, weighted_sums = _partial_sums(starts, table.grad), _partial_sums(starts, table.grad)
-    _run(
+    run_loop(
         _take_first_pass,
-        _array(table.grad),
-        _array(table.exp_avg),
+        array_of(table.grad),
+        array_of(table.exp_avg),
         _column(row_avg_sq),
         _column(row_factor),
         starts,
@@ -72,7 +80,7 @@ def first_pass(table: Table, factor: float) -> tuple[Tensor, Tensor, Tensor | No
         _moment_numbers(table, factor),
         FLOAT32_ROWS,
     )
-    _count_as_written(table.exp_avg, row_avg_sq)
+    count_as_written(table.exp_avg, row_avg_sq)
     return _total(column_sums, real_pieces), _total(weighted_sums, real_pieces), row_factor if has_rows else None
 
 
@@ -90,8 +98,8 @@ def advance_row_moment(table: Table, row_sums: Tensor, factor: float) -> Tensor:
     row_factor = torch.empty(table.row_avg_sq.shape, dtype=torch.float32)
     vectors = (_column(row_sums.to(torch.float64)), _column(table.row_avg_sq), _column(row_factor))
     numbers = _row_numbers(table, float(table.hyper.row_exponent), factor)
-    _run(_advance_row_moments, *vectors, numbers, numba_kernels.SUM_PIECE_ROWS)
-    _count_as_written(table.row_avg_sq)
+    run_loop(_advance_row_moments, *vectors, numbers, numba_kernels.SUM_PIECE_ROWS)
+    count_as_written(table.row_avg_sq)
     return row_factor
 
 
@@ -108,9 +116,9 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, factor: float)
     """
     starts, real_pieces = _pieces_of_sums(table.grad, table.real_rows)
     weighted_sums = _partial_sums(starts, table.grad)
-    arrays = (_array(table.grad), _array(table.exp_avg), _row_factors(table, row_factor))
-    _run(_advance_rows, *arrays, starts, weighted_sums, _moment_numbers(table, factor), FLOAT32_ROWS)
-    _count_as_written(table.exp_avg)
+    arrays = (array_of(table.grad), array_of(table.exp_avg), _row_factors(table, row_factor))
+    run_loop(_advance_rows, *arrays, starts, weighted_sums, _moment_numbers(table, factor), FLOAT32_ROWS)
+    count_as_written(table.exp_avg)
     return _total(weighted_sums, real_pieces)
 
 
@@ -123,10 +131,10 @@ def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, f
         row_factor: rho, (V, 1) float32, None for ones.
         factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
     """
-    arrays = [_array(tensor) for tensor in (table.param, table.grad, table.exp_avg)]
+    arrays = [array_of(tensor) for tensor in (table.param, table.grad, table.exp_avg)]
     vectors = (_row_factors(table, row_factor), coefficient.numpy().reshape(-1))
-    _run(_update_rows, *arrays, *vectors, _decay(table), _moment_numbers(table, factor), _rows_of_piece(table))
-    _count_as_written(table.param, table.exp_avg)
+    run_loop(_update_rows, *arrays, *vectors, _decay(table), _moment_numbers(table, factor), _rows_of_piece(table))
+    count_as_written(table.param, table.exp_avg)
 
 
 def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None) -> None:
@@ -140,9 +148,9 @@ def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offs
     """
     offset = torch.zeros_like(coefficient) if offset is None else offset
     columns = (coefficient.numpy().reshape(-1), offset.numpy().reshape(-1))
-    arrays = (_array(table.param), _array(table.exp_avg), _row_factors(table, row_factor))
-    _run(_move_rows, *arrays, *columns, _decay(table), _rows_of_piece(table))
-    _count_as_written(table.param)
+    arrays = (array_of(table.param), array_of(table.exp_avg), _row_factors(table, row_factor))
+    run_loop(_move_rows, *arrays, *columns, _decay(table), _rows_of_piece(table))
+    count_as_written(table.param)
 
 
 def _pieces_of_sums(grad: Tensor, real_rows: int) -> tuple[npt.NDArray[np.int64], int]:
@@ -196,11 +204,6 @@ def _rows_of_piece(table: Table) -> int:
     return max(numba_kernels.PIECE_ELEMENTS // table.param.shape[1], 1)
 
 
-def _count_as_written(*tensors: Tensor) -> None:
-    """So that autograd still notices when a graph that was built before the step is used after it."""
-    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
-
-
 def _part_of_a_loop(**options: Any) -> Any:
     """A function that the loops below call for each row or element, and are compiled with."""
     return numba.njit(nogil=True, error_model="numpy", **options)
@@ -212,7 +215,7 @@ def _add_row_squares(grad, column_sums):
     """Add the squares of one row to the column sums, and return their sum."""
     row_sum = 0.0
     for h in range(column_sums.shape[0]):
-        g = np.float64(_load(grad[h]))
+        g = np.float64(load(grad[h]))
         column_sums[h] += g * g
         row_sum += g * g
     return row_sum
@@ -232,11 +235,11 @@ def _row_factor(row_avg_sq, i, row_sum, numbers):
 def _next_moment(g, m, numbers):
     """m_t of one element, as it is stored."""
     beta1, one_minus_beta1, factor = numbers
-    g = factor * _load(g)
-    moment = _load(m)
+    g = factor * load(g)
+    moment = load(m)
     # torch.lerp: beta1 and 1 - beta1 add up to one whatever their rounding, and beta1 = 0 gives g.
     moment = moment + one_minus_beta1 * (g - moment) if one_minus_beta1 < 0.5 else g - beta1 * (g - moment)
-    return _round_like(moment, m)
+    return round_like(moment, m)
 
 
 @_part_of_a_loop()
@@ -245,7 +248,7 @@ def _advance_row(grad, exp_avg, rho, numbers, sums):
     for h in range(sums.shape[0]):
         m = _next_moment(grad[h], exp_avg[h], numbers)
         exp_avg[h] = m
-        sums[h] += rho * _load(m)
+        sums[h] += rho * load(m)
 
 
 @_part_of_a_loop()
@@ -256,10 +259,10 @@ def _flush(sums, wide_sums):
         sums[h] = 0
 
 
-@_compiled
+@compiled_loop
 def _add_squares(grad, starts, column_sums, row_sums, next_piece):
     while True:
-        piece = _claim(next_piece)
+        piece = claim_piece(next_piece)
         if piece >= column_sums.shape[0]:
             return
         column_sums[piece] = 0.0
@@ -267,18 +270,18 @@ def _add_squares(grad, starts, column_sums, row_sums, next_piece):
             row_sums[i] = _add_row_squares(grad[i], column_sums[piece])
 
 
-@_compiled
+@compiled_loop
 def _advance_row_moments(row_sums, row_avg_sq, row_factor, row_numbers, rows, next_piece):
     V = row_sums.shape[0]
     while True:
-        start = rows * _claim(next_piece)
+        start = rows * claim_piece(next_piece)
         if start >= V:
             return
         for i in range(start, min(start + rows, V)):
             row_factor[i] = _row_factor(row_avg_sq, i, row_sums[i], row_numbers)
 
 
-@_compiled
+@compiled_loop
 def _take_first_pass(
     grad,
     exp_avg,
@@ -294,7 +297,7 @@ def _take_first_pass(
 ):
     sums = np.zeros(grad.shape[1], np.float32)
     while True:
-        piece = _claim(next_piece)
+        piece = claim_piece(next_piece)
         if piece >= column_sums.shape[0]:
             return
         column_sums[piece] = 0.0
@@ -307,12 +310,12 @@ def _take_first_pass(
             _flush(sums, weighted_sums[piece])
 
 
-@_compiled
+@compiled_loop
 def _advance_rows(grad, exp_avg, row_factor, starts, weighted_sums, moment_numbers, float32_rows, next_piece):
     sums = np.zeros(grad.shape[1], np.float32)
     while True:
         # From the last row to the first, here and below: the end of a table is what the pass before left in the cache.
-        piece = weighted_sums.shape[0] - 1 - _claim(next_piece)
+        piece = weighted_sums.shape[0] - 1 - claim_piece(next_piece)
         if piece < 0:
             return
         weighted_sums[piece] = 0.0
@@ -322,32 +325,32 @@ def _advance_rows(grad, exp_avg, row_factor, starts, weighted_sums, moment_numbe
             _flush(sums, weighted_sums[piece])
 
 
-@_compiled
+@compiled_loop
 def _update_rows(param, grad, exp_avg, row_factor, coefficient, decay, moment_numbers, rows, next_piece):
     V, H = param.shape
     pieces = (V + rows - 1) // rows
     while True:
-        piece = pieces - 1 - _claim(next_piece)
+        piece = pieces - 1 - claim_piece(next_piece)
         if piece < 0:
             return
         for i in range(piece * rows, min((piece + 1) * rows, V)):
             for h in range(H):
                 m = _next_moment(grad[i, h], exp_avg[i, h], moment_numbers)
                 exp_avg[i, h] = m
-                e = decay * _load(param[i, h]) + coefficient[h] * (row_factor[i] * _load(m))
-                param[i, h] = _round_like(e, param[i, h])
+                e = decay * load(param[i, h]) + coefficient[h] * (row_factor[i] * load(m))
+                param[i, h] = round_like(e, param[i, h])
 
 
-@_compiled
+@compiled_loop
 def _move_rows(param, exp_avg, row_factor, coefficient, offset, decay, rows, next_piece):
     V, H = param.shape
     pieces = (V + rows - 1) // rows
     while True:
-        piece = pieces - 1 - _claim(next_piece)
+        piece = pieces - 1 - claim_piece(next_piece)
         if piece < 0:
             return
         for i in range(piece * rows, min((piece + 1) * rows, V)):
             for h in range(H):
-                moment = row_factor[i] * _load(exp_avg[i, h])
-                e = decay * _load(param[i, h]) + coefficient[h] * moment - offset[h]
-                param[i, h] = _round_like(e, param[i, h])
+                moment = row_factor[i] * load(exp_avg[i, h])
+                e = decay * load(param[i, h]) + coefficient[h] * moment - offset[h]
+                param[i, h] = round_like(e, param[i, h])

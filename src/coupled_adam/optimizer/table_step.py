@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coupled_adam.optimizer import blockwise, clipping, family_blockwise
 from coupled_adam.optimizer.sharding import PartialSum, process_groups
-from coupled_adam.optimizer.table import Table
+from coupled_adam.optimizer.table import Table, sum_dtype
 
 
 class TableStep(Protocol):
@@ -150,7 +150,8 @@ class FamilyStep:
             self.weighted_sums = _over_rows(self._advance_first_moment(), self.param)
             sums.append(self.weighted_sums)
         if self.column_groups:
-            mean = table.exp_avg_sq.sum() / table.width  # this rank's share of it
+            # This rank's share of it, in float64 as without sharding: the sum of large moments overflows float32.
+            mean = table.exp_avg_sq.sum(dtype=sum_dtype(table.exp_avg_sq.device)) / table.width
             self.mean_second_moment = PartialSum(mean, self.column_groups)
             sums.append(self.mean_second_moment)
         return sums
