@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,14 @@ def on_gpu(seed: int = 0, dtype: torch.dtype = torch.float32) -> list[nn.Paramet
     return [nn.Parameter(p.detach().cuda()) for p in matrices(*SHAPES, seed=seed, dtype=dtype)]
 
 
-@pytest.fixture
+@contextmanager
 def no_waiting() -> Iterator[None]:
     """Make torch raise where the host would wait for the device."""
     torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.usefixtures("exact_float32")
@@ -100,18 +103,16 @@ def test_capturable_with_a_learning_rate_on_the_host_is_refused() -> None:
         BatchedMuon(on_gpu(), lr=torch.tensor(0.02), capturable=True)
 
 
-@pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("is_tensor", [True, False])
 def test_step_never_waits_for_the_device(is_tensor: bool) -> None:
-    torch.cuda.set_sync_debug_mode("default")
     params = on_gpu()
     lr = torch.tensor(0.02, device="cuda") if is_tensor else 0.02
     optimizer = BatchedMuon(params, lr=lr, capturable=True)
     for p in params:
         p.grad = torch.ones_like(p)
-    torch.cuda.set_sync_debug_mode("error")
-    optimizer.step()
-    optimizer.step()
+    with no_waiting():
+        optimizer.step()
+        optimizer.step()
 
 
 def test_grad_scaler_skips_a_step_with_an_infinite_gradient() -> None:
