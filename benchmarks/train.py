@@ -7,8 +7,8 @@
     python benchmarks/train.py --peers ours muon torch-muon             the blocks' matrices by AdamW and by Muon
 
 The plain loop is what one would write with torch alone: torch.compile, bf16 autocast, F.cross_entropy of all logits,
-clip_grad_norm_, fused AdamW. Ours is the step that `coupled-adam train` takes, with the coupled optimizer; "muon" is the
-same with Muon for the matrices of the blocks, and "torch-muon" the plain loop with torch.optim.Muon for them. Model,
+clip_grad_norm_, fused AdamW. Ours is the step that `coupled-adam train` takes, with the coupled optimizer; "muon" is
+the same with Muon for the matrices of the blocks, "torch-muon" the plain loop with torch.optim.Muon for them. Model,
 start, tokens and precision are the same. Tokens are on the device already, drawn by Zipf's law; reading them from disk
 is not measured. The time is that of many steps in a row, between two waits for the device; the median of the rounds is
 shown. Memory is the peak of all tensors, warm-up and compilation included.

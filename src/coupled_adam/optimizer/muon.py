@@ -123,7 +123,7 @@ class BatchedMuon(Optimizer):
             raise
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         for group in self.param_groups:
             for option in OWN_OPTIONS:
                 group.setdefault(option, self.defaults[option])
