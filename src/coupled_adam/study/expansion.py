@@ -19,6 +19,7 @@ from coupled_adam.config.builtin_files import RUN
 from coupled_adam.config.loading import Setting, Values, build, given_settings, read_values
 from coupled_adam.config.optimizer_names import member_parts, short_member_name, shortened
 from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differences, values_by_key, with_rows
+from coupled_adam.config.run_sections import OptimizerSection
 from coupled_adam.config.schema import all_keys
 from coupled_adam.config.study_config import Study
 from coupled_adam.config.study_sections import ModelAxis, OptimizerAxis
@@ -74,7 +75,7 @@ class Cell:
         """What a report tells optimizers apart by: the section [optimizer], and what of the model they may set."""
         model = self.config.model
         bias = {} if model.output_bias == "none" else {"output_bias": model.output_bias}
-        return self.config.optimizer.model_dump() | {"tied": model.tied} | bias
+        return optimizer_settings(self.config.optimizer) | {"tied": model.tied} | bias
 
     @property
     def parameters(self) -> int:
@@ -88,6 +89,15 @@ class OptimizerVariant:
 
     name: str
     settings: dict[str, Any]
+    has_own_name: bool = False
+    """Whether the study gives it its name."""
+
+
+def optimizer_settings(section: OptimizerSection) -> dict[str, Any]:
+    """An [optimizer] section for a result file: what Muon and single tables have of their own only where it is set."""
+    settings = section.model_dump(exclude={"matrices", "muon", "tables", "input_table"})
+    changed = section.model_dump(include={"matrices", "muon", "tables", "input_table"}, exclude_defaults=True)
+    return settings | changed
 
 
 def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
@@ -105,7 +115,7 @@ def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
         >>> [cell.label for cell in cells_of(load_study("demo"))][2:4]
         ['tiny-307.2k-standard/seed-3', 'tiny-307.2k-coupled/seed-1']
     """
-    cells: list[Cell] = []
+    configs: list[tuple[ModelAxis | None, OptimizerVariant, Config]] = []
     wrong: dict[str, list[str]] = {}  # the runs that each mistake is in
     files: dict[str, Values] = {}
     last = [*given_settings(study.override, Config), *settings]
@@ -122,11 +132,16 @@ def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
             for line in str(error).splitlines():
                 wrong.setdefault(line, []).append(f"{model.name if model else study.base}, {variant.name}")
             continue
-        for seed in study.seeds:
-            seeded = config if sets_seed else config.model_copy(update={"seed": seed})
-            cells.append(_cell(study, model, variant, seeded))
+        configs.append((model, variant, config))
     if wrong:
         raise UserError("\n".join(_mistakes(study, wrong)))
+    has_both = len({config.optimizer.matrices for _, _, config in configs}) > 1
+    cells: list[Cell] = []
+    for model, variant, config in configs:
+        named = _named_after_matrices(variant, config) if has_both else variant
+        for seed in study.seeds:
+            seeded = config if sets_seed else config.model_copy(update={"seed": seed})
+            cells.append(_cell(study, model, named, seeded))
     _require_different_names(study, cells)
     return cells
 
@@ -195,6 +210,13 @@ def _named_after_bias(variant: OptimizerVariant, optimizer: OptimizerAxis) -> Op
     return replace(variant, name=f"{variant.name} {bias} bias")
 
 
+def _named_after_matrices(variant: OptimizerVariant, config: Config) -> OptimizerVariant:
+    """Where a study trains the matrices of the blocks by AdamW and by Muon: "coupled Muon"."""
+    if variant.has_own_name or config.optimizer.matrices == "adamw":
+        return variant
+    return replace(variant, name=f"{variant.name} Muon")
+
+
 def variants_of(optimizer: OptimizerAxis) -> list[OptimizerVariant]:
     """The optimizers that an entry of [[optimizers]] stands for: one for each value of its lists.
 
@@ -231,7 +253,7 @@ def variants_of(optimizer: OptimizerAxis) -> list[OptimizerVariant]:
             of_lists = zip("nxyf", (n, x, y, f), axes, strict=True)
             parts = [f"{letter}={value:g}" for letter, value, axis in of_lists if value is not None and len(axis) > 1]
             name = " ".join([optimizer.name, *parts])
-        variants.append(OptimizerVariant(name, settings))
+        variants.append(OptimizerVariant(name, settings, optimizer.name is not None))
     return variants
 
 
