@@ -16,6 +16,7 @@ from scenarios import (
     placements,
     standard_groups,
     tensor_parallel,
+    two_optimizers,
     zero_redundancy,
 )
 
@@ -32,6 +33,7 @@ MODULES = (
     conversion,
     zero_redundancy,
     late_changes,
+    two_optimizers,
 )
 
 
