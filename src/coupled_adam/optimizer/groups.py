@@ -173,7 +173,7 @@ def param_groups(
             f"couple={couple!r}: the tables to couple are frozen ({frozen}); set requires_grad=True on one of them, "
             f"or couple others{ADAPTERS_ARE_NO_TABLES if inventory.adapters else ''}"
         )
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"name": name, "params": pairs, "weight_decay": weight_decay if name == "decay" else 0.0}
         | ({"coupled": True} if name in coupled_groups else {})
         for name, pairs in members.items()

@@ -43,16 +43,14 @@ class HiddenMatrices(list[tuple[str, nn.Parameter]]):
 
     def summary(self) -> str:
         """The matrices, then all else of two dimensions or more with the reason, as plain text; layers are counted."""
-        matrices = Counter((with_stars(name), str(tuple(tensor.shape))) for name, tensor in self)
-        others = Counter(
-            (with_stars(name), str(tuple(tensor.shape)), reason)
+        rows: list[tuple[str, ...]] = [("hidden matrix", "shape", "count")]
+        rows += _counted((name, str(tuple(tensor.shape))) for name, tensor in self)
+        other_rows: list[tuple[str, ...]] = [("not for Muon", "shape", "count", "because it is")]
+        other_rows += _counted(
+            (name, str(tuple(tensor.shape)), reason)
             for name, (tensor, reason) in self.left_out.items()
             if tensor.ndim > 1
         )
-        rows = [("hidden matrix", "shape", "count")]
-        rows += [(name, shape, f"{count}") for (name, shape), count in matrices.items()]
-        other_rows = [("not for Muon", "shape", "count", "because it is")]
-        other_rows += [(name, shape, f"{count}", reason) for (name, shape, reason), count in others.items()]
         return f"{aligned(rows)}\n\n{aligned(other_rows)}"
 
 
@@ -142,6 +140,17 @@ head. Give it hidden_matrices(model), and the others to CoupledAdamW(model, excl
         )
     if others:
         _check_each_is_in_one(inventory, (muon, *others))
+
+
+def _counted(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows that differ in the number of the layer only as one row, with their count in the third column."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, *others in rows:
+        alike.setdefault((with_stars(name), *others), []).append(name)
+    return [
+        (names[0] if len(names) == 1 else starred, shape, f"{len(names)}", *reason)
+        for (starred, shape, *reason), names in alike.items()
+    ]
 
 
 def _check_each_is_in_one(inventory: Inventory, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
