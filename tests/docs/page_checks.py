@@ -69,6 +69,20 @@ def _(names: Names) -> None:
     assert optimizer.state[model.block[1].weight]["exp_avg_sq"].shape == (H, H)
 
 
+@after("Settings of single groups")
+def _(names: Names) -> None:
+    model, optimizer = names["model"], names["optimizer"]
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    assert {name: group["lr"] for name, group in groups.items()} == {
+        "output_embeddings": 3e-3,
+        "input_embeddings": 1e-3,
+        "decay": 1e-3,
+        "no_decay": 5e-4,
+    }
+    assert groups["output_embeddings"]["betas"] == (0.9, 0.95)
+    assert optimizer.state[model.head.weight]["row_avg_sq"].shape == (101, 1)
+
+
 @after("A quarter of the way to Adam")
 def _(names: Names) -> None:
     model, optimizer = names["model"], names["optimizer"]

@@ -4,7 +4,7 @@ It is started once for all `process` examples, and by torchrun, once per rank, f
 folder for each example, of the name of its line, to run in; its outcome there is a file `outcome.rank<r>`: "ok" or what
 it printed and the traceback.
 
-Usage: python run_example.py FOLDER TITLE ...
+Usage: python run_example.py FOLDER PAGE CHECKS TITLE ...
 """
 
 import contextlib
@@ -14,15 +14,15 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import torch._dynamo  # noqa: F401  the first DTensor asks for it; better here once than in every fork
-from page_checks import CHECKS
 from page_examples import USING_PAGE, Example, imported_modules, read_examples, run_here
 
 SECONDS_PER_EXAMPLE = 60
 
 
-def run_forked(example: Example, folder: Path) -> None:
+def run_forked(example: Example, folder: Path, checks: dict[str, Any]) -> None:
     os.chdir(folder)
     sys.path.insert(0, str(folder))  # where tiny.py is; python has put the folder of this file there
     rank = os.environ.get("RANK", "0")
@@ -31,7 +31,7 @@ def run_forked(example: Example, folder: Path) -> None:
         os.dup2(printed.fileno(), sys.stderr.fileno())
     outcome = "ok"
     try:
-        CHECKS[example.title](run_here(example))
+        checks[example.title](run_here(example))
     except BaseException:
         sys.stdout.flush()
         outcome = Path(printed.name).read_text()[-6000:] + traceback.format_exc()
@@ -49,14 +49,16 @@ def meet_at_another_port() -> None:
 
 
 def main() -> None:
-    folder, titles = Path(sys.argv[1]), sys.argv[2:]
-    examples = [example for example in read_examples(USING_PAGE) if example.title in titles]
-    for module in sorted(set().union(*map(imported_modules, examples)) - {"tiny"}):
+    folder, page, titles = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4:]
+    checks = importlib.import_module(sys.argv[3]).CHECKS
+    examples = [example for example in read_examples(page) if example.title in titles and not example.file]
+    files = {Path(example.file).stem for example in read_examples(page) + read_examples(USING_PAGE) if example.file}
+    for module in sorted(set().union(*map(imported_modules, examples)) - files):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     for example in examples:
         meet_at_another_port()
-        arguments = (example, folder / str(example.first_line))
+        arguments = (example, folder / str(example.first_line), checks)
         child = multiprocessing.get_context("fork").Process(target=run_forked, args=arguments)
         child.start()
         child.join(SECONDS_PER_EXAMPLE)

@@ -1,30 +1,21 @@
 """docs/using-coupledadamw.md: every example runs as written and leaves behind what the page says."""
 
-import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from elsewhere import SECONDS, assert_ran_elsewhere, marked, run_elsewhere
 from page_checks import CHECKS
-from page_examples import USING_PAGE, Example, imported_modules, read_examples, run_here, save_files
+from page_examples import USING_PAGE, Example, read_examples, run_here, save_files
 from torch import nn
 
 from coupled_adam import CoupledAdamW
 
 EXAMPLES = [example for example in read_examples(USING_PAGE) if not example.file]
-OPTIONAL_LIBRARIES = {"transformers", "accelerate", "lightning"}
-SECONDS = 300  # for all examples that are run elsewhere in the same way
 
 pytestmark = pytest.mark.timeout(3 * SECONDS)
-
-
-def marked(example: Example) -> object:
-    marks = [pytest.mark.gpu] if example.run == "gpu" else []
-    return pytest.param(example, id=example.title, marks=marks)
 
 
 @pytest.fixture
@@ -41,8 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the examples that need processes of their own: one start for each way of starting them."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    run_elsewhere("process", folder)
-    run_elsewhere("torchrun 2", folder)
+    run_elsewhere(EXAMPLES, "process", "page_checks", folder)
+    run_elsewhere(EXAMPLES, "torchrun 2", "page_checks", folder)
     return folder
 
 
@@ -54,15 +45,7 @@ def test_example_runs_as_written(example: Example) -> None:
 
 @pytest.mark.parametrize("example", [marked(example) for example in EXAMPLES if example.run not in ("here", "gpu")])
 def test_example_runs_as_written_elsewhere(example: Example, elsewhere: Path) -> None:
-    for library in {module.partition(".")[0] for module in imported_modules(example)} & OPTIONAL_LIBRARIES:
-        # importorskip would import it, which takes seconds and is not needed in this process.
-        if importlib.util.find_spec(library) is None:
-            pytest.skip(f"{library} is not installed")
-    for rank in range({"process": 1, "torchrun 2": 2}[example.run]):
-        outcome = elsewhere / str(example.first_line) / f"outcome.rank{rank}"
-        log = elsewhere / f"{example.run}.log"
-        assert outcome.exists(), f"{example}, rank {rank}: killed, or never started\n{log.read_text()[-6000:]}"
-        assert outcome.read_text() == "ok", f"{example}, rank {rank}\n{outcome.read_text()}"
+    assert_ran_elsewhere(example, elsewhere)
 
 
 def test_every_example_has_a_check_and_a_heading_of_its_own() -> None:
@@ -102,19 +85,3 @@ def test_load_state_dict_takes_and_keeps_what_the_page_says() -> None:
     expected = {"coupled": True, **live, "lr": 1.0, "weight_decay": 0.25}
     assert expected.items() <= from_adamw.param_groups[0].items()
     assert from_adamw.param_groups[1]["weight_decay"] == 0.5
-
-
-def run_elsewhere(way: str, folder: Path) -> None:
-    """All examples that are run in a process of their own, or all on some ranks under torchrun."""
-    examples = [example for example in EXAMPLES if example.run == way]
-    for example in examples:
-        (folder / str(example.first_line)).mkdir()
-        save_files(USING_PAGE, folder / str(example.first_line))
-    command = [sys.executable]
-    if way != "process":
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", way.removeprefix("torchrun ")]
-    command += [str(Path(__file__).with_name("run_example.py")), str(folder), *(example.title for example in examples)]
-    # The examples for several ranks are written for CPUs; one core for each is what there may be.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with (folder / f"{way}.log").open("w") as log:
-        subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=SECONDS, check=False)

@@ -132,6 +132,16 @@ def check_couple_unused(couple: str | Sequence[str]) -> None:
         )
 
 
+def check_unused_without_model(**given: object) -> None:
+    """`options` and `exclude` are about the groups that are made of a model."""
+    for option, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{option} is given without a model. Pass the model instead of its parameters, or give {option} to "
+                "param_groups"
+            )
+
+
 def check_any_coupled(groups: list[dict[str, Any]]) -> None:
     """Without a coupled group this would silently be AdamW."""
     if not any(group["coupled"] for group in groups):

@@ -5,12 +5,13 @@ column sums of squares that the second moment needs anyway, so their gradients a
 Squares of finite float32 gradients overflow float32, so squared norms are float64 where the device has it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from coupled_adam.optimizer.sharding import PartialSum
+from coupled_adam.optimizer.sharding import PartialSum, process_groups
 from coupled_adam.optimizer.table import sum_dtype
 
 
@@ -34,9 +35,22 @@ def square_norm(grads: list[Tensor]) -> Tensor:
     return norm.square()
 
 
-def total_square(sums: Iterable[PartialSum]) -> Tensor:
-    """Add up the squared norms of all signatures, on the device of the first."""
-    first, *others = (partial_sum.values for partial_sum in sums)
+def norm_sums(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[PartialSum]:
+    """Squared norms of some gradients on this rank, one for each way of being sharded and each device.
+
+    Args:
+        params: the parameters, which know how they are sharded.
+        grads: this rank's parts of their gradients.
+    """
+    alike: dict[tuple[Any, ...], list[Tensor]] = {}
+    for param, grad in zip(params, grads, strict=True):
+        alike.setdefault((process_groups(param), grad.device), []).append(grad)
+    return [PartialSum(square_norm(some), groups) for (groups, _), some in alike.items()]
+
+
+def total_square(squares: Iterable[Tensor]) -> Tensor:
+    """Add up squared norms, on the device of the first."""
+    first, *others = squares
     dtype = sum_dtype(first.device)
     total = first.to(dtype)
     for other in others:

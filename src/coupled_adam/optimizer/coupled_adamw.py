@@ -8,7 +8,7 @@ Legend: V vocabulary rows, H hidden size, t optimizer step.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,11 +20,11 @@ from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_diff
 from coupled_adam.optimizer import checks, state_dicts
 from coupled_adam.optimizer.groups import ParamGroups, param_groups
 from coupled_adam.optimizer.sharding import row_moment_like, second_moment_like
-from coupled_adam.optimizer.step import GroupTensors, coupled_adamw_step, idle_tables
+from coupled_adam.optimizer.step import GradientNorm, GroupTensors, coupled_adamw_step, idle_tables
 from coupled_adam.optimizer.table import needs_row_moments
 
 # What a copy or a pickle keeps beside torch's own `defaults`, `state` and `param_groups`.
-COPIED_ATTRIBUTES = ("grad_norm", "_is_in_zero", "_has_warned_of_idle_tables")
+COPIED_ATTRIBUTES = ("grad_norm", "grad_factor", "_is_in_zero", "_has_warned_of_idle_tables")
 # Options that a pickle of 0.1.0 lacks, with the values of the paper's method. Groups that are not coupled have these.
 FAMILY_OPTIONS = {"row_exponent": 0.0, "column_exponent": 1.0, "mean_free": False, "vocabulary_size": None}
 
@@ -69,6 +69,9 @@ class CoupledAdamW(AdamW):
             vocabulary tables, heads and position tables.
         couple: which tables of a model to couple: "output" (default; a tied table counts as output), "input",
             "all", or a list of name patterns.
+        options: settings of single groups of a model, by their name, such as ``{"output_embeddings": {"lr": 3e-3}}``;
+            see :func:`coupled_adam.param_groups`.
+        exclude: parameters of a model that another optimizer has; see :func:`coupled_adam.hidden_matrices`.
         scale_exponent: :math:`n`, multiplies the coupled second moment by :math:`2^{-n}`; 0 is the paper's method.
         row_exponent: :math:`y` in [0, 1]: 0 is Coupled Adam, 1 gives each row its own second moment. May be changed
             during training through its group, as `lr` is; a one-element tensor under `capturable`.
@@ -78,7 +81,8 @@ class CoupledAdamW(AdamW):
         vocabulary_size: rows of a coupled table that are not padding; all means are taken over the first that many.
             None for all rows. Tables of another vocabulary need a group of their own.
         max_grad_norm: clip the global norm of all gradients inside the step, as torch.nn.utils.clip_grad_norm_
-            before it would; the norm before clipping is then in :attr:`grad_norm`.
+            before it would; the norm before clipping is then in :attr:`grad_norm`. Gradients of other optimizers
+            count for it through :attr:`other_square_norm`; see :func:`coupled_adam.clip_together`.
         error_if_nonfinite: raise a RuntimeError, before anything is written, when a gradient is infinite or NaN.
             Waits for the device at every step. Without it, one NaN in a column of a coupled gradient spoils that
             column for the whole vocabulary; with a row exponent, or a column exponent other than 1, the whole table.
@@ -98,6 +102,15 @@ class CoupledAdamW(AdamW):
     """Norm of all unscaled gradients before clipping, on their device; None before a step with clipping or with
     `error_if_nonfinite` was taken."""
 
+    grad_factor: Tensor | None = None
+    """What the last step with `max_grad_norm` multiplied all gradients with, on their device; under GradScaler with
+    `fused=True` this unscales them too."""
+
+    other_square_norm: Tensor | None = None
+    """Squared norm of gradients that other optimizers have, a scalar tensor; read at each step with `max_grad_norm` or
+    `error_if_nonfinite`, where it counts for the global norm. Of sharded gradients it is the sum over all ranks. The
+    gradients must be scaled as those of this optimizer are."""
+
     _is_in_zero = False
     _has_warned_of_idle_tables = False
 
@@ -110,6 +123,8 @@ class CoupledAdamW(AdamW):
         weight_decay: float = 1e-2,
         *,
         couple: str | Sequence[str] = "output",
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        exclude: Iterable[Tensor | tuple[str, Tensor]] | None = None,
         scale_exponent: float = 0.0,
         row_exponent: float | Tensor = 0.0,
         column_exponent: float | Tensor = 1.0,
@@ -146,9 +161,12 @@ class CoupledAdamW(AdamW):
         }
         checks.check_couple_of_optimizer(couple)
         if isinstance(params, nn.Module):
-            groups: ParamsT = param_groups(params, weight_decay, couple)
+            groups: ParamsT = param_groups(
+                params, weight_decay, couple, options=options, exclude=() if exclude is None else exclude
+            )
         else:
             checks.check_couple_unused(couple)
+            checks.check_unused_without_model(options=options, exclude=exclude)
             groups = params
             if isinstance(params, ParamGroups):
                 checks.check_groups_are_new(params)
@@ -321,20 +339,22 @@ class CoupledAdamW(AdamW):
             collected.append(GroupTensors(group, params, grads, exp_avgs, exp_avg_sqs, steps, row_avg_sqs, has_complex))
         if not self._has_warned_of_idle_tables and (names := idle_tables(collected)):
             self._warn_of_idle_tables(names)
-        norm = coupled_adamw_step(
+        gradient_norm = coupled_adamw_step(
             collected,
             max_grad_norm=self.max_grad_norm,
             error_if_nonfinite=self.error_if_nonfinite,
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
+            other_square_norm=self.other_square_norm,
         )
-        if norm is not None:
-            self._remember_grad_norm(norm)
+        if gradient_norm is not None:
+            self._remember(gradient_norm)
         return loss
 
     @_disable_dynamo  # Dynamo of torch 2.11 cannot set attributes of an optimizer
-    def _remember_grad_norm(self, norm: Tensor) -> None:
-        self.grad_norm = norm
+    def _remember(self, gradient_norm: GradientNorm) -> None:
+        self.grad_norm = gradient_norm.norm
+        self.grad_factor = None if self.max_grad_norm is None else gradient_norm.factor
 
     @_disable_dynamo
     def _warn_of_idle_tables(self, names: list[str]) -> None:

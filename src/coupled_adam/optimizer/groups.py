@@ -7,19 +7,24 @@ Letters: V vocabulary rows, H hidden size.
 """
 
 import difflib
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from numbers import Real
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from coupled_adam.optimizer.checks import check_couple, is_flattened
 from coupled_adam.optimizer.computed_tables import ComputedTable
+from coupled_adam.optimizer.group_options import check_options, check_value
 from coupled_adam.optimizer.inventory import Inventory
-from coupled_adam.optimizer.vocabulary import VocabularyCandidate, VocabularyTable, find_candidates, only_candidate
+from coupled_adam.optimizer.vocabulary import (
+    VocabularyCandidate,
+    VocabularyTable,
+    find_candidates,
+    only_candidate,
+    possible_tables,
+)
 
 COUPLED_ROLES = {
     "output": ("output", "tied"),
@@ -43,10 +48,14 @@ class ParamGroups(list[dict[str, Any]]):
         groups: Iterable[dict[str, Any]],
         tables: Sequence[VocabularyTable],
         computed: Sequence[ComputedTable] = (),
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        excluded: Iterable[nn.Parameter] = (),
     ) -> None:
         super().__init__(groups)
         self.tables = list(tables)
         self.computed = list(computed)
+        self.options = {name: dict(given) for name, given in (options or {}).items()}
+        self.excluded = set(excluded)
 
     def __str__(self) -> str:
         return self.summary()
@@ -57,15 +66,22 @@ class ParamGroups(list[dict[str, Any]]):
         table_rows = [("vocabulary table", "shape", "dtype", "role", "coupled", "found by")]
         for table in self.tables:
             mark = "yes" if table.weight in coupled else "no" if table.weight.requires_grad else "no (frozen)"
+            mark = "no (excluded)" if table.weight in self.excluded else mark
             shape, dtype = str(tuple(table.weight.shape)), str(table.weight.dtype).removeprefix("torch.")
             table_rows.append((table.name, shape, dtype, table.role, mark, table.rule))
         for computed in self.computed:
             table_rows.append((computed.name, str(computed.shape), "", computed.role, "no", computed.how))
 
-        group_rows = [("group", "tensors", "parameters", "weight decay")]
+        group_rows: list[tuple[str, ...]] = [("group", "tensors", "parameters", "weight decay")]
         for group in self:
             sizes = [tensor.numel() for tensor in _tensors(group)]
             group_rows.append((group["name"], f"{len(sizes)}", f"{sum(sizes):,}", f"{group['weight_decay']}"))
+        if self.excluded:
+            size = sum(tensor.numel() for tensor in self.excluded)
+            group_rows.append(("(excluded)", f"{len(self.excluded)}", f"{size:,}", ""))
+        if self.options:
+            given = [", ".join(f"{k}={v}" for k, v in self.options.get(row[0], {}).items()) for row in group_rows[1:]]
+            group_rows = [(*row, options) for row, options in zip(group_rows, ["options", *given], strict=True)]
 
         moment_bytes = sum(tensor.numel() * tensor.itemsize for group in self for tensor in _tensors(group))
         # A coupled table (V, H) keeps its second moment as (1, H) float32.
@@ -76,10 +92,17 @@ class ParamGroups(list[dict[str, Any]]):
             ("AdamW", f"{2 * moment_bytes:,}"),
             ("saving", f"{saving:,} ({50 * saving / max(moment_bytes, 1):.1f} %)"),
         ]
-        return "\n\n".join(_aligned(rows) for rows in (table_rows, group_rows, state_rows))
+        return "\n\n".join(aligned(rows) for rows in (table_rows, group_rows, state_rows))
 
 
-def param_groups(model: nn.Module, weight_decay: float = 1e-2, couple: str | Sequence[str] = "output") -> ParamGroups:
+def param_groups(
+    model: nn.Module,
+    weight_decay: float = 1e-2,
+    couple: str | Sequence[str] = "output",
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    exclude: Iterable[Tensor | tuple[str, Tensor]] = (),
+) -> ParamGroups:
     """Split the trainable parameters of `model` into the groups CoupledAdamW and torch.optim.AdamW take.
 
     The groups, in this order and without the empty ones: "output_embeddings" (heads and tied tables),
@@ -92,6 +115,11 @@ def param_groups(model: nn.Module, weight_decay: float = 1e-2, couple: str | Seq
         couple: which tables share one second moment over their rows: "output" (heads and tied tables),
             "input" (input and tied tables), "all", "none" (the same groups for an AdamW baseline), or a list
             of fnmatch patterns of parameter names, written without `module.` and `_orig_mod.`.
+        options: settings of single groups by their name, such as `{"output_embeddings": {"lr": 3e-3}}`. Every group
+            takes "lr", "betas", "eps" and "weight_decay"; a coupled one also "scale_exponent", "row_exponent",
+            "column_exponent", "mean_free" and "vocabulary_size".
+        exclude: parameters that another optimizer has, as tensors or as pairs of name and tensor, such as
+            :func:`coupled_adam.hidden_matrices` returns for Muon.
 
     Returns:
         A list of dicts with "name", "params" (pairs of name and tensor), "weight_decay" and, if coupled,
@@ -111,11 +139,12 @@ def param_groups(model: nn.Module, weight_decay: float = 1e-2, couple: str | Seq
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; pass the torch.nn.Module that is to be trained")
-    _require_weight_decay(weight_decay)
+    check_value("weight_decay", weight_decay)
     check_couple(couple, COUPLED_ROLES)
-    _refuse_flattened_parameters(model)
+    refuse_flattened_parameters(model)
 
     inventory = Inventory(model)
+    excluded = _excluded_parameters(exclude, inventory)
     readings = find_candidates(inventory)
     if isinstance(couple, str):
         reading = only_candidate(readings)
@@ -130,10 +159,12 @@ def param_groups(model: nn.Module, weight_decay: float = 1e-2, couple: str | Seq
         group_of.update(dict.fromkeys(matched, "coupled"))
         coupled_groups = {"coupled"}
 
-    undecayed = inventory.undecayed() | _candidates(readings, inventory)
+    _require_not_excluded([t for t in tables if group_of[t.weight] in coupled_groups], excluded, couple)
+
+    undecayed = inventory.undecayed() | possible_tables(readings, inventory)
     members: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in GROUP_ORDER}
     for parameter, (name, *_) in inventory.names.items():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter not in excluded:
             group = group_of.get(parameter, "no_decay" if parameter in undecayed else "decay")
             members[group].append((name, parameter))
     if coupled_groups and not any(members[name] for name in coupled_groups):
@@ -142,13 +173,15 @@ def param_groups(model: nn.Module, weight_decay: float = 1e-2, couple: str | Seq
             f"couple={couple!r}: the tables to couple are frozen ({frozen}); set requires_grad=True on one of them, "
             f"or couple others{ADAPTERS_ARE_NO_TABLES if inventory.adapters else ''}"
         )
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"name": name, "params": pairs, "weight_decay": weight_decay if name == "decay" else 0.0}
         | ({"coupled": True} if name in coupled_groups else {})
         for name, pairs in members.items()
         if pairs
     ]
-    return ParamGroups(groups, tables, computed)
+    check_options(options, GROUP_ORDER, {group["name"]: group.get("coupled", False) for group in groups})
+    groups = [group | dict((options or {}).get(group["name"], {})) for group in groups]
+    return ParamGroups(groups, tables, computed, options, excluded)
 
 
 def _require_couplable(reading: VocabularyCandidate, couple: str, model: nn.Module) -> None:
@@ -172,15 +205,6 @@ def _require_couplable(reading: VocabularyCandidate, couple: str, model: nn.Modu
             f"couple='output': {type(model).__name__} has no output layer over the vocabulary, only the input table "
             f"{names}. Coupled Adam is a method for output layers; {remedy}. {baseline}"
         )
-
-
-def _candidates(readings: list[VocabularyCandidate], inventory: Inventory) -> set[nn.Parameter]:
-    """What may be a table or a head: not decayed, whichever tables the user has chosen."""
-    tables = {table.weight for reading in readings for table in reading.tables}
-    sources = {source for reading in readings for table in reading.computed for source in table.sources}
-    return sources | {
-        w for w in tables if w not in inventory.linears or not inventory.is_in_a_layer(inventory.linears[w])
-    }
 
 
 def _matched_parameters(patterns: Sequence[str], inventory: Inventory) -> dict[nn.Parameter, str]:
@@ -222,12 +246,39 @@ def _tables_beside(
     return tables + [table for table in found.values() if table.weight not in matched]
 
 
-def _require_weight_decay(weight_decay: object) -> None:
-    if not (isinstance(weight_decay, Real) and 0 <= float(weight_decay) < math.inf):
-        raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+def _excluded_parameters(
+    exclude: Iterable[Tensor | tuple[str, Tensor]], inventory: Inventory
+) -> dict[nn.Parameter, str]:
+    """The parameters to leave out, with their names in the model."""
+    excluded: dict[nn.Parameter, str] = {}
+    for entry in exclude:
+        tensor = entry[1] if isinstance(entry, tuple) else entry
+        if not isinstance(tensor, nn.Parameter):
+            raise TypeError(f"exclude has a {type(tensor).__name__}; pass parameters or pairs of name and parameter")
+        if tensor not in inventory.names:
+            name = repr(entry[0]) if isinstance(entry, tuple) else f"a tensor of shape {tuple(tensor.shape)}"
+            raise ValueError(
+                f"exclude has {name}, which is not a parameter of the model. If the model was changed since "
+                "(tie_weights, to_empty, fully_shard), collect the parameters again"
+            )
+        excluded[tensor] = inventory.names[tensor][0]
+    return excluded
 
 
-def _refuse_flattened_parameters(model: nn.Module) -> None:
+def _require_not_excluded(
+    coupled: list[VocabularyTable], excluded: dict[nn.Parameter, str], couple: str | Sequence[str]
+) -> None:
+    """A table cannot be coupled here and belong to another optimizer."""
+    both = [f"{table.name!r} {tuple(table.weight.shape)}" for table in coupled if table.weight in excluded]
+    if both:
+        raise ValueError(
+            f"exclude has {', '.join(both)}, which couple={couple!r} couples. Leave vocabulary tables out of exclude; "
+            "for Muon use hidden_matrices(model), which has none, instead of all two-dimensional parameters"
+        )
+
+
+def refuse_flattened_parameters(model: nn.Module) -> None:
+    """FSDP1 flattens parameters, so that neither rows nor matrices are left."""
     classes = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
     if "FullyShardedDataParallel" in classes or any(is_flattened(parameter) for parameter in model.parameters()):
         raise ValueError(
@@ -241,7 +292,8 @@ def _tensors(group: dict[str, Any]) -> list[nn.Parameter]:
     return [entry[1] if isinstance(entry, tuple) else entry for entry in group["params"]]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as lines of text, in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

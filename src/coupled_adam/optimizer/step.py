@@ -6,7 +6,7 @@ norm is known, so the sums, and the squared norms of the standard groups with th
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from coupled_adam.optimizer.sharding import (
     local_gradient,
     local_part,
     local_real_rows,
-    process_groups,
 )
 from coupled_adam.optimizer.table import Hyperparameters, Table
 from coupled_adam.optimizer.table_step import TableStep, build_table_step
@@ -46,6 +45,15 @@ class GroupTensors:
         self.grads = [local_gradient(grad, param) for grad, param in zip(self.grads, self.params, strict=True)]
 
 
+class GradientNorm(NamedTuple):
+    """What a step found out about the norm of all gradients."""
+
+    norm: Tensor
+    """Of the unscaled gradients, before clipping."""
+    factor: Tensor
+    """What clips (and unscales) the gradients: they are multiplied with it, unless there is no limit."""
+
+
 def idle_tables(groups: list[GroupTensors]) -> list[str]:
     """Names of all coupled tables, if none has a gradient while other parameters have; else nothing.
 
@@ -66,7 +74,8 @@ def coupled_adamw_step(
     error_if_nonfinite: bool,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-) -> Tensor | None:
+    other_square_norm: Tensor | None = None,
+) -> GradientNorm | None:
     """Update the parameters and state of all groups in place.
 
     Args:
@@ -75,9 +84,11 @@ def coupled_adamw_step(
         error_if_nonfinite: raise before anything is written when the global norm is not finite.
         grad_scale: what the gradients are still multiplied with (GradScaler with fused=True), None for 1.
         found_inf: a scalar; other than zero, the step is not taken.
+        other_square_norm: squared norm of gradients that are not in these groups, over all ranks, scaled as these are;
+            it counts for the global norm.
 
     Returns:
-        The norm of all unscaled gradients before clipping; None when it was not needed.
+        The norm of all gradients and the factor that clips them; None when it was not needed.
     """
     coupled = [tensors for tensors in groups if tensors.group["coupled"] and tensors.params]
     standard = [tensors for tensors in groups if not tensors.group["coupled"] and tensors.params]
@@ -88,18 +99,21 @@ def coupled_adamw_step(
     norm_sums = _norm_sums(tables, standard) if is_norm_needed else []
     reduction = Reduction(sums + norm_sums)
 
-    norm = None
-    if norm_sums:
+    gradient_norm = None
+    squares = [partial_sum.values for partial_sum in norm_sums]
+    if is_norm_needed and other_square_norm is not None:
+        squares.append(other_square_norm)
+    if squares:
         reduction.wait()
         limit = float("inf") if max_grad_norm is None else float(max_grad_norm)
-        total_square = clipping.total_square(norm_sums)
-        norm, clipping_factor = _clip_factor(total_square, grad_scale, limit, coupled + standard)
+        total_square = clipping.total_square(squares)
+        gradient_norm = GradientNorm(*_clip_factor(total_square, grad_scale, limit, coupled + standard))
         if error_if_nonfinite:
             _raise_if_nonfinite(total_square, found_inf, groups)
         if max_grad_norm is not None:
-            grad_factor = clipping_factor
+            grad_factor = gradient_norm.factor
             if standard:
-                grad_scale = _scale_or_multiply(standard, clipping_factor)
+                grad_scale = _scale_or_multiply(standard, gradient_norm.factor)
 
     for tensors in standard:
         _update_standard(tensors, grad_scale, found_inf)
@@ -107,7 +121,7 @@ def coupled_adamw_step(
     Reduction([partial_sum for table in tables for partial_sum in table.advance(grad_factor)]).wait()
     for table in tables:
         table.finish()
-    return norm
+    return gradient_norm
 
 
 def _table_steps(
@@ -139,13 +153,9 @@ def _table_steps(
 
 def _norm_sums(tables: list[TableStep], standard: list[GroupTensors]) -> list[PartialSum]:
     """Squared gradient norms on this rank, one for each way of being sharded and each device."""
-    sums = [table.square_norm() for table in tables]
-    alike: dict[tuple[Any, ...], list[Tensor]] = {}
-    for tensors in standard:
-        for param, grad in zip(tensors.params, tensors.grads, strict=True):
-            alike.setdefault((process_groups(param), grad.device), []).append(grad)
-    sums += [PartialSum(clipping.square_norm(grads), groups) for (groups, _), grads in alike.items()]
-    return sums
+    params = [param for tensors in standard for param in tensors.params]
+    grads = [grad for tensors in standard for grad in tensors.grads]
+    return [table.square_norm() for table in tables] + clipping.norm_sums(params, grads)
 
 
 def _clip_factor(
@@ -153,7 +163,7 @@ def _clip_factor(
 ) -> tuple[Tensor, Tensor]:
     """Norm and factor as in `clipping.clip_factor`, float32 unless a gradient is float64, as clip_grad_norm_'s are."""
     grads = [grad for tensors in groups for grad in tensors.grads]
-    widest = next((grad for grad in grads if grad.dtype == torch.float64), grads[0])
+    widest = next((grad for grad in grads if grad.dtype == torch.float64), grads[0] if grads else total.float())
     kernels = table_step.kernels_for(widest)
     grad_scale = None if grad_scale is None else grad_scale.to(total.device)
     if kernels is not blockwise:
@@ -173,7 +183,9 @@ def _raise_if_nonfinite(total_square: Tensor, found_inf: Tensor | None, groups: 
         for name, grad in zip(_names(tensors), tensors.grads, strict=True)
         if not torch.isfinite(grad).all()
     ]
-    where = ", ".join(repr(name) for name in names) or "a gradient on another rank, or in the sum of finite ones"
+    where = ", ".join(repr(name) for name in names) or (
+        "a gradient of another rank or optimizer, or in the sum of finite ones"
+    )
     raise RuntimeError(
         f"gradient norm is {total_square.sqrt().item()}: non-finite values in {where}. Nothing was updated; "
         "skip this batch, lower the learning rate, or set error_if_nonfinite=False"

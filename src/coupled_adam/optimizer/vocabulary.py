@@ -51,6 +51,15 @@ def find_candidates(inventory: Inventory) -> list[VocabularyCandidate]:
     return _from_equal_rows(inventory) or _from_embeddings_alone(inventory)
 
 
+def possible_tables(candidates: list[VocabularyCandidate], inventory: Inventory) -> set[nn.Parameter]:
+    """What may be a table or a head, whichever candidate the user chooses; layers inside the model are neither."""
+    tables = {table.weight for candidate in candidates for table in candidate.tables}
+    sources = {source for candidate in candidates for table in candidate.computed for source in table.sources}
+    return sources | {
+        w for w in tables if w not in inventory.linears or not inventory.is_in_a_layer(inventory.linears[w])
+    }
+
+
 def _table(inventory: Inventory, weight: nn.Parameter, role: str, rule: str) -> VocabularyTable:
     return VocabularyTable(inventory.names[weight][0], weight, role, rule)
 
@@ -286,7 +295,7 @@ def _likeliest(candidates: Iterable[VocabularyCandidate]) -> str:
     tables = [
         candidate.tables for candidate in candidates if candidate.tables and not _may_be_pooler(candidate.tables[0])
     ]
-    return _pattern(max(reversed(tables), key=sounds_right)[0].name) if tables else ""
+    return with_stars(max(reversed(tables), key=sounds_right)[0].name) if tables else ""
 
 
 def _may_be_pooler(table: VocabularyTable) -> bool:
@@ -298,12 +307,12 @@ def _names_a_head(table: VocabularyTable) -> bool:
     return "head" in last or bool(HEADS.fullmatch(last) or PERHAPS_HEADS.fullmatch(last))
 
 
-def _pattern(name: str) -> str:
+def with_stars(name: str) -> str:
     """Layers repeat: 'h.*.fc.weight' stands for all of them, and can be pasted."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def _description(candidate: VocabularyCandidate) -> str:
-    parts = [f"{_pattern(table.name)!r} {tuple(table.weight.shape)}" for table in candidate.tables]
+    parts = [f"{with_stars(table.name)!r} {tuple(table.weight.shape)}" for table in candidate.tables]
     parts += [f"{table.name!r} {table.shape}, which cannot be coupled: {table.how}" for table in candidate.computed]
     return " with ".join(dict.fromkeys(parts))

@@ -18,6 +18,7 @@ from scenarios import (
     placements,
     standard_groups,
     tensor_parallel,
+    two_optimizers,
     zero_redundancy,
 )
 
@@ -36,6 +37,7 @@ MODULES = (
     conversion,
     zero_redundancy,
     late_changes,
+    two_optimizers,
 )
 
 

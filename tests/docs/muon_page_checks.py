@@ -1,0 +1,198 @@
+"""What must be true after each example of docs/with-muon.md, by its heading.
+
+The reference is torch.optim.Muon for the matrices, named by hand, the float64 Algorithm 1 for the output table,
+torch.optim.AdamW for the rest, and clip_grad_norm_ before all of them.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from page_checks import Check, Names
+from page_reference import assert_coupled, assert_same_weights, fresh_model, tokens_of
+from torch import Tensor, nn
+
+from coupled_adam import CoupledAdamW
+from coupled_adam.optimizer.reference import reference_init, reference_step
+
+CHECKS: dict[str, Check] = {}
+MATRIX = "block.1.weight"  # of tiny.py
+# Muon multiplies in bfloat16, where the last bit of a gradient can make a difference; a step is about 5e-3 long.
+ATOL = 5e-4
+
+
+def after(title: str) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        assert title not in CHECKS, title
+        CHECKS[title] = check
+        return check
+
+    return register
+
+
+def train_by_muon_and_algorithm_1(
+    model: nn.Module,
+    tokens: Iterable[Tensor],
+    *,
+    max_norm: float,
+    table: str = "embedding.weight",
+    is_matrix: Callable[[str], bool] = lambda name: name == MATRIX,
+    loss_of: Callable[[nn.Module, Tensor], Tensor] | None = None,
+    lr: float = 1e-3,
+    table_lr: float = 1e-3,
+    muon_decay: float = 0.1,
+    factors: Iterable[float] | None = None,
+) -> torch.optim.Muon:
+    from tiny import loss_of as loss_of_tiny
+
+    loss_of = loss_of or loss_of_tiny
+    weight = model.get_parameter(table)
+    muon = torch.optim.Muon([p for name, p in model.named_parameters() if is_matrix(name)], weight_decay=muon_decay)
+    rest = torch.optim.AdamW(
+        [p for name, p in model.named_parameters() if not is_matrix(name) and p is not weight], weight_decay=0.0
+    )
+    state = reference_init(weight)
+    tokens = list(tokens)
+    for batch, factor in zip(tokens, factors or [1.0] * len(tokens), strict=True):
+        model.zero_grad()
+        loss_of(model, batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        for optimizer, rate in ((muon, 0.02), (rest, lr)):
+            optimizer.param_groups[0]["lr"] = rate * factor
+            optimizer.step()
+        state = reference_step(state, weight.grad, lr=table_lr * factor)
+        weight.data.copy_(state.embeddings)
+    return muon
+
+
+def expected_model(steps: int, max_norm: float = 1.0, **options: Any) -> nn.Module:
+    model = fresh_model()
+    train_by_muon_and_algorithm_1(model, tokens_of(steps), max_norm=max_norm, **options)
+    return model
+
+
+def assert_trained(model: nn.Module, expected: nn.Module) -> None:
+    """As expected, which is far from the start: Muon has moved its matrix by more than the tolerance."""
+    assert_same_weights(model, expected, atol=ATOL)
+    moved = (expected.get_parameter(MATRIX) - fresh_model().get_parameter(MATRIX)).abs().max()
+    assert moved > 10 * ATOL
+
+
+@after("The whole loop")
+def _(names: Names) -> None:
+    assert_trained(names["model"], expected_model(5))
+    assert_coupled(names["coupled"], names["model"].head.weight, steps=5)
+    assert names["muon"].param_groups[0]["param_names"] == [MATRIX]
+    # Their momentum shows by how much gradients were clipped, which Muon's own step hides.
+    model = fresh_model()
+    reference = train_by_muon_and_algorithm_1(model, tokens_of(5), max_norm=1.0)
+    mine = names["muon"].state[names["model"].get_parameter(MATRIX)]["momentum_buffer"]
+    theirs = reference.state[model.get_parameter(MATRIX)]["momentum_buffer"]
+    torch.testing.assert_close(mine, theirs, rtol=0.02, atol=1e-5)
+
+
+@after("Look at the matrices")
+def _(names: Names) -> None:
+    """What it prints is compared with the page already."""
+
+
+@after("The trap")
+def _(names: Names) -> None:
+    taken = {p for group in names["muon"].param_groups for p in group["params"]}
+    assert {names["model"].embedding.weight, names["model"].head.weight} < taken
+
+
+@after("Check both optimizers")
+def _(names: Names) -> None:
+    assert names["muon"].param_groups[0]["param_names"] == [MATRIX]
+
+
+@after("One schedule for both")
+def _(names: Names) -> None:
+    factors = [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    assert [names["warm_up_and_decay"](step) for step in range(6)] == factors
+    assert_trained(names["model"], expected_model(6, max_norm=float("inf"), table_lr=3e-3, factors=factors))
+
+
+@after("Clip by hand")
+def _(names: Names) -> None:
+    assert_trained(names["model"], expected_model(3))
+
+
+@after("Save and resume")
+def _(names: Names) -> None:
+    """As a run that was never stopped, with the weights of the first model."""
+    expected = fresh_model()
+    tokens = tokens_of(3, seed=0) + tokens_of(3, seed=1)
+    train_by_muon_and_algorithm_1(expected, tokens, max_norm=1.0)
+    assert_trained(names["resumed"]["model"], expected)
+    assert_coupled(names["resumed"]["coupled"], names["resumed"]["model"].head.weight, steps=6)
+
+
+@after("DDP")
+def _(names: Names) -> None:
+    of_both_ranks = [torch.cat(pair) for pair in zip(tokens_of(3, seed=0), tokens_of(3, seed=1), strict=True)]
+    expected = fresh_model()
+    train_by_muon_and_algorithm_1(expected, of_both_ranks, max_norm=1.0)
+    assert_trained(names["model"].module, expected)
+    assert names["muon"].param_groups[0]["param_names"] == [MATRIX]
+
+
+@after("FSDP2")
+def _(names: Names) -> None:
+    expected = expected_model(3)
+    for model, optimizers in ((names["model"], "optimizers"), (names["resumed"], "resumed_optimizers")):
+        assert_same_weights(model, expected, atol=ATOL)
+        coupled, muon = names[optimizers]
+        assert_coupled(coupled, model.head.weight, steps=3)
+        assert muon.state[model.get_parameter(MATRIX)]["momentum_buffer"].placements[0].is_shard(0)
+    # What was loaded is what was saved, in both optimizers.
+    for mine, theirs in zip(names["optimizers"], names["resumed_optimizers"], strict=True):
+        for group, other in zip(mine.param_groups, theirs.param_groups, strict=True):
+            for param, loaded in zip(group["params"], other["params"], strict=True):
+                assert torch.equal(param.to_local(), loaded.to_local())
+                for key, value in mine.state[param].items():
+                    found = theirs.state[loaded][key]
+                    assert torch.equal(
+                        getattr(value, "to_local", lambda v=value: v)(), getattr(found, "to_local", lambda v=found: v)()
+                    )
+
+
+@after("Hugging Face Trainer")
+def _(names: Names) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    for trainer, steps in ((names["trainer"], 3), (names["resumed"], 6)):
+        torch.manual_seed(0)
+        torch.randint(0, 101, (8, 9))
+        expected = LlamaForCausalLM(LlamaConfig(**names["size"]))
+        train_by_muon_and_algorithm_1(
+            expected,
+            [names["tokens"]] * steps,
+            table="lm_head.weight",
+            is_matrix=lambda name: ".layers." in name and name.endswith("_proj.weight"),
+            loss_of=lambda model, tokens: model(input_ids=tokens, labels=tokens).loss,
+            max_norm=1.0,
+        )
+        # More matrices and steps than in the other examples: more rounding, on steps of the same length.
+        assert_same_weights(trainer.model, expected, atol=4 * ATOL)
+        coupled, muon = trainer.optimizer.optimizer.optimizers
+        assert_coupled(coupled, trainer.model.lm_head.weight, steps=steps)
+        assert len(muon.param_groups[0]["params"]) == 7
+        # One schedule for both: it has a learning rate for every group.
+        assert len(trainer.lr_scheduler.get_last_lr()) == len(coupled.param_groups) + len(muon.param_groups)
+
+
+@after("Lightning")
+def _(names: Names) -> None:
+    assert_trained(names["task"].model, expected_model(3))
+    (both,) = names["trainer"].optimizers
+    assert names["trainer"].global_step == 3
+    assert_coupled(both.optimizers[0], names["task"].model.head.weight, steps=3)
+
+
+@after("accelerate")
+def _(names: Names) -> None:
+    assert_trained(names["model"], expected_model(3))
+    assert isinstance(names["coupled"].optimizer, CoupledAdamW)
+    assert_coupled(names["coupled"].optimizer, names["model"].head.weight, steps=3)
