@@ -16,14 +16,14 @@ from coupled_adam.inspection.recentring.probability_check import SAMPLE
 
 V, H = 320, 32
 TOKENS = 300
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 0}
 GPT2 = {
     "vocab_size": V,
     "n_positions": 48,
     "n_embd": H,
     "n_layer": 2,
     "n_head": 2,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
+    **SPECIAL,
 }
 LLAMA = {
     "vocab_size": V,
@@ -33,8 +33,7 @@ LLAMA = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
+    **SPECIAL,
 }
 
 

@@ -208,7 +208,10 @@ def _stored_name(files: WeightFiles, parameter: str, module: nn.Module) -> str |
     for name in files.file_of:
         if f".{name}".endswith(f".{parameter}") or f".{parameter}".endswith(f".{name}"):
             stored = files.read(name)
-            if stored.shape == weight.shape and torch.equal(stored.double(), weight.detach()):
+            is_equal = stored.shape == weight.shape and torch.allclose(
+                stored.double(), weight.detach(), rtol=0, atol=0, equal_nan=True
+            )
+            if is_equal:
                 return name
     return None
 
