@@ -76,10 +76,10 @@ def quantise(rows: Tensor, integers: str, group: int | None) -> Tensor:
     columns = rows.shape[1]
     size = columns if group is None else group
     padded = torch.nn.functional.pad(rows, (0, -columns % size))
-    groups = padded.unflatten(1, (-1, size))  # (n, G, size)
+    groups: Tensor = padded.unflatten(1, (-1, size))  # (n, G, size)
     scale = groups.abs().amax(2, keepdim=True) / largest
     scale = torch.where(scale == 0, 1.0, scale)
-    rounded = (groups / scale).round() * scale
+    rounded: Tensor = (groups / scale).round() * scale
     return rounded.flatten(1)[:, :columns]
 
 

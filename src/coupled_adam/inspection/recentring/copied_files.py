@@ -29,7 +29,8 @@ def files_to_copy(folder: Path, weights: Collection[str]) -> tuple[list[Path], l
         folder: the model.
         weights: the files of the weights themselves, which are neither.
     """
-    copied, left_out = [], []
+    copied: list[Path] = []
+    left_out: list[Path] = []
     for path in _files_in(folder, folder):
         relative = path.relative_to(folder)
         if str(relative) in weights:

@@ -76,7 +76,7 @@ class FinishedModel:
     @property
     def tied(self) -> bool:
         """Whether one table is both input and output."""
-        return self.head is self.module.get_input_embeddings().weight  # type: ignore[operator, no-any-return]
+        return self.head is self.module.get_input_embeddings().weight  # type: ignore[operator]
 
     @torch.no_grad()
     def take_from_head(self, mean: Tensor) -> dict[str, Tensor]:

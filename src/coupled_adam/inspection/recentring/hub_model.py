@@ -128,7 +128,7 @@ def _build(folder: Path, config: dict[str, Any], files: WeightFiles) -> tuple[An
     with _quiet():
         try:
             # Without their own choice of kernels: those can be downloaded code.
-            built = CONFIG_MAPPING[kind].from_dict(_without_kernels(config))
+            built = CONFIG_MAPPING[str(kind)].from_dict(_without_kernels(config))
             module, info = getattr(transformers, class_name).from_pretrained(
                 None,
                 config=built,

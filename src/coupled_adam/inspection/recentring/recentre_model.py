@@ -94,75 +94,52 @@ def recentre(
     _require_apart(source, out)
     on_stage("reading the model", None)
     model = _open(source)
-    table = model.head.detach()
-    _require_finite(source, table)
-    mean, mean_length = _mean_and_length(table[: model.rows])
-    mu_norm = float(mean.norm())
-    ratio = mu_norm / mean_length if mean_length else 0.0
     before = _measure(source, "before", on_stage)
-    method: Method = "head" if not model.tied else "untie" if untie else "positions"
-    facts: dict[str, Any] = {
-        "source": str(source),
-        "method": method,
-        "rows": model.rows,
-        "padding_rows": len(table) - model.rows,
-        "mu_norm": mu_norm,
-        "mu_norm_ratio": ratio,
-        "before": before,
-    }
-    notes = list(model.notes)
-    if untie and not model.tied:
-        notes.append("the model has a head of its own already: --untie has nothing to do")
+    mean, facts = _facts(model, before, untie=untie)
     # The mean of rounding errors is at most half an epsilon of the mean length: what lies below is only rounding.
-    if ratio <= torch.finfo(model.dtype).eps:
-        nothing = {"out": None, "tensors": [], "dtype": _name(model.dtype), "added_bytes": 0, "after": None}
-        return Recentred(**facts, **nothing, unrounded=[], stored=[], notes=notes)
+    if facts["mu_norm_ratio"] <= torch.finfo(model.dtype).eps:
+        stored = _name(model.dtype)
+        return Recentred(
+            **facts, out=None, tensors=[], dtype=stored, added_bytes=0, unrounded=[], stored=[], after=None
+        )
+    method: Method = facts["method"]
     if method == "positions" and model.no_positions:
         raise UserError(_offer_to_untie(model, dtype))
 
     probes, why_no_text = probes_of(model)
-    notes += why_no_text
     on_stage("comparing probabilities", 0.0)
     reference = log_probabilities(model, probes)
-    if method == "head":
-        tensors = model.take_from_head(mean)
-    elif method == "positions":
-        tensors = model.move_to_positions(mean)
-    else:
-        tensors = model.untie(mean)
+    tensors = _subtract(model, mean, method)
     on_stage("comparing probabilities", 0.5)
     unrounded = differences(reference, model, probes)
     _require_equal(source, unrounded)
-    for name, tensor in tensors.items():
-        _require_room(source, name, tensor, dtype or model.dtype)
-    write, reopen = model.write, model.reopen
+
+    expected = _rounded(source, tensors, dtype or model.dtype)
     added = _size(tensors, dtype or model.dtype) - (0 if method == "untie" else _size(tensors, model.dtype))
-    expected = _rounded(tensors, dtype or model.dtype)
     _require_space(out, model.bytes + added)
-    del model, table  # a float64 copy of all weights
+    write, reopen = model.write, model.reopen
+    del model  # a float64 copy of all weights; the one that is read back is another
     with replacing_folder(out) as temporary:
         on_stage("writing", None)
         write(temporary, tensors, untied=method == "untie", dtype=dtype)
         del tensors
-        on_stage("reading it back", 0.0)
+        on_stage("reading it back", None)
         again = reopen(temporary)
         _require_written(again, expected, out)
-        on_stage("reading it back", 0.5)
-        stored = differences(reference, again, probes)
-        if not all(math.isfinite(each.largest) for each in stored):
+        stored_differences = differences(reference, again, probes)
+        if not all(math.isfinite(each.largest) for each in stored_differences):
             raise UserError(f"{source}: the result gives no finite numbers once it is rounded; try --dtype float32")
         del again
         after = dataclasses.replace(_measure(temporary, "after", on_stage), path=str(out))
     return Recentred(
-        **facts,
+        **facts | {"notes": [*facts["notes"], *why_no_text]},
         out=str(out),
         tensors=list(expected),
         dtype=_name(next(iter(expected.values())).dtype),
         added_bytes=added,
         unrounded=unrounded,
-        stored=stored,
+        stored=stored_differences,
         after=after,
-        notes=notes,
     )
 
 
@@ -197,14 +174,32 @@ def _require_apart(source: Path, out: Path) -> None:
         raise UserError(f"{out}: lies in the folder of the model or around it; give the name of another folder")
 
 
-def _require_finite(source: Path, table: Tensor) -> None:
+def _facts(model: FinishedModel, before: MeasuredModel, *, untie: bool) -> tuple[Tensor, dict[str, Any]]:
+    """The mean (H,) of the output embeddings that are no padding, and the fields of `Recentred` that are known now."""
+    table = model.head.detach()
     if not bool(torch.isfinite(table).all()):
-        raise UserError(f"{source}: its output table has entries that are not finite; repair the model first")
+        raise UserError(f"{model.path}: its output table has entries that are not finite; repair the model first")
+    mean = table[: model.rows].mean(0)
+    mean_length = float(table[: model.rows].norm(dim=1).mean())
+    mu_norm = float(mean.norm())
+    useless = ["the model has a head of its own already: --untie has nothing to do"] if untie and not model.tied else []
+    return mean, {
+        "source": str(model.path),
+        "method": "head" if not model.tied else "untie" if untie else "positions",
+        "rows": model.rows,
+        "padding_rows": len(table) - model.rows,
+        "mu_norm": mu_norm,
+        "mu_norm_ratio": mu_norm / mean_length if mean_length else 0.0,
+        "before": before,
+        "notes": [*model.notes, *useless],
+    }
 
 
-def _mean_and_length(table: Tensor) -> tuple[Tensor, float]:
-    """The mean row (H,) and the mean length of a row."""
-    return table.mean(0), float(table.norm(dim=1).mean())
+def _subtract(model: FinishedModel, mean: Tensor, method: Method) -> dict[str, Tensor]:
+    """Remove the mean in memory; the tensors that change, by the names of the files."""
+    if method == "head":
+        return model.take_from_head(mean)
+    return model.move_to_positions(mean) if method == "positions" else model.untie(mean)
 
 
 def _measure(folder: Path, when: str, on_stage: OnStage) -> MeasuredModel:
@@ -233,15 +228,6 @@ def _require_equal(source: Path, found: Sequence[Difference]) -> None:
         )
 
 
-def _require_room(source: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    largest = float(tensor.abs().max())
-    if not largest <= torch.finfo(dtype).max:
-        raise UserError(
-            f"{source}: tensor {name!r} would have an entry of {largest:.3g}, more than {_name(dtype)} holds; store it "
-            "with --dtype float32"
-        )
-
-
 def _require_space(out: Path, needed: int) -> None:
     """Say now, and not after half of the writing, that the disk is too full."""
     place = next(path for path in out.absolute().parents if path.is_dir())
@@ -253,10 +239,18 @@ def _require_space(out: Path, needed: int) -> None:
         )
 
 
-def _rounded(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def _rounded(source: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """The tensors as they are to be stored; one that has two names once."""
     stored: dict[int, Tensor] = {}
-    return {name: stored.setdefault(id(tensor), tensor.to(dtype)) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        largest = float(tensor.abs().max())
+        if largest > torch.finfo(dtype).max:
+            raise UserError(
+                f"{source}: tensor {name!r} would have an entry of {largest:.3g}, more than {_name(dtype)} holds; "
+                "store it with --dtype float32"
+            )
+        stored.setdefault(id(tensor), tensor.to(dtype))
+    return {name: stored[id(tensor)] for name, tensor in tensors.items()}
 
 
 def _require_written(again: FinishedModel, expected: dict[str, Tensor], out: Path) -> None:
