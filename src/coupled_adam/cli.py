@@ -14,6 +14,7 @@ from coupled_adam.commands.demo import demo
 from coupled_adam.commands.eval import app as eval_app
 from coupled_adam.commands.export import export
 from coupled_adam.commands.inspect import inspect
+from coupled_adam.commands.recentre import recentre
 from coupled_adam.commands.theory import theory
 from coupled_adam.commands.tidy_help import TidyGroup
 from coupled_adam.commands.train import train
@@ -67,6 +68,7 @@ def coupled_adam(
 
 app.command()(demo)
 app.command()(inspect)
+app.command()(recentre)
 app.command()(train)
 app.command()(convert)
 app.command()(export)

@@ -41,6 +41,14 @@ def inspect(
     html: Annotated[
         Path | None, typer.Option(metavar="OUT.html", help="Also write a page with pictures, one file.")
     ] = None,
+    quantise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPES",
+            help="Also round the tables to integers, and show the error before and after recentring: `int8`, `int4` or "
+            "`int8,int4`.",
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="Where to compute: `cpu`, `cuda`, `cuda:1`.  [default: cpu]")
     ] = None,
@@ -62,6 +70,7 @@ def inspect(
     from coupled_adam.base.progress import progress_bar, warnings_as_notes
     from coupled_adam.inspection.inspection_table import compare
     from coupled_adam.inspection.model_inspection import Request, inspect_models, json_object
+    from coupled_adam.inspection.quantising import parse_integers
     from coupled_adam.inspection.terminal import print_overview
 
     if html is not None:
@@ -73,7 +82,9 @@ def inspect(
             require_writable(html)  # now, not after the measuring
         except OSError as error:
             _refuse_page(html, error)
-    request = Request(tensor, unigram, wordsim, tokenizer, device, pictures=html is not None)
+    with user_errors():
+        kinds = [] if quantise is None else parse_integers(quantise)
+    request = Request(tensor, unigram, wordsim, tokenizer, device, pictures=html is not None, quantise=kinds)
     with user_errors(), warnings_as_notes(), progress_bar() as bar:
         models = inspect_models(paths, request, lambda what, done: bar.show("measuring", done, note=what))
 

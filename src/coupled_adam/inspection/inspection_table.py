@@ -16,6 +16,9 @@ SHOWN = (
     *("iso", "iso_both_signs", "mu_norm", "mean_norm", "mu_norm_ratio", "mean_cosine", "iso_score", "kappa"),
     *("rho_log", "rho", "r_cos", "r_cos_5", "spearman"),
 )
+TABLE_ERROR = "rounding error over the distance of embeddings from their mean"
+LOGIT_ERROR = "the same of logits, for random unit vectors"
+RECENTRED = "as it is → recentred"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Overview:
     columns: Sequence[InspectionColumn]
     rows: Sequence[InspectionRow]
     notes: Sequence[str]
+    is_quantised: bool
+    """Whether there are rows with errors of rounding to integers."""
 
 
 def compare(models: Sequence[MeasuredModel]) -> Overview:
@@ -69,8 +74,9 @@ def compare(models: Sequence[MeasuredModel]) -> Overview:
     for metric in (METRICS[key] for key in SHOWN):
         cells = [_cell(metric, table, notes) for table in tables]
         rows.append(InspectionRow(metric.label, metric.arrow, metric.meaning, cells))
-    rows += _benchmark_rows(tables) + _zero_rows(tables)
-    return Overview(columns, rows, [f"{MARKS[number]} {note}" for number, note in enumerate(notes)])
+    quantised = _quantisation_rows(tables)
+    rows += _benchmark_rows(tables) + _zero_rows(tables) + quantised
+    return Overview(columns, rows, [f"{MARKS[number]} {note}" for number, note in enumerate(notes)], bool(quantised))
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
@@ -124,3 +130,22 @@ def _zero_rows(tables: Sequence[MeasuredTable]) -> list[InspectionRow]:
     if not any(counts):
         return []
     return [InspectionRow("zero rows", "", "embeddings of length 0", [f"{count:,}" for count in counts])]
+
+
+def _quantisation_rows(tables: Sequence[MeasuredTable]) -> list[InspectionRow]:
+    """Two rows for each way to round the tables, of which every table has the same."""
+    rows = []
+    for number, way in enumerate(tables[0].quantised):
+        errors = [table.quantised[number] for table in tables]
+        name = f"{way.integers} per {way.scale}"
+        in_table = [_before_and_after(each.table, each.table_recentred) for each in errors]
+        in_logits = [_before_and_after(each.logits, each.logits_recentred) for each in errors]
+        rows += [
+            InspectionRow(f"{name}: table (%)", "↓", f"{TABLE_ERROR}; {RECENTRED}", in_table),
+            InspectionRow(f"{name}: logits (%)", "↓", f"{LOGIT_ERROR}; {RECENTRED}", in_logits),
+        ]
+    return rows
+
+
+def _before_and_after(before: float | None, after: float | None) -> str:
+    return DASH if before is None or after is None else f"{before:.3g} → {after:.3g}"

@@ -26,6 +26,7 @@ from coupled_adam.embeddings import (
 from coupled_adam.embeddings.download import word_pairs_of
 from coupled_adam.inspection.folders import TOKENIZER
 from coupled_adam.inspection.model_tables import Model, Role, read_model
+from coupled_adam.inspection.quantising import QuantisationError, errors_json, quantisation_errors
 from coupled_adam.inspection.sampling import Sample, draw_sample
 from coupled_adam.metrics import NEED_WORDS
 
@@ -56,6 +57,8 @@ class Request:
     device: str | None = None
     pictures: bool = False
     """Also draw a sample of every table."""
+    quantise: Sequence[str] = ()
+    """Kinds of integers ("int8", "int4") to round the tables to, and measure the error."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class MeasuredTable:
     """Why a measure, by its name, may be missing."""
     counts: Counts | None
     sample: Sample | None
+    quantised: Sequence[QuantisationError] = ()
+    """Empty where it was not asked for."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +106,17 @@ def json_object(models: Sequence[MeasuredModel]) -> dict[str, object]:
                 "path": model.path,
                 "tied": model.tied,
                 "tables": [
-                    {"name": table.name, "role": table.role, **table.metrics.to_dict()} for table in model.tables
+                    {"name": table.name, "role": table.role, **table.metrics.to_dict(), **_quantised_json(table)}
+                    for table in model.tables
                 ],
             }
             for model in models
         ]
     }
+
+
+def _quantised_json(table: MeasuredTable) -> dict[str, object]:
+    return {"quantised": errors_json(table.quantised)} if table.quantised else {}
 
 
 def _measure_model(
@@ -145,7 +155,11 @@ def _measure_model(
             ),
         }
         sample = draw_sample(table.matrix) if request.pictures else None
-        tables.append(MeasuredTable(table.name, table.role, metrics, missing, counts, sample))
+        quantised = []
+        if request.quantise:
+            on_rows = partial(progress, f"{model.path} {table.name}, quantised")
+            quantised = quantisation_errors(table.matrix, request.quantise, on_rows)
+        tables.append(MeasuredTable(table.name, table.role, metrics, missing, counts, sample, quantised))
     return MeasuredModel(model.path, model.tied, tables)
 
 

@@ -14,6 +14,7 @@ from coupled_adam.base.files import parse_json
 from coupled_adam.inspection.stored import FLOATING, Stored, map_storage, refuse_type
 from coupled_adam.tables_file import parse_header
 
+METADATA = "__metadata__"  # the key of a header that is no tensor
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -26,8 +27,8 @@ def open_safetensors(path: Path) -> Stored:
         raise UserError(
             f"{path}: not a whole safetensors file ({error}); it may be cut off: copy or download it again"
         ) from None
-    begin, entries = _read_header(path)
-    metadata = entries.pop("__metadata__", None) or {}
+    begin, entries = read_header(path)
+    metadata = entries.pop(METADATA, None) or {}
 
     def read(name: str) -> Tensor:
         entry = entries[name]
@@ -56,8 +57,11 @@ def open_safetensors(path: Path) -> Stored:
     return replace(stored, **header)
 
 
-def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors begin, and the header: 8 bytes give its length, then it is JSON."""
+def read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors begin, and the header: 8 bytes give its length, then it is JSON.
+
+    Only of a file that `open_safetensors` has checked.
+    """
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header: dict[str, Any] = parse_json(file.read(length), f"{path}: its header")

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coupled_adam.inspection.inspection_table import Overview
+from coupled_adam.inspection.inspection_table import RECENTRED, Overview
 
 
 def print_overview(console: Console, overview: Overview) -> None:
@@ -15,7 +15,8 @@ def print_overview(console: Console, overview: Overview) -> None:
     for row in overview.rows:
         table.add_row(Text(f"{row.label} {row.better}"), *row.cells)
     console.print(table)
-    for note in ("↑ more is better, ↓ less is better", *overview.notes):
+    quantised = () if not overview.is_quantised else (f"error of tables and logits in integers: {RECENTRED}",)
+    for note in ("↑ more is better, ↓ less is better", *quantised, *overview.notes):
         console.print(Text(note, style="dim"), soft_wrap=True)
     console.print()
     for column in overview.columns:
