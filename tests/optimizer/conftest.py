@@ -20,6 +20,9 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mod
         pytest.importorskip("triton")
         kernels = importlib.import_module("coupled_adam.optimizer.triton_kernels")
         family_kernels = importlib.import_module("coupled_adam.optimizer.family_triton")
+        # The interpreter takes a millisecond for each program; test_family_triton has the tiles of a GPU.
+        monkeypatch.setattr(family_kernels, "UPDATE_BLOCK_V", 16)
+        monkeypatch.setattr(family_kernels, "REDUCE_PROGRAMS", 8)
     if request.param == "numba":
         request.getfixturevalue("numba_loops")
     monkeypatch.setattr(table_step, "kernels_for", lambda tensor: kernels)

@@ -228,22 +228,22 @@ def test_gradients_whose_squares_overflow_float32_give_no_nan(path: ModuleType, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("vocabulary_size", [None, 200])
+@pytest.mark.parametrize("vocabulary_size", [None, 60])
 def test_mean_free_updates_leave_the_mean_embedding_where_it_is(
     path: ModuleType, dtype: torch.dtype, vocabulary_size: int | None
 ) -> None:
-    param = table((300, 12), dtype)
+    param = table((90, 12), dtype)
     real = slice(vocabulary_size)
     before = param.detach().double()[real].mean(0)
     optimizer = coupled(param, lr=0.05, row_exponent=0.25, mean_free=True, vocabulary_size=vocabulary_size)
-    drifting = table((300, 12), dtype)
+    drifting = table((90, 12), dtype)
     other = coupled(drifting, lr=0.05, row_exponent=0.25, vocabulary_size=vocabulary_size)
-    grads = [grad + 0.3 for grad in gradients((300, 12), 10, dtype)]
+    grads = [grad + 0.3 for grad in gradients((90, 12), 6, dtype)]
     run(optimizer, param, grads)
     run(other, drifting, grads)
     moved = (param.detach().double()[real].mean(0) - before).abs().max().item()
     drifted = (drifting.detach().double()[real].mean(0) - before).abs().max().item()
-    rounding = 10 * torch.finfo(dtype).eps * float(param.detach().abs().max()) / 2
+    rounding = 6 * torch.finfo(dtype).eps * float(param.detach().abs().max()) / 2
     assert moved < rounding / 3  # steps times half a unit in the last place, which partly cancel
     assert drifted > 0.1
 

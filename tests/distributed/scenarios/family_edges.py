@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
@@ -65,6 +66,19 @@ def a_skipped_step_changes_nothing_and_no_rank_waits() -> None:
             after = [table.detach(), *optimizer.state[table].values()]
             for one, other in zip(before, after, strict=True):
                 assert torch.equal(full(one), full(other)), f"{placements} {options}"
+
+
+@runs_on(2)
+def a_rank_that_skips_alone_keeps_no_other_waiting() -> None:
+    """What found_inf says is the caller's business; a rank that has found one must not leave the others hanging."""
+    mesh = mesh_of(2)
+    for placement in (Shard(0), Shard(1)):
+        table, optimizer = family_table(mesh, (placement,), (V, H), **PARTIAL, max_grad_norm=0.1)
+        table.grad = place(random_tensor(V, H, seed=1), mesh, (placement,))
+        optimizer.found_inf = torch.tensor(float(dist.get_rank() == 0))
+        before = table.detach().to_local().clone()
+        optimizer.step()
+        assert torch.equal(table.detach().to_local(), before) == (dist.get_rank() == 0)
 
 
 @runs_on(2)
