@@ -8,7 +8,7 @@ import torch
 from oracle import coupled, gradients, oracle, relative_error, run, table
 from torch import nn
 
-from coupled_adam import CoupledAdamW
+from coupled_adam import CoupledAdamW, convert_state_dict
 
 PARTIAL: dict[str, Any] = {"row_exponent": 0.25, "mean_free": True}
 GRADS = gradients((40, 8), 6)
@@ -132,6 +132,27 @@ def test_options_of_a_group_stay_where_the_file_has_none(written_by: str) -> Non
     optimizer = CoupledAdamW([{"params": [param], "coupled": True, **own}])
     optimizer.load_state_dict(file)
     assert {key: optimizer.param_groups[0][key] for key in own} == own
+
+
+def test_row_moments_stay_where_no_gradient_has_come_yet() -> None:
+    param = table((40, 8))
+    optimizer = coupled(param, **PARTIAL)
+    run(optimizer, param, [torch.zeros(40, 8)])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert torch.equal(optimizer.state[param]["row_avg_sq"], torch.zeros(40, 1))
+
+
+def test_row_moments_of_zeros_are_left_out_on_the_way_to_adamw() -> None:
+    """Made by a loader and never filled: in proportion to them AdamW would divide by eps."""
+    param = table((40, 8))
+    optimizer = coupled(param, **PARTIAL)
+    run(optimizer, param, GRADS[:2])
+    file = optimizer.state_dict()
+    file["state"][0]["row_avg_sq"] = torch.zeros(40, 1)
+    file["param_groups"][0]["param_names"] = ["table"]
+    adamw = torch.optim.AdamW([("table", param)])
+    converted = convert_state_dict(file, adamw)["state"][0]["exp_avg_sq"]
+    assert torch.equal(converted, optimizer.state[param]["exp_avg_sq"].expand(40, 8))
 
 
 def test_step_hooks_run_once() -> None:

@@ -188,41 +188,55 @@ class SavedMoments:
 
     def __init__(self, state: dict[str, Any], param: Tensor, group: dict[str, Any]) -> None:
         self.state, self.param, self.group = state, param, group
-        self.is_full = state["exp_avg_sq"].shape == param.shape and param.shape[:1] != (1,)
-        self.sums: list[PartialSum] = []
+        # Of a full second moment that is to be averaged.
+        self.column_sums: PartialSum | None = None
+        self.row_sums: PartialSum | None = None
+        # Of row moments and the column moments beside them.
+        self.row_total: PartialSum | None = None
+        self.column_total: PartialSum | None = None
         second_moment = state["exp_avg_sq"]
         local = local_part(second_moment)
-        if group.get("coupled") and self.is_full:
-            real_rows = local_real_rows(second_moment, group["vocabulary_size"])
-            self.sums.append(PartialSum(_column_sums(local[:real_rows]), process_groups(second_moment, tensor_dim=0)))
+        is_full = second_moment.shape == param.shape and param.shape[:1] != (1,)
+        if group.get("coupled") and is_full:
+            real = local[: local_real_rows(second_moment, group["vocabulary_size"])]
+            self.column_sums = PartialSum(_column_sums(real), process_groups(second_moment, tensor_dim=0))
             if needs_row_moments(group):
-                self.sums.append(PartialSum(_row_sums(local), process_groups(second_moment, tensor_dim=1)))
+                self.row_sums = PartialSum(_row_sums(local), process_groups(second_moment, tensor_dim=1))
         elif "row_avg_sq" in state:
-            # Whether it was ever filled, and the mean of the table.
             rows = state["row_avg_sq"]
-            self.sums.append(PartialSum(_total(local_part(rows)), process_groups(rows, tensor_dim=0)))
-            self.sums.append(PartialSum(_total(local), process_groups(second_moment, tensor_dim=1)))
+            self.row_total = PartialSum(_total(local_part(rows)), process_groups(rows, tensor_dim=0))
+            self.column_total = PartialSum(_total(local), process_groups(second_moment, tensor_dim=1))
+
+    @property
+    def sums(self) -> list[PartialSum]:
+        """What this rank knows a part of."""
+        sums = (self.column_sums, self.row_sums, self.row_total, self.column_total)
+        return [partial_sum for partial_sum in sums if partial_sum is not None]
 
     def fitted(self) -> dict[str, Any]:
         """The state as the live optimizer keeps it."""
         if not self.group.get("coupled"):
             return self._of_adamw()
-        if not self.is_full:
+        if self.column_sums is None:
             return self._without_empty_rows()
         dtype = torch.promote_types(self.param.dtype, torch.float32)
         rows = self.group["vocabulary_size"] or self.param.shape[0]
-        average = (self.sums[0].values / rows).unsqueeze(0).to(dtype)  # (1, H)
+        average = (self.column_sums.values / rows).unsqueeze(0).to(dtype)  # (1, H)
         fitted = {**self.state, "exp_avg_sq": distribute_like(average, self.param)}
-        if len(self.sums) > 1:
-            row_average = (self.sums[1].values / self.param.shape[1]).unsqueeze(1).to(dtype)  # (V, 1)
+        if self.row_sums is not None:
+            row_average = (self.row_sums.values / self.param.shape[1]).unsqueeze(1).to(dtype)  # (V, 1)
             fitted["row_avg_sq"] = column_like(row_average, self.param)
         return fitted
 
     def _without_empty_rows(self) -> dict[str, Any]:
         """Row and column moments have the same mean, so row moments of zeros were made and never loaded."""
-        if self.sums and self.sums[0].values == 0 and self.sums[1].values != 0:
-            return {key: value for key, value in self.state.items() if key != "row_avg_sq"}
-        return self.state
+        if self.column_total is None or self._has_row_moments() or self.column_total.values == 0:
+            return self.state
+        return {key: value for key, value in self.state.items() if key != "row_avg_sq"}
+
+    def _has_row_moments(self) -> bool:
+        """Whether the row moments were ever filled."""
+        return self.row_total is not None and bool(self.row_total.values != 0)
 
     def _of_adamw(self) -> dict[str, Any]:
         """c_h r_i / s for every element: the second moment that has these row and column averages."""
@@ -230,8 +244,8 @@ class SavedMoments:
         if self.state["exp_avg_sq"].shape == self.param.shape:
             return state
         second_moment = _repeated_row(self.state["exp_avg_sq"], self.param)
-        if self.sums and self.sums[1].values != 0:
-            mean = self.sums[1].values / self.param.shape[1]
+        if self.column_total is not None and self._has_row_moments():
+            mean = self.column_total.values / self.param.shape[1]
             ratios = local_part(self.state["row_avg_sq"]).to(mean.dtype) / mean  # (V, 1)
             local = local_part(second_moment)
             for rows, ratio in zip(local.split(ROWS_AT_A_TIME), ratios.split(ROWS_AT_A_TIME), strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from coupled_adam import CoupledAdamW
@@ -79,6 +79,19 @@ def a_rank_that_skips_alone_keeps_no_other_waiting() -> None:
         before = table.detach().to_local().clone()
         optimizer.step()
         assert torch.equal(table.detach().to_local(), before) == (dist.get_rank() == 0)
+
+
+@runs_on(2)
+def a_table_that_is_a_sum_over_ranks_is_refused() -> None:
+    local = random_tensor(V, H, seed=0)
+    table = nn.Parameter(DTensor.from_local(local, mesh_of(2), (Partial(),)))
+    try:
+        CoupledAdamW([{"params": [("head", table)], "coupled": True}], **PARTIAL)
+    except ValueError as error:
+        assert "'head'" in str(error), error
+        assert "Partial" in str(error) or "P(" in str(error), error
+    else:
+        raise AssertionError("a Partial table was accepted")
 
 
 @runs_on(2)
