@@ -76,8 +76,9 @@ class CoupledAdamW(AdamW):
         row_exponent: :math:`y` in [0, 1]: 0 is Coupled Adam, 1 gives each row its own second moment. May be changed
             during training through its group, as `lr` is; a one-element tensor under `capturable`.
         column_exponent: :math:`x` in [0, 1]: 1 is Coupled Adam, 0 gives all columns the same. May be changed as well.
-        mean_free: subtract the mean update over the vocabulary, so that the mean embedding never moves (but by weight
-            decay).
+        mean_free: subtract the mean update over the vocabulary from every row, so that the mean embedding stays where
+            it is, except for weight decay and the rounding of tables in bfloat16 or float16. A softmax head gives the
+            same probabilities with and without its mean; an input table does not.
         vocabulary_size: rows of a coupled table that are not padding; all means are taken over the first that many.
             None for all rows. Tables of another vocabulary need a group of their own.
         max_grad_norm: clip the global norm of all gradients inside the step, as torch.nn.utils.clip_grad_norm_
