@@ -22,7 +22,7 @@ from coupled_adam.config.run_config import load_config
 from coupled_adam.config.toml_writing import to_toml
 from coupled_adam.models.model_config import build_model
 from coupled_adam.optimizer import BatchedMuon, newton_schulz
-from coupled_adam.training import estimates
+from coupled_adam.training import estimates, run
 from coupled_adam.training.optimizers import build_optimizers, split_hidden_matrices
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "optimizer"))
@@ -215,6 +215,16 @@ def test_operations_of_muon_are_those_of_its_products() -> None:
     assert estimates.NEWTON_SCHULZ_STEPS == newton_schulz.STEPS
     slower = estimates.seconds(config, estimates.cpu(1)) - estimates.seconds(load_config("tiny"), estimates.cpu(1))
     assert slower > 0
+
+
+@pytest.mark.parametrize(("optimizer", "expected"), [(MUON, 1), ({}, 0)])
+def test_instructions_for_bfloat16_are_checked_before_muon_multiplies(
+    optimizer: dict[str, Any], expected: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(run, "limit_instructions", lambda: calls.append(1))
+    train(small_config(corpus, optimizer=optimizer, training={"precision": "float32"}), tmp_path / "run")
+    assert len(calls) == expected
 
 
 def test_folder_of_a_run_without_one_is_called_after_muon_too(
