@@ -239,6 +239,20 @@ def test_grad_scaler_is_refused(start: nn.Module, fused: bool, unscaled: bool) -
         assert torch.equal(value, before[name])
 
 
+def test_a_disabled_grad_scaler_is_none(start: nn.Module) -> None:
+    """Loops that choose the precision by an option keep it, switched off."""
+    model = copy.deepcopy(start)
+    coupled, other = two_optimizers(model)
+    clip_together(coupled, other, max_norm=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for step in range(4):
+        backward(model, step)
+        scaler.step(coupled)
+        scaler.step(other)
+        scaler.update()
+    assert_same_weights(model, trained_with_clip_grad_norm(start, 0.1))
+
+
 def test_without_a_limit_nothing_is_clipped(start: nn.Module) -> None:
     model = copy.deepcopy(start)
     coupled, other = two_optimizers(model)

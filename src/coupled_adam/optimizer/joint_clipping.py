@@ -156,7 +156,8 @@ def _refuse_grad_scaler() -> None:
         return
     frame = sys._getframe() if "torch.amp.grad_scaler" in sys.modules else None
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
+        is_of_scaler = frame.f_globals.get("__name__") == "torch.amp.grad_scaler"
+        if is_of_scaler and frame.f_locals["self"].is_enabled():
             raise RuntimeError(
                 "clip_together cannot clip under GradScaler, which unscales and skips each optimizer by itself. Train "
                 "in bfloat16 without it, or leave clip_together out and call, before the steps, scaler.unscale_ for "
