@@ -227,6 +227,11 @@ def test_text_is_compared_where_there_is_a_tokenizer(tmp_path: Path) -> None:
     result = run(source, tmp_path / "without", "--json")
     assert [each["tokens"] for each in json.loads(result.stdout)["stored"]] == ["random tokens"]
     assert "Note: " in result.stderr
+    (tmp_path / "elsewhere").mkdir()
+    write_tokenizer(tmp_path / "elsewhere")
+    done = recentre(source, tmp_path / "given", "--tokenizer", tmp_path / "elsewhere")
+    assert [each["tokens"] for each in done["stored"]] == ["random tokens", "text"]
+    assert run(source, tmp_path / "wrong", "--tokenizer", "no-such").exit_code == 2
     write_tokenizer(source)
     result = run(source, tmp_path / "with", "--json")
     assert [each["tokens"] for each in json.loads(result.stdout)["stored"]] == ["random tokens", "text"]

@@ -30,6 +30,7 @@ from coupled_adam.inspection.recentring.probability_check import (
     probes_of,
 )
 from coupled_adam.inspection.recentring.run_model import is_run, open_run
+from coupled_adam.tokenizer import open_tokenizer
 
 LARGEST_DIFFERENCE = 1e-4
 """Of log-probabilities, in nats, between the model and the unrounded result; exact algebra gives about 1e-12."""
@@ -77,6 +78,7 @@ def recentre(
     *,
     untie: bool = False,
     dtype: torch.dtype | None = None,
+    tokenizer: str | None = None,
     overwrite: bool = False,
     on_stage: OnStage = lambda what, done: None,
 ) -> Recentred:
@@ -87,21 +89,23 @@ def recentre(
         out: the folder to write; new, empty, or with `overwrite` an older model.
         untie: give the head of a tied model a table of its own.
         dtype: how the changed tensors are stored; None: as they were.
+        tokenizer: for the comparison on text, as `open_tokenizer` takes it; None: the one that comes with the model.
         overwrite: replace an older model.
         on_stage: called as the work goes on.
     """
     require_free(out, overwrite=overwrite)
     _require_apart(source, out)
+    given = None if tokenizer is None else open_tokenizer(tokenizer)
     on_stage("reading the model", None)
     model = _open(source)
+    if given is not None:
+        model = dataclasses.replace(model, tokenizer=lambda: given)
     before = _measure(source, "before", on_stage)
     mean, facts = _facts(model, before, untie=untie)
     # The mean of rounding errors is at most half an epsilon of the mean length: what lies below is only rounding.
     if facts["mu_norm_ratio"] <= torch.finfo(model.dtype).eps:
-        stored = _name(model.dtype)
-        return Recentred(
-            **facts, out=None, tensors=[], dtype=stored, added_bytes=0, unrounded=[], stored=[], after=None
-        )
+        nothing: dict[str, Any] = {"out": None, "after": None, "tensors": [], "unrounded": [], "stored": []}
+        return Recentred(**facts, **nothing, dtype=_name(model.dtype), added_bytes=0)
     method: Method = facts["method"]
     if method == "positions" and model.no_positions:
         raise UserError(_offer_to_untie(model, dtype))
@@ -126,8 +130,8 @@ def recentre(
         on_stage("reading it back", None)
         again = reopen(temporary)
         _require_written(again, expected, out)
-        stored_differences = differences(reference, again, probes)
-        if not all(math.isfinite(each.largest) for each in stored_differences):
+        stored = differences(reference, again, probes)
+        if not all(math.isfinite(each.largest) for each in stored):
             raise UserError(f"{source}: the result gives no finite numbers once it is rounded; try --dtype float32")
         del again
         after = dataclasses.replace(_measure(temporary, "after", on_stage), path=str(out))
@@ -138,7 +142,7 @@ def recentre(
         dtype=_name(next(iter(expected.values())).dtype),
         added_bytes=added,
         unrounded=unrounded,
-        stored=stored_differences,
+        stored=stored,
         after=after,
     )
 
