@@ -43,8 +43,8 @@ def recentre(
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="For the comparison on text, where none comes with MODEL: a tokenizer.json, a model folder or a tiktoken "
-            "name.",
+            help="For the comparison on text, where none comes with MODEL: a tokenizer.json, a model folder or a "
+            "tiktoken name.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,

@@ -74,6 +74,8 @@ def open_hub_folder(folder: Path) -> FinishedModel:
         )
     positions_name, no_positions = _positions(folder, config, module, files) if is_tied else (None, "")
     positions = None if positions_name is None else module.get_parameter(positions_name)
+    stored_positions = None if positions_name is None else _stored_name(files, positions_name, module)
+    rewritable = [*table_names, *([stored_positions] if stored_positions else [])]
     tokenizer = folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
     notes = [f"not copied, because it holds the weights as they were: {printable(str(path))}" for path in left_out]
 
@@ -95,11 +97,11 @@ def open_hub_folder(folder: Path) -> FinishedModel:
         table_names=table_names,
         new_head_name=_head_name(module),
         positions=positions,
-        positions_name=None if positions_name is None else _stored_name(files, positions_name, module),
+        positions_name=stored_positions,
         no_positions=no_positions,
         rows=_rows(files, tokenizer, len(head)),
         context=_context(config, module),
-        dtype=files.dtype(table_names[0]),
+        dtypes={_head_name(module): files.dtype(table_names[0])} | {name: files.dtype(name) for name in rewritable},
         bytes=sum((folder / name).stat().st_size for name in files.names),
         write=write,
         reopen=open_hub_folder,

@@ -9,7 +9,7 @@ Legend: V vocabulary rows, H hidden size.
 import dataclasses
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -98,9 +98,11 @@ def recentre(
     given = None if tokenizer is None else open_tokenizer(tokenizer)
     on_stage("reading the model", None)
     model = _open(source)
+    if dtype == model.dtype:
+        dtype = None  # nothing changes its type
     if given is not None:
         model = dataclasses.replace(model, tokenizer=lambda: given)
-    before = _measure(source, "before", on_stage)
+    before = _measure(source, model.rows, "before", on_stage)
     mean, facts = _facts(model, before, untie=untie)
     # The mean of rounding errors is at most half an epsilon of the mean length: what lies below is only rounding.
     if facts["mu_norm_ratio"] <= torch.finfo(model.dtype).eps:
@@ -118,8 +120,9 @@ def recentre(
     unrounded = differences(reference, model, probes)
     _require_equal(source, unrounded)
 
-    expected = _rounded(source, tensors, dtype or model.dtype)
-    added = _size(tensors, dtype or model.dtype) - (0 if method == "untie" else _size(tensors, model.dtype))
+    expected = _rounded(source, tensors, {name: dtype or model.dtypes[name] for name in tensors})
+    as_before = 0 if method == "untie" else sum(t.numel() * model.dtypes[name].itemsize for name, t in tensors.items())
+    added = sum(tensor.nbytes for tensor in expected.values()) - as_before
     _require_space(out, model.bytes + added)
     write, reopen = model.write, model.reopen
     del model  # a float64 copy of all weights; the one that is read back is another
@@ -134,7 +137,7 @@ def recentre(
         if not all(math.isfinite(each.largest) for each in stored):
             raise UserError(f"{source}: the result gives no finite numbers once it is rounded; try --dtype float32")
         del again
-        after = dataclasses.replace(_measure(temporary, "after", on_stage), path=str(out))
+        after = dataclasses.replace(_measure(temporary, facts["rows"], "after", on_stage), path=str(out))
     return Recentred(
         **facts | {"notes": [*facts["notes"], *why_no_text]},
         out=str(out),
@@ -206,11 +209,11 @@ def _subtract(model: FinishedModel, mean: Tensor, method: Method) -> dict[str, T
     return model.move_to_positions(mean) if method == "positions" else model.untie(mean)
 
 
-def _measure(folder: Path, when: str, on_stage: OnStage) -> MeasuredModel:
+def _measure(folder: Path, rows: int, when: str, on_stage: OnStage) -> MeasuredModel:
     def progress(what: str, done: float) -> None:
         on_stage(f"measuring {when}", done)
 
-    return inspect_models([str(folder)], Request(), progress)[0]
+    return inspect_models([str(folder)], Request(vocabulary_size=rows), progress)[0]
 
 
 def _offer_to_untie(model: FinishedModel, dtype: torch.dtype | None) -> str:
@@ -243,18 +246,16 @@ def _require_space(out: Path, needed: int) -> None:
         )
 
 
-def _rounded(source: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors as they are to be stored; one that has two names once."""
-    stored: dict[int, Tensor] = {}
+def _rounded(source: Path, tensors: dict[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    """The tensors as they are to be stored."""
     for name, tensor in tensors.items():
         largest = float(tensor.abs().max())
-        if largest > torch.finfo(dtype).max:
+        if largest > torch.finfo(dtypes[name]).max:
             raise UserError(
-                f"{source}: tensor {name!r} would have an entry of {largest:.3g}, more than {_name(dtype)} holds; "
+                f"{source}: tensor {name!r} would have an entry of {largest:.3g}, too large for {_name(dtypes[name])}; "
                 "store it with --dtype float32"
             )
-        stored.setdefault(id(tensor), tensor.to(dtype))
-    return {name: stored[id(tensor)] for name, tensor in tensors.items()}
+    return {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()}
 
 
 def _require_written(again: FinishedModel, expected: dict[str, Tensor], out: Path) -> None:
@@ -264,10 +265,6 @@ def _require_written(again: FinishedModel, expected: dict[str, Tensor], out: Pat
     for name, tensor in expected.items():
         if name not in tables or not torch.equal(tables[name].detach(), tensor.double()):
             raise RuntimeError(f"{out}: {name!r} was not read back as it was written")
-
-
-def _size(tensors: dict[str, Tensor], dtype: torch.dtype) -> int:
-    return sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
 
 
 def _name(dtype: torch.dtype) -> str:
