@@ -47,6 +47,8 @@ def test_a_flag_is_still_a_flag() -> None:
         (["inspect"], "PATH"),
         (["export", "run", "out", "--dtype", "int8"], "bfloat16"),
         (["export", "run"], "DIR"),
+        (["recentre", "model"], "OUT"),
+        (["recentre", "model", "out", "--dtype", "int8"], "--dtype"),
         (["eval", "run", "--limit", "0"], "--limit"),
         (["eval", "run", "another"], "another"),
         (["eval", "answer", "run"], "REQUESTS"),

@@ -184,6 +184,19 @@ def test_bfloat16_stays_bfloat16_and_its_rounding_is_measured(tmp_path: Path) ->
     assert (out / "model.safetensors").stat().st_size == (source / "model.safetensors").stat().st_size
 
 
+def test_table_and_positions_keep_each_its_own_type(tmp_path: Path) -> None:
+    source, out = save(gpt2().to(torch.bfloat16), tmp_path / "model"), tmp_path / "out"
+    tensors = weights(source)
+    tensors["transformer.wpe.weight"] = tensors["transformer.wpe.weight"].float()
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    recentre(source, out)
+    assert {name: each.dtype for name, each in weights(out).items()} == {
+        name: each.dtype for name, each in tensors.items()
+    }
+    recentre(source, tmp_path / "float32", "--dtype", "float32")
+    assert weights(tmp_path / "float32")["transformer.wte.weight"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_float32_rounds_less_and_is_loaded_as_float32(tmp_path: Path, tied: bool) -> None:
     source, out = save(llama(tie_word_embeddings=tied).to(torch.bfloat16), tmp_path / "model"), tmp_path / "out"
@@ -217,6 +230,8 @@ def test_padding_rows_move_but_do_not_count(tmp_path: Path) -> None:
     write_tokenizer(source)
     done = recentre(source, out)
     assert (done["rows"], done["padding_rows"]) == (TOKENS, V - TOKENS)
+    assert [table["shape"] for table in done["after"]["tables"]] == [[TOKENS, H]] * 2
+    assert done["after"]["tables"][1]["mu_norm_ratio"] < 1e-6
     old, new = weights(source)["lm_head.weight"].double(), weights(out)["lm_head.weight"].double()
     torch.testing.assert_close(old - new, old[:TOKENS].mean(0).expand(V, H), rtol=1e-5, atol=1e-5)
     assert mean_ratio(new, TOKENS) < 1e-6
@@ -227,6 +242,11 @@ def test_text_is_compared_where_there_is_a_tokenizer(tmp_path: Path) -> None:
     result = run(source, tmp_path / "without", "--json")
     assert [each["tokens"] for each in json.loads(result.stdout)["stored"]] == ["random tokens"]
     assert "Note: " in result.stderr
+    (tmp_path / "elsewhere").mkdir()
+    write_tokenizer(tmp_path / "elsewhere")
+    done = recentre(source, tmp_path / "given", "--tokenizer", tmp_path / "elsewhere")
+    assert [each["tokens"] for each in done["stored"]] == ["random tokens", "text"]
+    assert run(source, tmp_path / "wrong", "--tokenizer", "no-such").exit_code == 2
     write_tokenizer(source)
     result = run(source, tmp_path / "with", "--json")
     assert [each["tokens"] for each in json.loads(result.stdout)["stored"]] == ["random tokens", "text"]

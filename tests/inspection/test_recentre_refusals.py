@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from click.testing import Result
-from recentred_models import LLAMA, H, V, change_config, gpt2, llama, log_probabilities, off_centre, save
+from recentred_models import LLAMA, H, V, change_config, config_of, gpt2, llama, log_probabilities, off_centre, save
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -133,8 +133,13 @@ def test_other_heads_and_classes_are_refused(tied: Path) -> None:
 
 
 def test_a_config_that_disagrees_with_the_files_is_refused(tied: Path) -> None:
-    add_tensor(tied, "lm_head.weight", torch.ones(V, H))
+    add_tensor(tied, "lm_head.weight", torch.rand(V, H))
     assert "tie_word_embeddings" in refused(tied)
+    config = {key: value for key, value in config_of(tied).items() if key != "tie_word_embeddings"}
+    (tied / "config.json").write_text(json.dumps(config))  # as the GPT-2 of the hub
+    assert "tie_word_embeddings" in refused(tied)
+    change_config(tied, tie_word_embeddings=False)
+    assert run(tied, tied.parent / "out").exit_code == 0
 
 
 def test_missing_tensors_are_refused(untied: Path) -> None:

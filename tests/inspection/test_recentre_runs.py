@@ -104,6 +104,17 @@ def test_a_tied_llama_run_is_untied(tmp_path: Path) -> None:
     assert roles == ["input", "output"]
 
 
+def test_an_exported_llama_that_is_untied_no_longer_says_tied(tmp_path: Path) -> None:
+    """The header of our exports names the tables; `inspect` goes by it."""
+    assert run("export", make_run(tmp_path, 'model.architecture="llama"'), tmp_path / "model").exit_code == 0
+    done = recentre(tmp_path / "model", tmp_path / "out", "--untie")
+    assert [each["role"] for each in done["before"]["tables"]] == ["tied"]
+    model = json.loads(run("inspect", tmp_path / "out", "--json").stdout)["models"][0]
+    assert (model["tied"], [each["role"] for each in model["tables"]]) == (False, ["input", "output"])
+    assert model["tables"][1]["mu_norm_ratio"] < 1e-6
+    assert [each["shape"][0] for each in model["tables"]] == [TOKENS, TOKENS]
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_an_untied_run_with_an_output_bias_changes_its_head_alone(
     tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,14 @@ def recentre(
         Literal["float32"] | None,
         typer.Option(help="Store the changed tensors in float32, with less rounding.  [default: as they were]"),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="For the comparison on text, where none comes with MODEL: a tokenizer.json, a model folder or a "
+            "tiktoken name.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older model in OUT.")] = False,
 ) -> None:
@@ -67,6 +75,7 @@ def recentre(
             out,
             untie=untie,
             dtype=None if dtype is None else torch.float32,
+            tokenizer=tokenizer,
             overwrite=overwrite,
             on_stage=lambda what, share: bar.show(what, share, None if share is None else 1.0),
         )
@@ -92,12 +101,11 @@ def _print(done: "Recentred") -> None:
         )
         return
     print_overview(console, compare([done.before, done.after]))
-    table = Table(
-        "largest difference of log-probabilities", *(Column(name, justify="right") for name in _headings(done))
-    )
-    for label, found in (("unrounded, float64", done.unrounded), (f"as stored, {done.dtype}", done.stored)):
-        table.add_row(label, *(f"{each.largest:.1e}" for each in found))
-    table.add_row("mean KL divergence, as stored (nats)", *(f"{each.mean_kl:.1e}" for each in done.stored))
+    table = Table("log-probabilities before and after", *(Column(each.tokens, justify="right") for each in done.stored))
+    table.add_row("positions compared", *(f"{each.positions:,}" for each in done.stored))
+    table.add_row("largest difference, unrounded float64", *(f"{each.largest:.1e}" for each in done.unrounded))
+    table.add_row(f"largest difference, stored {done.dtype}", *(f"{each.largest:.1e}" for each in done.stored))
+    table.add_row(f"mean KL divergence, stored {done.dtype}", *(f"{each.mean_kl:.1e}" for each in done.stored))
     console.print()
     console.print(table)
     how = {
@@ -109,7 +117,3 @@ def _print(done: "Recentred") -> None:
     typer.echo(f"{how[done.method]}{padding}")
     typer.echo(f"Tensors rewritten: {printable(', '.join(done.tensors))}. Everything else was copied.")
     typer.echo(f"Written: {printable(str(done.out))}")
-
-
-def _headings(done: "Recentred") -> list[str]:
-    return [f"{each.tokens}, {each.positions} positions" for each in done.stored]

@@ -4,7 +4,7 @@ Legend: V vocabulary rows, H hidden size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class Request:
     device: str | None = None
     pictures: bool = False
     """Also draw a sample of every table."""
+    vocabulary_size: int | None = None
+    """Rows of the tables from this one on are padding; None: as the files say."""
     quantise: Sequence[str] = ()
     """Kinds of integers ("int8", "int4") to round the tables to, and measure the error."""
 
@@ -94,7 +96,9 @@ def inspect_models(paths: Sequence[str], request: Request, progress: OnProgress)
     models = []
     for path in paths:
         counts_of = partial(read_counts, request.unigram or _beside_tokens_of_run(Path(path), COUNTS))
-        models.append(_measure_model(read_model(path, request.tensor), request, word_pairs, counts_of, progress))
+        model = read_model(path, request.tensor)
+        tables = [replace(table, matrix=table.matrix[: request.vocabulary_size]) for table in model.tables]
+        models.append(_measure_model(replace(model, tables=tables), request, word_pairs, counts_of, progress))
     return models
 
 

@@ -56,8 +56,8 @@ class FinishedModel:
     rows: int
     """Rows from this one on are padding."""
     context: int
-    dtype: torch.dtype
-    """Of the stored output table."""
+    dtypes: Mapping[str, torch.dtype]
+    """How tables and positions are stored, by stored name; of a new head, how it would be."""
     bytes: int
     """Of all weights on the disk."""
     write: Writer
@@ -77,6 +77,11 @@ class FinishedModel:
     def tied(self) -> bool:
         """Whether one table is both input and output."""
         return self.head is self.module.get_input_embeddings().weight  # type: ignore[operator]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the stored output table."""
+        return self.dtypes[self.table_names[0]]
 
     @torch.no_grad()
     def take_from_head(self, mean: Tensor) -> dict[str, Tensor]:

@@ -62,10 +62,11 @@ def open_hub_folder(folder: Path) -> FinishedModel:
         refuse_tied(folder, config, files.file_of, unused)
         if len(uses) > 2:
             raise UserError(f"{folder}: the tied table is used in {len(uses)} places ({some_of(uses, 4)})")
-    elif _says_tied(config):
+    elif _says_tied(config, kind=type(module.config)):
         raise UserError(
-            f"{folder}: config.json says tie_word_embeddings, but the files have two different tables, and programs "
-            'disagree on which to use; correct it to "tie_word_embeddings": false, or remove the wrong table'
+            f"{folder}: tie_word_embeddings is true for this model, but the files have two different tables, and "
+            'programs disagree on which to use; write "tie_word_embeddings": false into config.json, or remove the '
+            "wrong table"
         )
     if not table_names:
         raise UserError(
@@ -74,7 +75,10 @@ def open_hub_folder(folder: Path) -> FinishedModel:
         )
     positions_name, no_positions = _positions(folder, config, module, files) if is_tied else (None, "")
     positions = None if positions_name is None else module.get_parameter(positions_name)
+    stored_positions = None if positions_name is None else _stored_name(files, positions_name, module)
+    rewritable = [*table_names, *([stored_positions] if stored_positions else [])]
     tokenizer = folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
+    head_name = _head_name(module)
     notes = [f"not copied, because it holds the weights as they were: {printable(str(path))}" for path in left_out]
 
     def write(temporary: Path, tensors: Mapping[str, Tensor], *, untied: bool, dtype: torch.dtype | None) -> None:
@@ -83,7 +87,7 @@ def open_hub_folder(folder: Path) -> FinishedModel:
         if changed != config:
             write_json(temporary / CONFIG, changed)
         head_dtype = dtype or files.dtype(table_names[0])
-        write_weights(files, temporary, tensors, dtype, head_dtype)
+        write_weights(files, temporary, tensors, dtype, head_dtype, head_name if untied else None)
 
     def logits(tokens: Tensor) -> Tensor:
         return module(input_ids=tokens, use_cache=False).logits  # type: ignore[no-any-return]
@@ -93,13 +97,13 @@ def open_hub_folder(folder: Path) -> FinishedModel:
         module=module,
         logits=logits,
         table_names=table_names,
-        new_head_name=_head_name(module),
+        new_head_name=head_name,
         positions=positions,
-        positions_name=None if positions_name is None else _stored_name(files, positions_name, module),
+        positions_name=stored_positions,
         no_positions=no_positions,
         rows=_rows(files, tokenizer, len(head)),
         context=_context(config, module),
-        dtype=files.dtype(table_names[0]),
+        dtypes={head_name: files.dtype(table_names[0])} | {name: files.dtype(name) for name in rewritable},
         bytes=sum((folder / name).stat().st_size for name in files.names),
         write=write,
         reopen=open_hub_folder,
@@ -226,9 +230,11 @@ def _context(config: Mapping[str, Any], module: Any) -> int:
     return found if isinstance(found, int) and found > 0 else 2**30
 
 
-def _says_tied(config: Mapping[str, Any]) -> bool:
-    parts = (config, config.get("text_config"))
-    return any(isinstance(part, dict) and part.get("tie_word_embeddings") is True for part in parts)
+def _says_tied(config: Mapping[str, Any], kind: type) -> bool:
+    """What config.json says, or where it says nothing, the default of its class."""
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    said = [part["tie_word_embeddings"] for part in parts if "tie_word_embeddings" in part]
+    return any(each is True for each in said) if said else getattr(kind(), "tie_word_embeddings", False) is True
 
 
 def _changed_config(config: dict[str, Any], *, untied: bool, dtype: torch.dtype | None) -> dict[str, Any]:

@@ -115,6 +115,7 @@ def write_weights(
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype | None,
     head_dtype: torch.dtype,
+    untied_head: str | None,
 ) -> None:
     """Write the files of the weights: those with a changed tensor anew, the others as they are.
 
@@ -124,6 +125,7 @@ def write_weights(
         tensors: what changes, by stored name; a name that the files do not have is added.
         dtype: how changed tensors are stored; None: as they were.
         head_dtype: how an added tensor is stored.
+        untied_head: the tensor that is the head of a model which was tied until now; None: nothing changes in that.
     """
     by_file: dict[str, dict[str, Tensor]] = {name: {} for name in files.names}
     new = {name: tensor for name, tensor in tensors.items() if name not in files.file_of}
@@ -136,7 +138,8 @@ def write_weights(
     for file, changed in by_file.items():
         if changed:
             is_added = any(name not in files.file_of for name in changed)
-            rewrite(files.folder / file, target / file, changed, head_dtype if is_added else dtype)
+            type_wanted = head_dtype if is_added else dtype
+            rewrite(files.folder / file, target / file, changed, type_wanted, _header_changes(files, untied_head))
             (target / file).chmod((files.folder / file).stat().st_mode & 0o777)
         else:
             copy_files(files.folder, target, [Path(file)])
@@ -161,6 +164,7 @@ def read_object(path: Path, folder: Path) -> dict[str, Any]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, keys in their order."""
+    path.unlink(missing_ok=True)  # a copy may be read-only
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
 
@@ -193,3 +197,10 @@ def _changed_index(
         if isinstance(metadata.get(key), (int, float)):
             metadata[key] += more
     return {**files.index, "metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
+
+
+def _header_changes(files: WeightFiles, untied_head: str | None) -> dict[str, str] | None:
+    """Where the header of the file names its tables, as those of our exports do, it must not say tied any longer."""
+    if untied_head is None or files.vocabulary_size is None:
+        return None
+    return {"output": untied_head, "tied": "false"}

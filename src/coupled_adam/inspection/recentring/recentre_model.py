@@ -9,7 +9,7 @@ Legend: V vocabulary rows, H hidden size.
 import dataclasses
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from coupled_adam.inspection.recentring.probability_check import (
     probes_of,
 )
 from coupled_adam.inspection.recentring.run_model import is_run, open_run
+from coupled_adam.tokenizer import open_tokenizer
 
 LARGEST_DIFFERENCE = 1e-4
 """Of log-probabilities, in nats, between the model and the unrounded result; exact algebra gives about 1e-12."""
@@ -77,6 +78,7 @@ def recentre(
     *,
     untie: bool = False,
     dtype: torch.dtype | None = None,
+    tokenizer: str | None = None,
     overwrite: bool = False,
     on_stage: OnStage = lambda what, done: None,
 ) -> Recentred:
@@ -87,21 +89,25 @@ def recentre(
         out: the folder to write; new, empty, or with `overwrite` an older model.
         untie: give the head of a tied model a table of its own.
         dtype: how the changed tensors are stored; None: as they were.
+        tokenizer: for the comparison on text, as `open_tokenizer` takes it; None: the one that comes with the model.
         overwrite: replace an older model.
         on_stage: called as the work goes on.
     """
     require_free(out, overwrite=overwrite)
     _require_apart(source, out)
+    given = None if tokenizer is None else open_tokenizer(tokenizer)
     on_stage("reading the model", None)
     model = _open(source)
-    before = _measure(source, "before", on_stage)
+    if dtype == model.dtype:
+        dtype = None  # nothing changes its type
+    if given is not None:
+        model = dataclasses.replace(model, tokenizer=lambda: given)
+    before = _measure(source, model.rows, "before", on_stage)
     mean, facts = _facts(model, before, untie=untie)
     # The mean of rounding errors is at most half an epsilon of the mean length: what lies below is only rounding.
     if facts["mu_norm_ratio"] <= torch.finfo(model.dtype).eps:
-        stored = _name(model.dtype)
-        return Recentred(
-            **facts, out=None, tensors=[], dtype=stored, added_bytes=0, unrounded=[], stored=[], after=None
-        )
+        nothing: dict[str, Any] = {"out": None, "after": None, "tensors": [], "unrounded": [], "stored": []}
+        return Recentred(**facts, **nothing, dtype=_name(model.dtype), added_bytes=0)
     method: Method = facts["method"]
     if method == "positions" and model.no_positions:
         raise UserError(_offer_to_untie(model, dtype))
@@ -114,8 +120,9 @@ def recentre(
     unrounded = differences(reference, model, probes)
     _require_equal(source, unrounded)
 
-    expected = _rounded(source, tensors, dtype or model.dtype)
-    added = _size(tensors, dtype or model.dtype) - (0 if method == "untie" else _size(tensors, model.dtype))
+    expected = _rounded(source, tensors, {name: dtype or model.dtypes[name] for name in tensors})
+    as_before = 0 if method == "untie" else sum(t.numel() * model.dtypes[name].itemsize for name, t in tensors.items())
+    added = sum(tensor.nbytes for tensor in expected.values()) - as_before
     _require_space(out, model.bytes + added)
     write, reopen = model.write, model.reopen
     del model  # a float64 copy of all weights; the one that is read back is another
@@ -126,11 +133,11 @@ def recentre(
         on_stage("reading it back", None)
         again = reopen(temporary)
         _require_written(again, expected, out)
-        stored_differences = differences(reference, again, probes)
-        if not all(math.isfinite(each.largest) for each in stored_differences):
+        stored = differences(reference, again, probes)
+        if not all(math.isfinite(each.largest) for each in stored):
             raise UserError(f"{source}: the result gives no finite numbers once it is rounded; try --dtype float32")
         del again
-        after = dataclasses.replace(_measure(temporary, "after", on_stage), path=str(out))
+        after = dataclasses.replace(_measure(temporary, facts["rows"], "after", on_stage), path=str(out))
     return Recentred(
         **facts | {"notes": [*facts["notes"], *why_no_text]},
         out=str(out),
@@ -138,7 +145,7 @@ def recentre(
         dtype=_name(next(iter(expected.values())).dtype),
         added_bytes=added,
         unrounded=unrounded,
-        stored=stored_differences,
+        stored=stored,
         after=after,
     )
 
@@ -202,11 +209,11 @@ def _subtract(model: FinishedModel, mean: Tensor, method: Method) -> dict[str, T
     return model.move_to_positions(mean) if method == "positions" else model.untie(mean)
 
 
-def _measure(folder: Path, when: str, on_stage: OnStage) -> MeasuredModel:
+def _measure(folder: Path, rows: int, when: str, on_stage: OnStage) -> MeasuredModel:
     def progress(what: str, done: float) -> None:
         on_stage(f"measuring {when}", done)
 
-    return inspect_models([str(folder)], Request(), progress)[0]
+    return inspect_models([str(folder)], Request(vocabulary_size=rows), progress)[0]
 
 
 def _offer_to_untie(model: FinishedModel, dtype: torch.dtype | None) -> str:
@@ -239,18 +246,16 @@ def _require_space(out: Path, needed: int) -> None:
         )
 
 
-def _rounded(source: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors as they are to be stored; one that has two names once."""
-    stored: dict[int, Tensor] = {}
+def _rounded(source: Path, tensors: dict[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    """The tensors as they are to be stored."""
     for name, tensor in tensors.items():
         largest = float(tensor.abs().max())
-        if largest > torch.finfo(dtype).max:
+        if largest > torch.finfo(dtypes[name]).max:
             raise UserError(
-                f"{source}: tensor {name!r} would have an entry of {largest:.3g}, more than {_name(dtype)} holds; "
+                f"{source}: tensor {name!r} would have an entry of {largest:.3g}, too large for {_name(dtypes[name])}; "
                 "store it with --dtype float32"
             )
-        stored.setdefault(id(tensor), tensor.to(dtype))
-    return {name: stored[id(tensor)] for name, tensor in tensors.items()}
+    return {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()}
 
 
 def _require_written(again: FinishedModel, expected: dict[str, Tensor], out: Path) -> None:
@@ -260,10 +265,6 @@ def _require_written(again: FinishedModel, expected: dict[str, Tensor], out: Pat
     for name, tensor in expected.items():
         if name not in tables or not torch.equal(tables[name].detach(), tensor.double()):
             raise RuntimeError(f"{out}: {name!r} was not read back as it was written")
-
-
-def _size(tensors: dict[str, Tensor], dtype: torch.dtype) -> int:
-    return sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -69,7 +69,7 @@ def open_run(folder: Path) -> FinishedModel:
         no_positions="" if has_positions else NO_POSITIONS,
         rows=_vocabulary_size(checkpoint) or shape.vocabulary_size,
         context=shape.context,
-        dtype=torch.float32,
+        dtypes=dict.fromkeys((module.output_table_name, HEAD, "wpe.weight"), torch.float32),
         bytes=sum(parameter.numel() for parameter in module.parameters()) * torch.float32.itemsize,
         write=write,
         reopen=open_run,

@@ -23,7 +23,13 @@ BLOCK_ROWS = 4096
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}  # "float32" -> "F32"
 
 
-def rewrite(source: Path, target: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
+def rewrite(
+    source: Path,
+    target: Path,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    metadata_changes: Mapping[str, str] | None = None,
+) -> None:
     """Write `target`: the file `source` with other tensors under some of its names.
 
     Args:
@@ -31,12 +37,13 @@ def rewrite(source: Path, target: Path, tensors: Mapping[str, Tensor], dtype: to
         target: the new file.
         tensors: what changes, in any precision; names that `source` does not have are added.
         dtype: how the given tensors are stored; None: as `source` stores the tensor of that name.
+        metadata_changes: strings of the header that change.
     """
     begin, entries = read_header(source)
-    metadata = entries.pop(METADATA, None)
+    metadata = {**(entries.pop(METADATA, None) or {}), **(metadata_changes or {})}
     kept = {name: tuple(entry["data_offsets"]) for name, entry in entries.items() if name not in tensors}
     _check_places(source, kept, source.stat().st_size - begin)
-    is_new_layout = dtype is not None or not tensors.keys() <= entries.keys()
+    is_new_layout = dtype is not None or bool(metadata_changes) or not tensors.keys() <= entries.keys()
     order = sorted(entries, key=lambda name: tuple(entries[name]["data_offsets"]))
     order += [name for name in tensors if name not in entries]
 
@@ -58,7 +65,7 @@ def rewrite(source: Path, target: Path, tensors: Mapping[str, Tensor], dtype: to
         for name in order:
             described[name] = {**described[name], "data_offsets": [place, place + sizes[name]]}
             place += sizes[name]
-        header = _header({} if metadata is None else {METADATA: metadata}, {name: described[name] for name in order})
+        header = _header({METADATA: metadata} if metadata else {}, {name: described[name] for name in order})
     else:
         with source.open("rb") as file:
             header = file.read(begin)
