@@ -87,10 +87,14 @@ def test_annealing_longer_than_the_run_or_without_a_step_is_refused(anneal: str)
     assert f"optimizer.anneal = {anneal}" in line
 
 
-def test_centring_and_mean_free_updates_are_refused_together_and_taken_alone() -> None:
-    [line] = mistakes("mean_free=true", "centre=true")
+@pytest.mark.parametrize("member", ["mean_free=true", "row_exponent=0.25", "column_exponent=0.5"])
+def test_centring_is_refused_for_members_of_the_family_which_have_mean_free(member: str) -> None:
+    [line] = mistakes(member, "centre=true")
     assert "optimizer.centre = true" in line
-    assert "optimizer.mean_free" in line
+    assert "optimizer.mean_free = true" in line
+
+
+def test_centring_is_taken_with_adamw_and_coupled_adam() -> None:
     assert config("centre=true").optimizer.centre
     assert config("embeddings=adamw", "centre=true").optimizer.centre
 

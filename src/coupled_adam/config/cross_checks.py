@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from coupled_adam.config.optimizer_names import is_coupled_adam
 from coupled_adam.config.schema import Section
 from coupled_adam.config.toml_writing import toml_value
 
@@ -67,10 +68,10 @@ def _wrong_in_optimizer(config: "Config") -> Iterator[str]:
         )
     yield from _wrong_in_tables(config)
     yield from _wrong_in_annealing(config)
-    if optimizer.centre and optimizer.mean_free:
+    if optimizer.centre and optimizer.embeddings == "coupled" and not is_coupled_adam(optimizer.model_dump()):
         yield (
-            "optimizer.centre = true: expected false with optimizer.mean_free = true, which keeps the mean embedding "
-            "where it is; leave one of them out"
+            "optimizer.centre = true: expected false with row_exponent, column_exponent or mean_free; "
+            "optimizer.mean_free = true keeps the mean embedding where it is"
         )
     if config.training.cuda_graphs is True and config.training.device == "cpu":
         yield 'training.cuda_graphs = true: expected false or "auto" with training.device = "cpu"'
