@@ -175,6 +175,36 @@ def test_closures_are_called_before_the_norm_is_taken(start: nn.Module) -> None:
     assert_same_weights(model, trained_with_clip_grad_norm(start, 0.1))
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_compiled_step_is_clipped_together_too(start: nn.Module, by_hand: bool) -> None:
+    """The norm of the others, which differs from step to step, is most of it."""
+    model, expected = copy.deepcopy(start), copy.deepcopy(start)
+    (coupled, other), references = two_optimizers(model, max_grad_norm=0.1), two_optimizers(expected)
+    if not by_hand:
+        clip_together(coupled, other)
+    torch._dynamo.reset()
+    compiled_step = torch.compile(coupled.step)
+    matrices = [p for _, p in hidden_matrices(model)]
+    for step in range(3):
+        backward(model, step)
+        for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            mine.grad *= 100 if any(mine is matrix for matrix in matrices) else 1
+            theirs.grad = mine.grad.clone()
+        gradients = [p.grad for p in matrices]
+        if by_hand:
+            coupled.other_square_norm = nn.utils.get_total_norm(gradients).square()
+        compiled_step()
+        if by_hand:
+            torch._foreach_mul_(gradients, coupled.grad_factor)
+        other.step()
+        norm = nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
+        for reference in references:
+            reference.step()
+        torch.testing.assert_close(coupled.grad_norm, norm)
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)  # a step is about 1e-2 long
+
+
 def test_schedulers_over_both_do_not_disturb_it(start: nn.Module) -> None:
     model, expected = copy.deepcopy(start), copy.deepcopy(start)
     optimizers, references = two_optimizers(model), two_optimizers(expected)

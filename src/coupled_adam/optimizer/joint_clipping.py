@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from coupled_adam.optimizer import clipping
@@ -60,15 +61,19 @@ def clip_together(coupled: CoupledAdamW, *others: Optimizer, max_norm: float | N
     def count_others() -> None:
         coupled.other_square_norm = square_norm_of(others)
 
+    # Not to be compiled with a step: Dynamo would not see the attributes that they set.
+    @_disable_dynamo
     def before_coupled(_: Optimizer, args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
         _refuse_grad_scaler()
         return _after_closure(count_others, args, kwargs)
 
+    @_disable_dynamo
     def after_coupled(*_: object) -> None:
         coupled.other_square_norm = None
         factor = None if coupled.max_grad_norm is None else coupled.grad_factor
         due.update(dict.fromkeys(others, factor))
 
+    @_disable_dynamo
     def before_other(other: Optimizer, args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
         _refuse_grad_scaler()
         if other not in due:
@@ -152,8 +157,6 @@ def _refuse_grad_scaler() -> None:
 
     Told by the calling frames: for an optimizer that is not fused GradScaler leaves no mark.
     """
-    if torch.compiler.is_compiling():
-        return
     frame = sys._getframe() if "torch.amp.grad_scaler" in sys.modules else None
     while frame is not None:
         is_of_scaler = frame.f_globals.get("__name__") == "torch.amp.grad_scaler"
