@@ -33,7 +33,10 @@ def _in_a_readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
+        is_disabled = jax.config.values["jax_disable_most_optimizations"]
+        jax.config.update("jax_disable_most_optimizations", True)  # compiling takes longer than all steps
         yield
+        jax.config.update("jax_disable_most_optimizations", is_disabled)
     sys.modules.pop("tiny_jax", None)
 
 

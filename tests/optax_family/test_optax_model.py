@@ -33,8 +33,11 @@ def model_gradients(steps: int, dtype: Any = np.float32) -> list[dict[str, Any]]
     ]
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-@pytest.mark.parametrize("tables", [is_table, MASK, {"wte": True, "block": False}], ids=["predicate", "tree", "prefix"])
+@pytest.mark.parametrize(
+    ("tables", "jit"),
+    [(is_table, False), (is_table, True), (MASK, True), ({"wte": True, "block": False}, False)],
+    ids=["predicate, eager", "predicate, jit", "tree, jit", "prefix, eager"],
+)
 def test_others_are_updated_by_adamw_bit_for_bit_and_tables_are_coupled(tables: Any, jit: bool) -> None:
     options = {"b1": 0.8, "b2": 0.95, "eps": 1e-6}
     optimizer = coupled_adamw(0.01, tables, weight_decay=0.1, **options, **PARTIAL)

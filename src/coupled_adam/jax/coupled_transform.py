@@ -8,7 +8,7 @@ and s are the moving averages of the mean squares of columns, rows and the table
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import optax
 
 from coupled_adam.jax.table_leaves import check_options, check_tables, is_number
 
-Exponent = float | jax.Array | optax.Schedule
+Exponent: TypeAlias = float | jax.Array | optax.Schedule
 
 
 class ScaleByCoupledAdamState(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 TABLE, OTHER = "table", "other"
-TableChoice = Callable[[str, Any], bool] | Any  # a predicate of path and leaf, or a tree of booleans
+TableChoice: TypeAlias = Callable[[str, Any], bool] | Any  # a predicate of path and leaf, or a tree of booleans
 
 
 def table_labels(tables: TableChoice, params: optax.Params) -> Any:
@@ -70,7 +70,7 @@ def check_tables(params: optax.Params, vocabulary_size: int | None, vocabulary_a
             raise ValueError(f"table {name!r} has shape {shape}: a table without elements; leave it out")
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(f"table {name!r} has dtype {leaf.dtype}, expected a floating one; leave it out")
-        if is_number(vocabulary_size) and vocabulary_size > shape[vocabulary_axis]:
+        if isinstance(vocabulary_size, int) and vocabulary_size > shape[vocabulary_axis]:
             raise ValueError(
                 f"vocabulary_size is {vocabulary_size}, but table {name!r} of shape {shape} has "
                 f"{shape[vocabulary_axis]} rows along axis {vocabulary_axis}; for a table (H, V) use "
