@@ -1,0 +1,10 @@
+"""The family of second moments for JAX: optax transformations. Imports no torch."""
+
+from coupled_adam.base.extras import require
+
+require("optax", "jax", "for coupled_adam.jax")  # before the imports that need it, to name the extra
+
+from coupled_adam.jax.coupled_aliases import coupled_adam, coupled_adamw  # noqa: E402
+from coupled_adam.jax.coupled_transform import ScaleByCoupledAdamState, scale_by_coupled_adam  # noqa: E402
+
+__all__ = ["ScaleByCoupledAdamState", "coupled_adam", "coupled_adamw", "scale_by_coupled_adam"]

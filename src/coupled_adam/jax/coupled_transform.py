@@ -1,0 +1,204 @@
+"""One optax transformation for the whole family of second moments.
+
+Averages over the vocabulary and over steps commute, so a table needs H numbers of second moment, and V more with a row
+exponent, instead of V x H. The equations are those of docs/mathematics.md; every array is computed in float32 at least.
+
+Legend: V vocabulary rows, H hidden size, t optimizer step, x column exponent, y row exponent, n scale exponent; c, r
+and s are the moving averages of the mean squares of columns, rows and the table, divided by 1 - b2^t.
+"""
+
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from coupled_adam.jax.table_leaves import check_options, check_tables, is_number
+
+Exponent: TypeAlias = float | jax.Array | optax.Schedule
+
+
+class ScaleByCoupledAdamState(NamedTuple):
+    """What the transformation carries from one step to the next. Shapes are those of one table (V, H).
+
+    With `vocabulary_axis=1` a table is (H, V), and so are its moments: (H, V), (H, 1) and (1, V).
+    """
+
+    count: jax.Array  # t, () int32
+    mu: optax.Updates  # first moment, (V, H) in the dtype of the table or mu_dtype
+    column_nu: optax.Updates  # mean squares of the columns, (1, H) float32; float64 for float64 tables
+    row_nu: optax.Updates | None  # mean squares of the rows, (V, 1) float32; None if the row exponent is the number 0
+
+
+def scale_by_coupled_adam(
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    *,
+    row_exponent: Exponent = 0.0,
+    column_exponent: Exponent = 1.0,
+    mean_free: bool = False,
+    scale_exponent: float = 0.0,
+    vocabulary_size: int | None = None,
+    vocabulary_axis: int = 0,
+    mu_dtype: Any = None,
+) -> optax.GradientTransformation:
+    r"""Rescale the gradients of vocabulary tables by Coupled Adam, or another member of its family.
+
+    With the moving averages :math:`c_h` and :math:`r_i` of the mean squares of column :math:`h` and row :math:`i`,
+    bias-corrected, and their common mean :math:`s`:
+
+    .. math::
+        \begin{aligned}
+            u_{ih} &= \frac{m_{ih}}{1 - \beta_1^t} \,
+                      \frac{s^{y/2}}{(\sqrt{2^{-n} s (c_h / s)^x} + \epsilon) (\sqrt{r_i} + \epsilon)^y}      \\
+            u_i    &\leftarrow u_i - \tfrac{1}{V} \textstyle\sum_j u_j \quad\text{if mean\_free}
+        \end{aligned}
+
+    Args:
+        b1: decay rate of the first moment.
+        b2: decay rate of the second moments.
+        eps: :math:`\epsilon`, added to the square roots.
+        row_exponent: :math:`y` in [0, 1]: 0 is Coupled Adam, 1 gives each row its own second moment. A schedule is
+            called with the number of steps taken, as one of the learning rate is.
+        column_exponent: :math:`x` in [0, 1]: 1 is Coupled Adam, 0 gives all columns the same. Or a schedule.
+        mean_free: subtract the mean update over the vocabulary, so that the mean embedding never moves.
+        scale_exponent: :math:`n`, multiplies the second moment by :math:`2^{-n}`; 0 is the paper's method.
+        vocabulary_size: rows that are not padding; all means are taken over the first that many. None for all rows.
+        vocabulary_axis: 0 for tables (V, H), 1 for tables (H, V), such as the kernel of a dense output layer.
+        mu_dtype: dtype of the first moment; None for that of the table.
+
+    Returns:
+        A transformation of trees whose leaves are all tables. Updates have the wider dtype of gradient and first
+        moment, as in optax.adam: with mu_dtype=float32 a narrower table is rounded only when they are added to it.
+
+    Example:
+        >>> params = {"embedding": jnp.ones((5, 2))}
+        >>> state = scale_by_coupled_adam(row_exponent=0.25).init(params)
+        >>> state.mu["embedding"].shape, state.column_nu["embedding"].shape, state.row_nu["embedding"].shape
+        ((5, 2), (1, 2), (5, 1))
+    """
+    check_options(
+        row_exponent=row_exponent,
+        column_exponent=column_exponent,
+        scale_exponent=scale_exponent,
+        vocabulary_size=vocabulary_size,
+        vocabulary_axis=vocabulary_axis,
+    )
+    keeps_rows = not is_number(row_exponent) or row_exponent != 0
+    over_vocabulary, over_width = vocabulary_axis, 1 - vocabulary_axis
+
+    def init(params: optax.Params) -> ScaleByCoupledAdamState:
+        check_tables(params, vocabulary_size, vocabulary_axis)
+        mu = jax.tree.map(lambda table: jnp.zeros_like(table, dtype=mu_dtype), params)
+
+        def zeros(axis: int) -> optax.Updates:
+            # Sums of the zeros in mu lie on the devices of their rows or columns; new zeros would all lie on one.
+            return jax.tree.map(lambda table, m: m.sum(axis, dtype=_wide(table), keepdims=True), params, mu)
+
+        row_nu = zeros(over_width) if keeps_rows else None
+        return ScaleByCoupledAdamState(jnp.zeros([], jnp.int32), mu, zeros(over_vocabulary), row_nu)
+
+    def update(
+        updates: optax.Updates, state: ScaleByCoupledAdamState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, ScaleByCoupledAdamState]:
+        del params
+        if keeps_rows and state.row_nu is None:
+            raise ValueError(
+                f"row_exponent is {row_exponent!r}, but the state has no row moments: it was made with row_exponent=0. "
+                "Call init again, or give the run that makes the state a schedule, which keeps them from the start"
+            )
+        y, x = (value(state.count) if callable(value) else value for value in (row_exponent, column_exponent))
+        t = optax.safe_increment(state.count)
+        g = jax.tree.map(lambda grad: grad.astype(_wide(grad)), updates)
+
+        mu = jax.tree.map(lambda g, m: b1 * m.astype(g.dtype) + (1 - b1) * g, g, state.mu)
+        column_nu = jax.tree.map(
+            lambda g, c: b2 * c + (1 - b2) * _mean(g**2, over_vocabulary, vocabulary_size), g, state.column_nu
+        )
+        row_nu = state.row_nu
+        if row_nu is not None:
+            row_nu = jax.tree.map(lambda g, r: b2 * r + (1 - b2) * _mean(g**2, over_width), g, row_nu)
+
+        def update_of(m: jax.Array, c: jax.Array, r: jax.Array | None = None) -> jax.Array:
+            m_hat = m / _bias_correction(b1, t)
+            c_hat = c / _bias_correction(b2, t)
+            r_hat = None if r is None else r / _bias_correction(b2, t)
+            u = m_hat * family_factor(c_hat, r_hat, eps=eps, n=scale_exponent, x=x, y=y)
+            return u - _mean(u, over_vocabulary, vocabulary_size) if mean_free else u
+
+        moments = (mu, column_nu) if row_nu is None else (mu, column_nu, row_nu)
+        new_updates = jax.tree.map(
+            lambda grad, old_mu, u: u.astype(jnp.promote_types(grad.dtype, old_mu.dtype)),
+            updates,
+            state.mu,
+            jax.tree.map(update_of, *moments),
+        )
+        # In the dtypes of the state, whatever those of gradients and options: a scan or a checkpoint needs the same.
+        new_state = ScaleByCoupledAdamState(t, mu, column_nu, row_nu)
+        return new_updates, jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def family_factor(
+    c: jax.Array,
+    r: jax.Array | None,
+    *,
+    eps: float,
+    n: float = 0.0,
+    x: float | jax.Array = 1.0,
+    y: float | jax.Array = 0.0,
+) -> jax.Array:
+    """What the first moment is multiplied with: 1 / ((sqrt(2^-n s (c_h / s)^x) + eps) ((sqrt(r_i) + eps) / sqrt(s))^y).
+
+    Args:
+        c: bias-corrected mean squares of the columns, (1, H).
+        r: bias-corrected mean squares of the rows, (V, 1), None where the row exponent is 0.
+        eps: epsilon.
+        n: scale exponent.
+        x: column exponent.
+        y: row exponent.
+
+    Returns:
+        The factor, (V, H), or (1, H) without r. 0 where no gradient was seen, or where a square was beyond float32.
+
+    Example:
+        >>> family_factor(jnp.array([[1.0, 4.0]]), None, eps=0.0)
+        Array([[1. , 0.5]], dtype=float32)
+    """
+    s = c.mean()
+    moves = s != 0
+    if r is None and is_number(x) and x == 1:
+        v = c
+    else:
+        moves &= ~jnp.isposinf(s)  # one infinite square stops its column above, and all that depends on s here
+        s = jnp.where(moves, s, 1.0)
+        v = s * (c / s) ** x
+    factor = jnp.where(moves, 1 / (jnp.sqrt(2.0**-n * v) + eps), 0.0)
+    if r is None:
+        return factor
+    rows = ((jnp.sqrt(r) + eps) / jnp.sqrt(s)) ** -y
+    return factor * jnp.where(jnp.isinf(rows), 0.0, rows)  # infinite for eps = 0 and a row that never had a gradient
+
+
+def _mean(values: jax.Array, axis: int, size: int | None = None) -> jax.Array:
+    """Mean along an axis, which is kept; over its first `size` elements."""
+    if size is None:
+        return values.mean(axis, keepdims=True)
+    # A mask, because a slice of a sharded axis would move rows between devices.
+    is_real = jax.lax.broadcasted_iota(jnp.int32, values.shape, axis) < size
+    return values.sum(axis, keepdims=True, where=is_real) / size
+
+
+def _bias_correction(decay: float | jax.Array, count: jax.Array) -> jax.Array:
+    """1 - decay^t. In float32 the difference itself would lose four digits at t = 1."""
+    if isinstance(decay, jax.Array):
+        return -jnp.expm1(count * jnp.log(decay))
+    return -jnp.expm1(count * (math.log(decay) if decay > 0 else -math.inf))
+
+
+def _wide(array: jax.Array) -> Any:
+    """The dtype that second moments and updates have: float32, or float64 for float64."""
+    return jnp.promote_types(array.dtype, jnp.float32)
