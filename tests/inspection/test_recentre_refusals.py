@@ -178,6 +178,20 @@ def test_a_config_of_anything_is_one_line(tied: Path, config: str) -> None:
     refused(tied)
 
 
+@pytest.mark.parametrize("content", ["[]", "{}", '{"model": {"vocab": {"a": "b"}}}', "[" * 9999], ids=len)
+def test_a_tokenizer_of_anything_is_one_line(tied: Path, content: str) -> None:
+    (tied / "tokenizer.json").write_text(content)
+    assert "tokenizer.json" in refused(tied)
+
+
+def test_a_tokenizer_that_the_library_does_not_open_is_a_note(tied: Path, tmp_path: Path) -> None:
+    (tied / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}}')
+    result = run(tied, tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.output
+    assert "Note: " in result.stderr
+    assert json.loads(result.stdout)["padding_rows"] == V - 2
+
+
 @pytest.mark.parametrize("shard", ["../model.safetensors", "..", "/etc/passwd", "", "missing.safetensors", 7, None])
 def test_an_index_that_points_elsewhere_is_refused(models: Path, tmp_path: Path, shard: object) -> None:
     source = Path(shutil.copytree(models / "sharded", tmp_path / "model"))

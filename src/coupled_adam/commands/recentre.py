@@ -116,4 +116,6 @@ def _print(done: "Recentred") -> None:
     padding = f" ({done.padding_rows:,} padding rows moved too, and did not count)" if done.padding_rows else ""
     typer.echo(f"{how[done.method]}{padding}")
     typer.echo(f"Tensors rewritten: {printable(', '.join(done.tensors))}. Everything else was copied.")
+    if done.dtype in ("bfloat16", "float16"):
+        typer.echo("For less rounding: --dtype float32.")
     typer.echo(f"Written: {printable(str(done.out))}")

@@ -56,7 +56,9 @@ def probes_of(model: FinishedModel) -> tuple[Probes, list[str]]:
         tokens = torch.tensor(model.tokenizer().encode(SAMPLE))
     except (UserError, OSError) as error:
         return probes, [f"the tokenizer cannot be used ({error}): probabilities are compared on random tokens only"]
-    if len(tokens) and int(tokens.max()) >= model.head.shape[0]:
+    if not len(tokens):
+        return probes, ["the tokenizer knows nothing of the text: probabilities are compared on random tokens only"]
+    if int(tokens.max()) >= model.head.shape[0]:
         return probes, [
             f"the tokenizer has tokens beyond the {model.head.shape[0]:,} rows of the table, so it is not that of this "
             "model: probabilities are compared on random tokens only"
