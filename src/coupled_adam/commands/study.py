@@ -365,6 +365,10 @@ def _print_comparison(console: Console, contents: "Contents") -> None:
         wide_enough(console, shown).print(shown)
         for note in table.notes:
             console.print(Text(note, style="dim"))
+    for table in contents.tables:
+        if table.name == "selection":
+            for note in table.notes[1:]:  # winners at an edge
+                console.print(Text(note, style="bold"), soft_wrap=True)
     for plan in contents.plans:
         if plan.problem:
             console.print(Text(printable_lines(plan.problem), style="dim"))

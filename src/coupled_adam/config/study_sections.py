@@ -102,6 +102,10 @@ class OptimizerAxis(Section):
     sgd f=300, ..."""
     embeddings: Literal["adamw", "coupled", "sgd"]
     """Optimizer of the embeddings."""
+    lr: Annotated[list[Positive], Axis, Field(min_length=1), Expected("a number above 0 or a list of them")] | None = (
+        None
+    )
+    """Highest learning rate of the whole model, or a list of them: the loss over the learning rate."""
     scale_exponent: (
         Annotated[list[Number], Axis, Field(min_length=1), Expected("a number or a list of numbers")] | None
     ) = None

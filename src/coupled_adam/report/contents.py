@@ -50,5 +50,6 @@ def read_report(folders: Sequence[Path]) -> Contents:
 def contents_of(results: Sequence[Result], plans: Sequence[StudyPlan]) -> Contents:
     """The contents of the report of finished runs, with what their studies planned."""
     reported = [result for result in results if not result.is_candidate]
+    candidates = [result for result in results if result.is_candidate]
     grid, section = gather_grid(reported, all_planned(plans)), shared_report(plans)
-    return Contents(plans, section, grid, build_tables(grid, section), verdict(grid, section))
+    return Contents(plans, section, grid, build_tables(grid, section, candidates), verdict(grid, section))

@@ -274,15 +274,17 @@ def variants_of(optimizer: OptimizerAxis) -> list[OptimizerVariant]:
         ['coupled mean-free', 'partial y=0.25 mean-free']
     """
     axes: list[Sequence[float | None]] = [
+        optimizer.lr or [None],
         optimizer.scale_exponent or [None],
         optimizer.column_exponent or [None],
         optimizer.row_exponent or [None],
         optimizer.sgd_factor or [None],
     ]
     variants = []
-    for n, x, y, f in itertools.product(*axes):
+    for lr, n, x, y, f in itertools.product(*axes):
         own = {
             "embeddings": optimizer.embeddings,
+            "lr": lr,
             "scale_exponent": n,
             "column_exponent": x,
             "row_exponent": y,
@@ -298,7 +300,7 @@ def variants_of(optimizer: OptimizerAxis) -> list[OptimizerVariant]:
         if optimizer.name is None:
             name = _plain_name(optimizer, given)
         else:
-            of_lists = zip("nxyf", (n, x, y, f), axes, strict=True)
+            of_lists = zip(("lr", *"nxyf"), (lr, n, x, y, f), axes, strict=True)
             parts = [f"{letter}={value:g}" for letter, value, axis in of_lists if value is not None and len(axis) > 1]
             name = " ".join([optimizer.name, *parts])
         variants.append(OptimizerVariant(name, settings))
@@ -312,6 +314,8 @@ def _plain_name(optimizer: OptimizerAxis, settings: Mapping[str, Any]) -> str:
         name, *parts = short_member_name(settings).split(" ")
     if "sgd_factor" in settings:
         parts.append(f"f={settings['sgd_factor']:g}")
+    if "lr" in settings:
+        parts.append(f"lr={settings['lr']:g}")
     tables = [] if optimizer.couple in (None, "output") else [optimizer.couple]
     return " ".join([name, *tables, *(["centred"] if optimizer.centre else []), *parts])
 
