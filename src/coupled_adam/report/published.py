@@ -125,7 +125,7 @@ def paper_optimizers(settings: Mapping[str, Any]) -> tuple[str, ...]:
         >>> paper_optimizers({"embeddings": "sgd", "sgd_factor": 300.0})
         ('SGD (300)',)
     """
-    if settings.get("output_bias", "none") != "none":
+    if settings.get("output_bias", "none") != "none" or settings.get("logit_cap") or settings.get("mu_loss"):
         return ()
     differs = not settings.get("tied", True) or settings.get("centre", False) or settings.get("z_loss", 0) != 0
     if differs:

@@ -73,7 +73,8 @@ class Cell:
         """What a report tells optimizers apart by: the section [optimizer], and what of the model they may set."""
         model = self.config.model
         bias = {} if model.output_bias == "none" else {"output_bias": model.output_bias}
-        return self.config.optimizer.model_dump() | {"tied": model.tied} | bias
+        cap = {} if model.logit_cap is None else {"logit_cap": model.logit_cap}
+        return self.config.optimizer.model_dump() | {"tied": model.tied} | bias | cap
 
     @property
     def parameters(self) -> int:

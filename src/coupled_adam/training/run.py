@@ -271,6 +271,8 @@ def _trainer(
             parts.optimizers,
             precision=parts.precision,
             z_loss=config.optimizer.z_loss,
+            mu_loss=config.optimizer.mu_loss,
+            token_count=parts.measures.vocabulary_size,
             cuda_graphs=parts.uses_graphs,
         ),
         measures=parts.measures,
