@@ -4,15 +4,18 @@
     python benchmarks/train.py --preset gpt2-355m --batch 32
     python benchmarks/train.py --layers 6 --width 384 --heads 6 --batch 16
     python benchmarks/train.py --peers ours --profile 0 --json OUT.json
+    python benchmarks/train.py --peers ours muon torch-muon             the blocks' matrices by AdamW and by Muon
 
 The plain loop is what one would write with torch alone: torch.compile, bf16 autocast, F.cross_entropy of all logits,
-clip_grad_norm_, fused AdamW. Ours is the step that `coupled-adam train` takes, with the coupled optimizer. Model,
+clip_grad_norm_, fused AdamW. Ours is the step that `coupled-adam train` takes, with the coupled optimizer; "muon" is
+the same with Muon for the matrices of the blocks, "torch-muon" the plain loop with torch.optim.Muon for them. Model,
 start, tokens and precision are the same. Tokens are on the device already, drawn by Zipf's law; reading them from disk
 is not measured. The time is that of many steps in a row, between two waits for the device; the median of the rounds is
 shown. Memory is the peak of all tensors, warm-up and compilation included.
 """
 
 import argparse
+import functools
 import gc
 import json
 import statistics
@@ -21,7 +24,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import date
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -128,17 +131,22 @@ class PlainGPT2(nn.Module):
         return F.linear(attended.transpose(1, 2).flatten(2), module.c_proj.weight)
 
 
-def plain_step(workload: Workload) -> Step:
+def plain_step(workload: Workload, with_muon: bool = False) -> Step:
     _, model = build(workload.model, 1, Ranks(0, 1, workload.device, "none"), bf16=workload.bf16, compile=False)
     module = PlainGPT2(model)
     if workload.compile:
         module.compile(dynamic=False)
-    groups = param_groups(model, weight_decay=0.1, couple="none")
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    groups = list(param_groups(model, weight_decay=0.1, couple="none"))
+    optimizers: list[torch.optim.Optimizer] = []
+    if with_muon:
+        [decayed] = [group for group in groups if group["name"] == "decay"]
+        groups.remove(decayed)
+        optimizers.append(torch.optim.Muon([decayed], weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
+    optimizers.append(torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True))
     shares = workload.batch_size // workload.micro_batch_size
 
     def step(batch: Batch, lr: float) -> Tensor:
-        for group in optimizer.param_groups:
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = lr
         total = torch.zeros((), device=workload.device)
         for tokens, targets in zip(*(part.split(workload.micro_batch_size) for part in batch), strict=True):
@@ -147,17 +155,18 @@ def plain_step(workload: Workload) -> Step:
             loss.backward()
             total += loss.detach()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         return total
 
     return step
 
 
-def our_step(workload: Workload) -> Step:
+def our_step(workload: Workload, matrices: Literal["adamw", "muon"] = "adamw") -> Step:
     ranks = Ranks(0, 1, workload.device, "none")
     module, model = build(workload.model, 1, ranks, bf16=workload.bf16, compile=workload.compile)
-    optimizers = build_optimizers(model, OptimizerSection(lr=LR), capturable=workload.cuda_graphs)
+    optimizers = build_optimizers(model, OptimizerSection(lr=LR, matrices=matrices), capturable=workload.cuda_graphs)
     train_step = TrainStep(module, optimizers, precision=workload.precision, cuda_graphs=workload.cuda_graphs)
 
     def step(batch: Batch, lr: float) -> Tensor:
@@ -167,7 +176,13 @@ def our_step(workload: Workload) -> Step:
     return step
 
 
-PEERS: dict[str, Callable[[Workload], Step]] = {"plain": plain_step, "ours": our_step}
+PEERS: dict[str, Callable[[Workload], Step]] = {
+    "plain": plain_step,
+    "ours": our_step,
+    "muon": functools.partial(our_step, matrices="muon"),
+    "torch-muon": functools.partial(plain_step, with_muon=True),
+}
+COMPARED_BY_DEFAULT = ["plain", "ours"]
 
 
 def synchronise(device: torch.device) -> None:
@@ -258,15 +273,17 @@ def show(measurements: list[Measurement], workload: Workload, console: Console) 
         title=f"{model.architecture}, {parameter_count(model) / 1e6:,.1f}M parameters, {model.layers} layers, "
         f"{model.width} wide, V {model.vocabulary_size}, batch {workload.batch_size} x {model.context}"
     )
-    for column in ("step", "ms", "tokens/s", "x plain", "MFU %", "peak GB", "reserved GB", "loss after 5 steps"):
+    compared = [peer for peer in COMPARED_BY_DEFAULT if any(m.peer == peer for m in measurements)]
+    ratios = [f"x {peer}" for peer in compared]
+    for column in ("step", "ms", "tokens/s", *ratios, "MFU %", "peak GB", "reserved GB", "loss after 5 steps"):
         table.add_column(column, justify="left" if column == "step" else "right")
-    plain = next((m.milliseconds for m in measurements if m.peer == "plain"), None)
+    milliseconds = {m.peer: m.milliseconds for m in measurements}
     for m in measurements:
         table.add_row(
             m.peer,
             f"{m.milliseconds:.2f}",
             f"{m.tokens_per_second:,.0f}",
-            "-" if plain is None else f"{plain / m.milliseconds:.2f}",
+            *(f"{milliseconds[peer] / m.milliseconds:.2f}" for peer in compared),
             "-" if m.mfu is None else f"{100 * m.mfu:.1f}",
             f"{m.peak_gigabytes:.2f}",
             "-" if m.reserved_gigabytes is None else f"{m.reserved_gigabytes:.2f}",
@@ -298,7 +315,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     # Enough steps that the GPU is as warm, and its clock as low, as in training.
     parser.add_argument("--profile", type=int, default=10, metavar="STEPS", help="0: do not look where the time goes")
-    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=COMPARED_BY_DEFAULT)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on CUDA")
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, help="ours only; default: on CUDA")
     parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")

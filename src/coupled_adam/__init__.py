@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-__all__ = ["CoupledAdamW", "__version__", "convert_state_dict", "param_groups"]
+__all__ = ["BatchedMuon", "CoupledAdamW", "__version__", "convert_state_dict", "param_groups"]
 
 __version__ = "0.1.0"
 
 # The public names are imported when they are first asked for (PEP 562): OpenMP reads its environment once, when torch
 # is loaded, and the command line has to set it before; and `coupled-adam --help` need not wait for torch.
 if TYPE_CHECKING:
-    from coupled_adam.optimizer import CoupledAdamW, convert_state_dict, param_groups
+    from coupled_adam.optimizer import BatchedMuon, CoupledAdamW, convert_state_dict, param_groups
 else:
 
     def __getattr__(name: str) -> object:

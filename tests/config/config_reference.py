@@ -25,10 +25,20 @@ def reference() -> str:
     top = {name: field for name, field in fields.items() if keys_of(field) is None}
     parts = ["### At the top\n", *_table(top)]
     for name, field in fields.items():
-        keys = keys_of(field)
-        if keys:
-            parts += [f"\n### [{name}]\n", f"{field.annotation.__doc__}\n", *_table(keys)]
+        if keys_of(field):
+            parts += _section(name, field)
     return "\n".join(["", *parts, "", ""])
+
+
+def _section(name: str, field: FieldInfo) -> list[str]:
+    """The keys of a section, then the sections in it."""
+    keys = keys_of(field)
+    values = {key: each for key, each in keys.items() if keys_of(each) is None}
+    parts = [f"\n### [{name}]\n", f"{field.annotation.__doc__}\n", *_table(values)]
+    for key, each in keys.items():
+        if key not in values:
+            parts += _section(f"{name}.{key}", each)
+    return parts
 
 
 def _table(keys: dict[str, FieldInfo]) -> list[str]:

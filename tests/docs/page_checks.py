@@ -22,7 +22,7 @@ from page_reference import (
 )
 from torch import Tensor, nn
 
-from coupled_adam import CoupledAdamW
+from coupled_adam import CoupledAdamW, param_groups
 
 Names = dict[str, Any]
 Check = Callable[[Names], None]
@@ -383,3 +383,30 @@ def _(names: Names) -> None:
     train_by_algorithm_1(expected, [first, last])
     assert_same_weights(names["model"], expected)
     assert_coupled(names["optimizer"], names["model"].head.weight, steps=2)
+
+
+@after("Two optimizers")
+def _(names: Names) -> None:
+    model, muon, coupled = names["model"], names["muon"], names["coupled"]
+    held = [p for optimizer in (muon, coupled) for group in optimizer.param_groups for p in group["params"]]
+    assert set(held) == set(model.parameters())
+    assert len(held) == len(set(held))
+    assert [p for group in muon.param_groups for p in group["params"]] == [model.block[1].weight]
+    # The same steps with torch's Muon, which iterates in bfloat16 too.
+    expected = fresh_model()
+    groups = param_groups(expected, weight_decay=0.1)
+    theirs = torch.optim.Muon(
+        [group for group in groups if group["name"] == "decay"], lr=1e-3, adjust_lr_fn="match_rms_adamw"
+    )
+    others = CoupledAdamW([group for group in groups if group["name"] != "decay"], lr=1e-3)
+    start = expected.block[1].weight.detach().clone()
+    from tiny import loss_of
+
+    for tokens in tokens_of(5):
+        expected.zero_grad()
+        loss_of(expected, tokens).backward()
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
+        theirs.step()
+        others.step()
+    moved = (expected.block[1].weight - start).norm()
+    assert (model.block[1].weight - expected.block[1].weight).norm() < 0.05 * moved

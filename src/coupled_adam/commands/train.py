@@ -86,7 +86,8 @@ def train(
 
     # As load_config reads it: a preset's name wins over a folder of that name.
     own_folder = Path(config) if config not in PRESETS and (Path(config) / CONFIG_FILE).is_file() else None
-    folder = out or own_folder or Path("runs") / f"{resolved.name}-{resolved.optimizer.embeddings}-seed{resolved.seed}"
+    kind = resolved.optimizer.embeddings + ("-muon" if resolved.optimizer.matrices == "muon" else "")
+    folder = out or own_folder or Path("runs") / f"{resolved.name}-{kind}-seed{resolved.seed}"
 
     from coupled_adam.training.devices import pick_device
     from coupled_adam.training.interruption import NAMES, exit_code

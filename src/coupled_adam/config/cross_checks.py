@@ -3,8 +3,9 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from coupled_adam.config.schema import Section
 from coupled_adam.config.toml_writing import toml_value
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def _wrong_in_optimizer(config: "Config") -> Iterator[str]:
             f"optimizer.couple = {toml_value(optimizer.couple)}: a tied model has one table, which counts as "
             'output; expected "output", or model.tied = false'
         )
+    yield from _wrong_in_tables(config)
     yield from _wrong_in_annealing(config)
     if optimizer.centre and optimizer.mean_free:
         yield (
@@ -73,6 +75,33 @@ def _wrong_in_optimizer(config: "Config") -> Iterator[str]:
         )
     if config.training.cuda_graphs is True and config.training.device == "cpu":
         yield 'training.cuda_graphs = true: expected false or "auto" with training.device = "cpu"'
+
+
+def _wrong_in_tables(config: "Config") -> Iterator[str]:
+    """Numbers for a table that the model does not have, or that another optimizer than Adam trains."""
+    optimizer, tied = config.optimizer, config.model.tied
+    for name, table, coupled_by in (
+        ("tables", optimizer.tables, ("output", "all")),
+        ("input_table", optimizer.input_table, ("input", "all")),
+    ):
+        for key, value in changed_keys(table).items():
+            given = f"optimizer.{name}.{key} = {toml_value(value)}"
+            if name == "input_table" and tied:
+                yield (
+                    f"{given}: a tied model has one table, whose numbers are those of [optimizer.tables]; expected "
+                    "model.tied = false"
+                )
+            elif optimizer.embeddings == "sgd" and optimizer.couple in coupled_by:
+                yield (
+                    f'{given} has no effect with optimizer.embeddings = "sgd", which trains this table by '
+                    'optimizer.sgd_factor and sgd_momentum; leave it out, or set optimizer.embeddings = "coupled" or '
+                    '"adamw"'
+                )
+
+
+def changed_keys(section: Section) -> dict[str, Any]:
+    """The keys of a section that are not as by default."""
+    return section.model_dump(exclude_defaults=True)
 
 
 def _wrong_in_annealing(config: "Config") -> Iterator[str]:
@@ -138,6 +167,12 @@ def _without_effect(config: "Config") -> Iterator[str]:
             f"optimizer.couple = {toml_value(config.optimizer.couple)} has no effect with optimizer.embeddings = "
             '"adamw"; leave it out, or set optimizer.embeddings = "coupled" or "sgd", or optimizer.centre = true'
         )
+    if config.optimizer.matrices == "adamw":
+        for key, value in changed_keys(config.optimizer.muon).items():
+            yield (
+                f'optimizer.muon.{key} = {toml_value(value)} has no effect with optimizer.matrices = "adamw"; leave it '
+                'out, or set optimizer.matrices = "muon"'
+            )
     for section, key, choice, chosen, needed in (
         ("optimizer", "scale_exponent", "embeddings", embeddings, ("coupled",)),
         ("optimizer", "row_exponent", "embeddings", embeddings, ("coupled",)),

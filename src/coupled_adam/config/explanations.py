@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from coupled_adam.config.field_types import expected
-from coupled_adam.config.schema import all_keys, entries_of, keys_of
+from coupled_adam.config.schema import all_keys, entries_of, keys_of, section_at
 from coupled_adam.config.toml_writing import toml_value
 
 CLOSE = 0.7
@@ -31,6 +31,11 @@ SYNONYMS = {
         "data.source": "dataset dataset_name text corpus",
         "data.order": "shuffle",
         "optimizer.embeddings": "optim optimizer_name coupled adamw adam sgd name kind",
+        "optimizer.matrices": "muon hidden hidden_matrices",
+        "optimizer.tables.lr_factor": "embedding_lr embedding_lr_factor table_lr_factor",
+        "optimizer.muon.lr_factor": "muon_lr muon_lr_factor",
+        "optimizer.muon.momentum": "muon_momentum",
+        "optimizer.muon.weight_decay": "muon_weight_decay muon_wd",
         "optimizer.lr": "learning_rate max_lr peak_lr base_lr rate",
         "optimizer.beta1": "betas adam_beta1 b1",
         "optimizer.beta2": "adam_beta2 b2",
@@ -38,7 +43,6 @@ SYNONYMS = {
         "optimizer.weight_decay": "wd l2",
         "optimizer.max_grad_norm": "clip grad_clip clip_grad clip_grad_norm clip_norm gradient_clip gradient_clipping "
         "gradient_clip_val max_norm clipping",
-        "optimizer.sgd_momentum": "momentum",
         "optimizer.mean_free": "meanfree mean_free_updates zero_mean",
         "optimizer.anneal": "annealing anneal_steps row_exponent_anneal",
         "optimizer.row_exponent_start": "row_exponent_initial initial_row_exponent start_row_exponent",
@@ -139,10 +143,15 @@ def unknown_key(key: str, model: type[BaseModel]) -> str:
     near = _closest_key(key, model)
     if near is not None:
         return f"unknown key; did you mean {near}?"
-    sections = [name for name, field in model.model_fields.items() if keys_of(field)]
-    inner = keys_of(model.model_fields.get(key.partition(".")[0]))
-    there = ", ".join(inner or [name if name not in sections else f"[{name}]" for name in model.model_fields])
-    return f"unknown key; expected one of: {there}"
+    parent = key.rpartition(".")[0]
+    while section_at(model, parent) is None:
+        parent = parent.rpartition(".")[0]
+    section = section_at(model, parent) or model
+    there = [
+        f"[{parent}.{name}]".replace("[.", "[") if keys_of(field) else name
+        for name, field in section.model_fields.items()
+    ]
+    return f"unknown key; expected one of: {', '.join(there)}"
 
 
 def _closest_key(key: str, model: type[BaseModel]) -> str | None:

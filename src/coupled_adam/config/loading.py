@@ -17,7 +17,7 @@ from coupled_adam.base.files import parse_toml, read_toml
 from coupled_adam.config.builtin_files import FileKind
 from coupled_adam.config.explanations import explain, unknown_key
 from coupled_adam.config.field_types import is_text
-from coupled_adam.config.schema import Section, all_keys, keys_of
+from coupled_adam.config.schema import Section, all_keys, section_at
 from coupled_adam.config.toml_writing import toml_value
 
 AnyConfig = TypeVar("AnyConfig", bound=Section)
@@ -176,12 +176,16 @@ def _apply(values: dict[str, Any], setting: Setting, model: type[Section]) -> No
     key = setting.key
     if not key:
         raise UserError("expected section.key=value, such as optimizer.lr=3e-4")
-    keys = keys_of(model.model_fields.get(key))
-    if keys:
-        raise UserError(f"{key} is a section; set one of its keys: {', '.join(f'{key}.{name}' for name in keys)}")
+    section = section_at(model, key)
+    if section is not None:
+        keys = ", ".join(f"{key}.{name}" for name in all_keys(section))
+        raise UserError(f"{key} is a section; set one of its keys: {keys}")
     if key not in all_keys(model):
         raise UserError(unknown_key(key, model))
-    section, _, name = key.rpartition(".")
-    target = values.setdefault(section, {}) if section else values
-    if isinstance(target, dict):  # else the file gives the section a value, which is reported as that
-        target[name] = setting.value
+    *sections, name = key.split(".")
+    target: Any = values
+    for each in sections:
+        target = target.setdefault(each, {})
+        if not isinstance(target, dict):  # the file gives the section a value, which is reported as that
+            return
+    target[name] = setting.value

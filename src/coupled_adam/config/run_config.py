@@ -188,10 +188,14 @@ def differences(a: Config, b: Config) -> list[str]:
 
 def values_by_key(config: Config) -> dict[str, Any]:
     """Every value by its dotted name, in the order of the sections."""
+    return _flat(config)
+
+
+def _flat(section: Section) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for name, value in config:
+    for name, value in section:
         if isinstance(value, Section):
-            flat.update({f"{name}.{key}": inner for key, inner in value})
+            flat.update({f"{name}.{key}": inner for key, inner in _flat(value).items()})
         else:
             flat[name] = value
     return flat

@@ -5,6 +5,8 @@ The text under a key is shown to users: as a comment in the config.toml of a run
 
 from typing import Literal
 
+from pydantic import Field
+
 from coupled_adam.config.field_types import (
     Count,
     Decay,
@@ -61,11 +63,48 @@ class DataSection(Section):
     """random: windows at random places. epochs: every window once, reshuffled each time round."""
 
 
+class MuonSection(Section):
+    """Muon, where `optimizer.matrices` asks for it. Its learning rate follows the schedule as all others do."""
+
+    lr_factor: Positive = 1.0
+    """Muon's learning rate is this factor times lr."""
+    momentum: Decay = 0.95
+    """The momentum, Nesterov's."""
+    weight_decay: NotNegative | None = None
+    """Weight decay of the matrices. none: that of AdamW."""
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    """What the learning rate of a matrix is multiplied by. match_rms_adamw: 0.2 sqrt(max(rows, columns)), with which lr
+    and weight decay can be those of AdamW. original: sqrt(max(1, rows / columns)), which needs a larger lr_factor."""
+
+
+class TableSection(Section):
+    """Adam's numbers for one vocabulary table, where they differ from those of the other weights."""
+
+    lr_factor: Positive = 1.0
+    """The table's learning rate is this factor times lr."""
+    beta1: Decay | None = None
+    """Decay of the first moment. none: optimizer.beta1."""
+    beta2: Decay | None = None
+    """Decay of the second moment. none: optimizer.beta2."""
+    eps: Positive | None = None
+    """Added to the root of the second moment. none: optimizer.eps."""
+
+
+class OutputTableSection(TableSection):
+    """Adam's numbers for the output table, or the tied one, where they differ from those of the other weights."""
+
+
+class InputTableSection(TableSection):
+    """Adam's numbers for the input table of an untied model, where they differ from those of the other weights."""
+
+
 class OptimizerSection(Section):
-    """The optimizer: one for the embeddings, AdamW for everything else."""
+    """The optimizer: one for the embeddings, AdamW for everything else, or Muon for the matrices of the blocks."""
 
     embeddings: Literal["adamw", "coupled", "sgd"] = "coupled"
     """Optimizer of the embeddings: adamw (standard), coupled (Coupled Adam), or sgd."""
+    matrices: Literal["adamw", "muon"] = "adamw"
+    """Optimizer of the blocks' matrices: adamw or muon."""
     lr: Positive
     """Highest learning rate."""
     couple: Literal["output", "input", "all"] = "output"
@@ -105,6 +144,20 @@ class OptimizerSection(Section):
     """Weight of the mean squared log partition function in the loss; 0: none."""
     mu_loss: NotNegative = 0.0
     """Weight of the squared length of the mean output embedding in the loss; 0: none."""
+    tables: OutputTableSection = Field(default_factory=OutputTableSection)
+    input_table: InputTableSection = Field(default_factory=InputTableSection)
+    muon: MuonSection = Field(default_factory=MuonSection)
+
+    def betas_of(self, table: TableSection) -> tuple[float, float]:
+        """Adam's decays for a vocabulary table."""
+        return (
+            self.beta1 if table.beta1 is None else table.beta1,
+            self.beta2 if table.beta2 is None else table.beta2,
+        )
+
+    def eps_of(self, table: TableSection) -> float:
+        """Adam's epsilon for a vocabulary table."""
+        return self.eps if table.eps is None else table.eps
 
 
 class ScheduleSection(Section):

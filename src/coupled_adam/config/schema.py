@@ -27,8 +27,8 @@ class Section(BaseModel):
 
 def keys_of(field: FieldInfo | None) -> dict[str, FieldInfo] | None:
     """The keys of a section; None for a value."""
-    annotation = field.annotation if field is not None else None
-    return annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, Section) else None
+    section = _section_of(field)
+    return None if section is None else section.model_fields
 
 
 def entries_of(field: FieldInfo | None) -> type[Section] | None:
@@ -38,10 +38,24 @@ def entries_of(field: FieldInfo | None) -> type[Section] | None:
     return entry if isinstance(entry, type) and issubclass(entry, Section) else None
 
 
+def section_at(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The section with a dotted name, the config itself for an empty one; None for a value or an unknown name."""
+    if not key:
+        return model
+    first, _, rest = key.partition(".")
+    inner = _section_of(model.model_fields.get(first))
+    return None if inner is None else section_at(inner, rest)
+
+
 def all_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Every value of a config by its dotted name."""
+    """Every value of a config by its dotted name, also of sections in sections."""
     keys: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
-        inner = keys_of(field)
-        keys |= {name: field} if inner is None else {f"{name}.{key}": each for key, each in inner.items()}
+        inner = _section_of(field)
+        keys |= {name: field} if inner is None else {f"{name}.{key}": each for key, each in all_keys(inner).items()}
     return keys
+
+
+def _section_of(field: FieldInfo | None) -> type[Section] | None:
+    annotation = field.annotation if field is not None else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None

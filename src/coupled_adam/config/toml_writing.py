@@ -37,9 +37,14 @@ def _table(name: str, value: Any, field: FieldInfo) -> list[str]:
     """A section with all its keys, settings, or an array of tables with the keys that are not as by default."""
     if isinstance(value, Section):
         lines = [*_comment(value.__doc__), f"[{name}]"]
+        sections = []
         for key, inner in type(value).model_fields.items():
-            lines += ["", *_explained(key, getattr(value, key), inner)]
-        return lines
+            own = getattr(value, key)
+            if isinstance(own, Section):  # after all values, which would else be those of the section in the section
+                sections += ["", "", *_table(f"{name}.{key}", own, inner)]
+            else:
+                lines += ["", *_explained(key, own, inner)]
+        return lines + sections
     if isinstance(value, dict):
         return [*_comment(field.description), f"[{name}]", *_pairs(value)]
     entries = [[f"[[{name}]]", *_pairs(entry.model_dump(exclude_defaults=True)), ""] for entry in value]

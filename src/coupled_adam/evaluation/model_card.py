@@ -101,10 +101,23 @@ def _training_facts(training: Training) -> list[str]:
         + ("" if run.model.tied or optimizer.embeddings == "adamw" else f", {which}")
         + (f" (scale exponent {optimizer.scale_exponent:g})" if optimizer.scale_exponent else "")
         + ("; centred after each step" if optimizer.centre else ""),
+        *_matrix_facts(optimizer),
         f"other weights: AdamW, betas {optimizer.beta1:g} and {optimizer.beta2:g}, weight decay "
         f"{optimizer.weight_decay:g}",
         f"learning rate {optimizer.lr:g}, {run.schedule.kind}, {run.warmup_steps:,} steps of warm-up",
         f"seed {run.seed}",
+    ]
+
+
+def _matrix_facts(optimizer: "OptimizerSection") -> list[str]:
+    """What trained the matrices of the blocks, where it is not AdamW."""
+    if optimizer.matrices == "adamw":
+        return []
+    muon = optimizer.muon
+    decay = optimizer.weight_decay if muon.weight_decay is None else muon.weight_decay
+    return [
+        f"matrices of the blocks: Muon, learning rate times {muon.lr_factor:g} ({muon.adjust_lr_fn}), momentum "
+        f"{muon.momentum:g}, weight decay {decay:g}"
     ]
 
 

@@ -105,6 +105,19 @@ def build_model(config: ModelConfig) -> "LanguageModel":
     return GPT2(config) if config.architecture == "gpt2" else Llama(config)
 
 
+def matrices_of_a_block(config: ModelConfig) -> list[tuple[int, int]]:
+    """The shapes of the matrices of one block, as the layers have them: (rows, columns).
+
+    Example:
+        >>> matrices_of_a_block(ModelConfig("gpt2", layers=1, heads=1, width=8))
+        [(24, 8), (8, 8), (32, 8), (8, 32)]
+    """
+    H, M = config.width, config.mlp_width
+    if config.architecture == "gpt2":
+        return [(3 * H, H), (H, H), (M, H), (H, M)]
+    return [(H, H), (H, H), (H, H), (H, H), (M, H), (M, H), (H, M)]
+
+
 def parameter_count(config: ModelConfig) -> int:
     """N: all parameters that are trained, a tied table counted once.
 
@@ -114,12 +127,8 @@ def parameter_count(config: ModelConfig) -> int:
     """
     H, table = config.width, config.vocabulary_size * config.width
     norm = 2 * H if config.bias else H
-    if config.architecture == "gpt2":
-        matrices = 4 * H * H + 2 * H * config.mlp_width
-        biases = 5 * H + config.mlp_width if config.bias else 0
-    else:
-        matrices = 4 * H * H + 3 * H * config.mlp_width
-        biases = 0
+    matrices = sum(rows * columns for rows, columns in matrices_of_a_block(config))
+    biases = 5 * H + config.mlp_width if config.bias else 0  # GPT-2 alone has any
     blocks = config.layers * (matrices + biases + 2 * norm)
     head_bias = config.vocabulary_size if config.output_bias == "learned" else 0
     return table * (1 if config.tied else 2) + _position_parameters(config) + blocks + norm + head_bias

@@ -2,6 +2,7 @@
 
 from coupled_adam.optimizer.coupled_adamw import CoupledAdamW
 from coupled_adam.optimizer.groups import param_groups
+from coupled_adam.optimizer.muon import BatchedMuon
 from coupled_adam.optimizer.state_dicts import convert_state_dict
 
-__all__ = ["CoupledAdamW", "convert_state_dict", "param_groups"]
+__all__ = ["BatchedMuon", "CoupledAdamW", "convert_state_dict", "param_groups"]

@@ -64,10 +64,10 @@ class Variant:
         return float(self.settings.get("column_exponent", 1.0)), float(self.settings.get("row_exponent", 0.0))
 
     @property
-    def order(self) -> tuple[int, float, float, bool, float, float, bool, bool, int, bool]:
+    def order(self) -> tuple[bool | int | float, ...]:
         """To sort by: standard, then coupled by n, then the rest of the family, then SGD by f. Of one kind the plain
-        one first, then what is centred, then what is untied, by the table that is coupled: the pair that a report is
-        about is the same whatever the order of the folders it is made of.
+        one first, then what is centred, then what is untied, by the table that is coupled, then with Muon: the pair
+        that a report is about is the same whatever the order of the folders it is made of.
 
         Example:
             >>> settings = {"untied": {"tied": False}, "centred": {"centre": True}, "standard": {}}
@@ -87,6 +87,7 @@ class Variant:
             not self.settings.get("tied", True),
             bool(self.settings.get("centre")),
             COUPLED_TABLES.index(couple) if couple in COUPLED_TABLES else len(COUPLED_TABLES),
+            self.settings.get("matrices", "adamw") != "adamw",
             self.name != self.role,
         )
 

@@ -125,7 +125,9 @@ def paper_optimizers(settings: Mapping[str, Any]) -> tuple[str, ...]:
         >>> paper_optimizers({"embeddings": "sgd", "sgd_factor": 300.0})
         ('SGD (300)',)
     """
-    if settings.get("output_bias", "none") != "none" or settings.get("logit_cap") or settings.get("mu_loss"):
+    if settings.get("output_bias", "none") != "none" or settings.get("matrices", "adamw") != "adamw":
+        return ()
+    if any(settings.get(key) for key in ("tables", "input_table", "logit_cap", "mu_loss")):
         return ()
     differs = not settings.get("tied", True) or settings.get("centre", False) or settings.get("z_loss", 0) != 0
     if differs:

@@ -15,19 +15,25 @@ from typing import Any
 from coupled_adam.base.errors import UserError
 from coupled_adam.config.builtin_files import RUN
 from coupled_adam.config.loading import Setting, Values, build, given_settings, read_values
-from coupled_adam.config.optimizer_names import member_parts, short_member_name, shortened
 from coupled_adam.config.run_config import Config
+from coupled_adam.config.run_sections import OptimizerSection
 from coupled_adam.config.study_config import Study
-from coupled_adam.config.study_sections import ModelAxis, OptimizerAxis
+from coupled_adam.config.study_sections import ModelAxis
 from coupled_adam.models.model_config import parameter_count
 from coupled_adam.study.config_hash import config_hash
+from coupled_adam.study.optimizer_variants import (
+    OptimizerVariant,
+    named_after_bias,
+    named_after_matrices,
+    variants_of,
+)
 from coupled_adam.study.trials import Trial, all_beyond
 
 MOST_LINES = 12
 # The paper measures its theory at ten equidistant checkpoints.
 THEORY_MILESTONES = 10
 ROWS = "model.vocabulary_size"
-OUTPUT_BIAS = "model.output_bias"
+ONLY_WHERE_SET = {"matrices", "muon", "tables", "input_table", "mu_loss"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Cell:
         model = self.config.model
         bias = {} if model.output_bias == "none" else {"output_bias": model.output_bias}
         cap = {} if model.logit_cap is None else {"logit_cap": model.logit_cap}
-        return self.config.optimizer.model_dump() | {"tied": model.tied} | bias | cap
+        return optimizer_settings(self.config.optimizer) | {"tied": model.tied} | bias | cap
 
     @property
     def parameters(self) -> int:
@@ -82,14 +88,11 @@ class Cell:
         return parameter_count(replace(self.config.to_model_config(), output_bias="none"))
 
 
-@dataclass(frozen=True)
-class OptimizerVariant:
-    """One optimizer of the grid: its name and the settings that make it."""
-
-    name: str
-    settings: dict[str, Any]
-    selects: tuple[str, list[float]] | None = None
-    """The setting that is selected for it, with the values to try."""
+def optimizer_settings(section: OptimizerSection) -> dict[str, Any]:
+    """An [optimizer] section for a result file: what came after version 0.1.0 for few runs only where it is set."""
+    settings = section.model_dump(exclude=ONLY_WHERE_SET)
+    changed = section.model_dump(include=ONLY_WHERE_SET, exclude_defaults=True)
+    return settings | changed
 
 
 def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
@@ -110,7 +113,7 @@ def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
         >>> [cell.label for cell in cells_of(load_study("demo"))][2:4]
         ['tiny-307.2k-standard/seed-3', 'tiny-307.2k-coupled/seed-1']
     """
-    cells: list[Cell] = []
+    planned: list[tuple[ModelAxis | None, OptimizerVariant, dict[float | None, Config]]] = []
     wrong: dict[str, list[str]] = {}  # the runs that each mistake is in
     files: dict[str, Values] = {}
     last = [*given_settings(study.override, Config), *settings]
@@ -135,9 +138,15 @@ def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
                     wrong.setdefault(line + hint, []).append(f"{model.name if model else study.base}, {variant.name}")
         if wrong:
             continue
-        cells += _cells(study, model, variant, configs, [None] * len(study.seeds) if sets_seed else study.seeds)
+        planned.append((model, variant, configs))
     if wrong:
         raise UserError("\n".join(_mistakes(study, wrong)))
+    has_both = len({config.optimizer.matrices for *_, configs in planned for config in configs.values()}) > 1
+    seeds: Sequence[int | None] = [None] * len(study.seeds) if sets_seed else study.seeds
+    cells: list[Cell] = []
+    for model, variant, configs in planned:
+        named = named_after_matrices(variant, next(iter(configs.values()))) if has_both else variant
+        cells += _cells(study, model, named, configs, seeds)
     _require_different_names(study, cells)
     return cells
 
@@ -247,7 +256,7 @@ def _open_rows(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, OptimizerVariant]]:
     variants = [
-        replace(_named_after_bias(variant, optimizer), selects=study.candidates_of(optimizer))
+        replace(named_after_bias(variant, optimizer), selects=study.candidates_of(optimizer))
         for optimizer in study.optimizers
         for variant in variants_of(optimizer)
     ]
@@ -256,69 +265,6 @@ def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, Optimize
         sizes: Sequence[int | None] = (model.tokens if model is not None else None) or study.tokens or [None]
         for tokens, variant in itertools.product(sizes, variants):
             yield model, tokens, variant
-
-
-def _named_after_bias(variant: OptimizerVariant, optimizer: OptimizerAxis) -> OptimizerVariant:
-    """An optimizer without a name of its own is also called after the output bias it sets: "coupled unigram bias"."""
-    bias = optimizer.set.get(OUTPUT_BIAS, "none")
-    if optimizer.name is not None or bias == "none":
-        return variant
-    return replace(variant, name=f"{variant.name} {bias} bias")
-
-
-def variants_of(optimizer: OptimizerAxis) -> list[OptimizerVariant]:
-    """The optimizers that an entry of [[optimizers]] stands for: one for each value of its lists.
-
-    Example:
-        >>> entry = OptimizerAxis(embeddings="coupled", row_exponent=[0.0, 0.25], mean_free=True)
-        >>> [variant.name for variant in variants_of(entry)]
-        ['coupled mean-free', 'partial y=0.25 mean-free']
-    """
-    axes: list[Sequence[float | None]] = [
-        optimizer.lr or [None],
-        optimizer.scale_exponent or [None],
-        optimizer.column_exponent or [None],
-        optimizer.row_exponent or [None],
-        optimizer.sgd_factor or [None],
-    ]
-    variants = []
-    for lr, n, x, y, f in itertools.product(*axes):
-        own = {
-            "embeddings": optimizer.embeddings,
-            "lr": lr,
-            "scale_exponent": n,
-            "column_exponent": x,
-            "row_exponent": y,
-            "mean_free": optimizer.mean_free,
-            "row_exponent_start": optimizer.row_exponent_start,
-            "anneal": optimizer.anneal,
-            "sgd_factor": f,
-            "couple": optimizer.couple,
-            "centre": optimizer.centre,
-        }
-        given = {key: value for key, value in own.items() if value is not None}
-        settings = {f"optimizer.{key}": value for key, value in given.items()} | optimizer.set
-        if optimizer.name is None:
-            name = _plain_name(optimizer, given)
-        else:
-            of_lists = zip(("lr", *"nxyf"), (lr, n, x, y, f), axes, strict=True)
-            parts = [f"{letter}={value:g}" for letter, value, axis in of_lists if value is not None and len(axis) > 1]
-            name = " ".join([optimizer.name, *parts])
-        variants.append(OptimizerVariant(name, settings))
-    return variants
-
-
-def _plain_name(optimizer: OptimizerAxis, settings: Mapping[str, Any]) -> str:
-    """The name of an optimizer without one of its own: what it is, then on which tables."""
-    name, parts = {"adamw": "standard", "sgd": "sgd"}.get(optimizer.embeddings), shortened(member_parts(settings))
-    if name is None:
-        name, *parts = short_member_name(settings).split(" ")
-    if "sgd_factor" in settings:
-        parts.append(f"f={settings['sgd_factor']:g}")
-    if "lr" in settings:
-        parts.append(f"lr={settings['lr']:g}")
-    tables = [] if optimizer.couple in (None, "output") else [optimizer.couple]
-    return " ".join([name, *tables, *(["centred"] if optimizer.centre else []), *parts])
 
 
 def _cell(study: Study, model: ModelAxis | None, variant: OptimizerVariant, config: Config) -> Cell:

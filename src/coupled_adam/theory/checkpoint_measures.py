@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.config.optimizer_names import is_coupled_adam
-from coupled_adam.config.run_sections import OptimizerSection
+from coupled_adam.config.run_sections import OptimizerSection, TableSection
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.theory.fits import fit_through_origin, theorem_fit
 from coupled_adam.theory.identity import identity_error
@@ -68,9 +68,10 @@ def measure_checkpoint(
     statistics = TokenStatistics(table, bias)
     member = member_of(optimizer, len(unigram), row_exponent)
     has_member = {role: tied or optimizer.couple in (role, "all") for role in ("output", "input")}
-    output = TableUpdates(optimizer, mean, member if has_member["output"] else None)
+    output = TableUpdates(optimizer, optimizer.tables, mean, member if has_member["output"] else None)
     input_mean = row_sums(training.input_table, len(unigram), "input")[:-1] / len(unigram)
-    input = TableUpdates(optimizer, input_mean, member if has_member["input"] else None)
+    input_table = optimizer.tables if tied else optimizer.input_table
+    input = TableUpdates(optimizer, input_table, input_mean, member if has_member["input"] else None)
     sums: Series = {}
     losses: list[float] = []
     clip_factors: list[float] = []
@@ -139,9 +140,15 @@ def member_of(optimizer: OptimizerSection, vocabulary_size: int, row_exponent: f
 class TableUpdates:
     """The optimizers' state of one table, and the update sums after every batch."""
 
-    def __init__(self, optimizer: OptimizerSection, mean_embedding: Tensor, member: Member | None) -> None:
-        betas = optimizer.beta1, optimizer.beta2
-        self.state = TableState(betas=betas, eps=optimizer.eps, momentum=optimizer.sgd_momentum, member=member)
+    def __init__(
+        self, optimizer: OptimizerSection, table: TableSection, mean_embedding: Tensor, member: Member | None
+    ) -> None:
+        self.state = TableState(
+            betas=optimizer.betas_of(table),
+            eps=optimizer.eps_of(table),
+            momentum=optimizer.sgd_momentum,
+            member=member,
+        )
         self.mean_embedding = mean_embedding  # (H,)
         names: tuple[Optimizer, ...] = OPTIMIZERS if member is None else (*OPTIMIZERS, "own")
         self.sums: dict[Optimizer, list[UpdateSum]] = {name: [] for name in names}

@@ -14,12 +14,14 @@ from rich.table import Table
 from coupled_adam.base.text import duration, short
 from coupled_adam.config.builtin_files import PRESETS
 from coupled_adam.config.run_config import Config, load_config
-from coupled_adam.models.model_config import flops_per_token, parameter_count
+from coupled_adam.models.model_config import flops_per_token, matrices_of_a_block, parameter_count
 
 GB = 10**9
 DAY = 86400
 # The head computes its logits in chunks of at most this many bytes (CUDA).
 LOGITS_BYTES = 2**30
+# Rounds of Muon's iteration, as in coupled_adam.optimizer.newton_schulz, which would load torch.
+NEWTON_SCHULZ_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,10 @@ def memory(config: Config) -> Memory:
 
 
 def optimizer_bytes(config: Config) -> int:
-    """Bytes of the optimizer's state: two float32 moments of each number, less what the embeddings save.
+    """Bytes of the optimizer's state: two float32 moments of each number, less what the embeddings and Muon save.
 
-    A coupled table keeps one second moment for all its rows, (1, H); with SGD a table has a momentum only.
+    A coupled table keeps one second moment for all its rows, (1, H); with SGD a table has a momentum only, and so has a
+    matrix with Muon.
     """
     model = config.to_model_config()
     adamw = 8 * parameter_count(model)
@@ -114,7 +117,30 @@ def optimizer_bytes(config: Config) -> int:
     table = 4 * model.vocabulary_size * model.width
     of_sgd = table if config.optimizer.sgd_momentum else 2 * table
     saved = {"adamw": 0, "coupled": table - 4 * model.width, "sgd": of_sgd}
-    return adamw - tables * saved[config.optimizer.embeddings]
+    of_muon = 4 * sum(m * n for m, n in hidden_matrices(config)) if config.optimizer.matrices == "muon" else 0
+    return adamw - tables * saved[config.optimizer.embeddings] - of_muon
+
+
+def hidden_matrices(config: Config) -> list[tuple[int, int]]:
+    """The shapes of all matrices of the blocks."""
+    model = config.to_model_config()
+    return model.layers * matrices_of_a_block(model)
+
+
+def muon_flops(config: Config) -> int:
+    """Operations of Muon's orthogonalisation in one step; 0 without Muon.
+
+    A round of the iteration has, for m <= n, the products X X' (2 m m n), its square (2 m m m) and that times X
+    (2 m m n).
+
+    Example:
+        >>> round(muon_flops(load_config("gpt2-125m", ["optimizer.matrices=muon"])) / 1e12, 1)
+        1.5
+    """
+    if config.optimizer.matrices != "muon":
+        return 0
+    shapes = [sorted(shape) for shape in hidden_matrices(config)]
+    return NEWTON_SCHULZ_STEPS * sum(2 * m * m * (2 * n + m) for m, n in shapes)
 
 
 def activation_bytes_per_token(config: Config, number: int) -> int:
@@ -138,7 +164,8 @@ def seconds(config: Config, machine: Machine) -> float:
         >>> round(seconds(load_config("gpt2-125m"), H200) / 3600, 1)  # hours
         2.7
     """
-    operations = flops_per_token(config.to_model_config()) * config.tokens_per_step * config.total_steps
+    of_model = flops_per_token(config.to_model_config()) * config.tokens_per_step
+    operations = (of_model + muon_flops(config)) * config.total_steps
     return max(operations / machine.flops, config.total_steps * machine.seconds_per_step)
 
 

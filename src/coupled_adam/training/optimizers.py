@@ -1,7 +1,9 @@
-"""The optimizers of a training run: one of three for the vocabulary tables, AdamW for everything else.
+"""The optimizers of a training run: one of three for the vocabulary tables, AdamW or Muon for the matrices of the
+blocks, AdamW for everything else.
 
 The three are what the paper compares: AdamW ("adamw"), Coupled Adam ("coupled", with the exponents of its family of
-second moments) and SGD ("sgd"). All of them clip the gradients by one global norm. Letters: V vocabulary rows, H width.
+second moments) and SGD ("sgd"). All of them clip the gradients by one global norm. Every group has its `lr_factor`: its
+learning rate is that factor times the one of the schedule. Letters: V vocabulary rows, H width.
 """
 
 import math
@@ -10,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from coupled_adam.optimizer import CoupledAdamW, param_groups
+from coupled_adam.base.errors import UserError
+from coupled_adam.optimizer import BatchedMuon, CoupledAdamW, param_groups
 from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distributed, local_part, process_groups
 from coupled_adam.training.embedding_monitor import rows_before_padding
 
 if TYPE_CHECKING:
     from coupled_adam.config.run_sections import OptimizerSection
+
+Group = dict[str, Any]
 
 
 class EmbeddingOptimizers:
@@ -24,25 +29,23 @@ class EmbeddingOptimizers:
     def __init__(
         self,
         optimizers: list[torch.optim.Optimizer],
-        lr_factors: list[float],
         max_grad_norm: float,
         centred_tables: list[Tensor],
         vocabulary_size: int | None = None,
     ) -> None:
         self.optimizers = optimizers
-        self.lr_factors = lr_factors
         self.max_grad_norm = max_grad_norm
         self.centred_tables = centred_tables
         self.vocabulary_size = vocabulary_size
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next step, in place where a captured graph reads it from the device."""
-        for optimizer, factor in zip(self.optimizers, self.lr_factors, strict=True):
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(lr * factor)
+                    group["lr"].fill_(lr * group["lr_factor"])
                 else:
-                    group["lr"] = lr * factor
+                    group["lr"] = lr * group["lr_factor"]
 
     def set_row_exponent(self, row_exponent: float) -> None:
         """Set the row exponent of the next step, in place on the device. Only where it is annealed."""
@@ -75,6 +78,7 @@ class EmbeddingOptimizers:
             optimizer.zero_grad(set_to_none)
 
     def _clip(self) -> Tensor:
+        """Clip the gradients of all optimizers by one norm, before any of them steps."""
         params = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(params, self.max_grad_norm)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
@@ -92,45 +96,105 @@ def build_optimizers(
         vocabulary_size: rows of the tables from this one on are padding; None for none.
     """
     device = next(model.parameters()).device
+    max_grad_norm = section.max_grad_norm or math.inf  # without clipping the norm is still wanted, to be shown
+    selected = param_groups(model, section.weight_decay, section.couple)
+    centred = [p for group in selected if group.get("coupled") for _, p in group["params"]] if section.centre else []
+    groups: list[Group] = [{**group, **_table_options(group["name"], section)} for group in selected]
+    matrices: list[Group] = []
+    if section.matrices == "muon":
+        matrices, groups = split_hidden_matrices(groups, section)
+
     common: dict[str, Any] = {
         "betas": (section.beta1, section.beta2),
         "eps": section.eps,
         "weight_decay": section.weight_decay,
         "fused": True,
+        "capturable": capturable,
     }
-
-    def new_lr() -> float | Tensor:
-        return torch.tensor(section.lr, device=device) if capturable else section.lr
-
-    max_grad_norm = section.max_grad_norm or math.inf  # without clipping the norm is still wanted, to be shown
-    selected = param_groups(model, section.weight_decay, section.couple)
-    centred = [p for group in selected if group.get("coupled") for _, p in group["params"]] if section.centre else []
-
+    optimizers: list[torch.optim.Optimizer] = []
     if section.embeddings == "coupled":
         coupled = CoupledAdamW(
-            selected,
-            lr=new_lr(),
+            _with_lr(groups, section.lr, device if capturable else None),
+            lr=section.lr,
             scale_exponent=section.scale_exponent,
             **family_of(section, device, vocabulary_size),
-            max_grad_norm=max_grad_norm,
-            capturable=capturable,
+            max_grad_norm=None if matrices else max_grad_norm,  # inside its step it sees its own gradients only
             **common,
         )
-        return EmbeddingOptimizers([coupled], [1.0], max_grad_norm, centred, vocabulary_size)
-    if section.embeddings == "adamw":
-        standard = param_groups(model, section.weight_decay, "none")
-        adamw = torch.optim.AdamW(standard, lr=new_lr(), capturable=capturable, **common)
-        return EmbeddingOptimizers([adamw], [1.0], max_grad_norm, centred, vocabulary_size)
-    assert section.embeddings == "sgd"
+        optimizers.append(coupled)
+    else:
+        is_coupled = [group.pop("coupled", False) for group in groups]
+        if section.embeddings == "sgd":
+            tables = [group for group, coupled in zip(groups, is_coupled, strict=True) if coupled]
+            groups = [group for group, coupled in zip(groups, is_coupled, strict=True) if not coupled]
+            optimizers.append(_sgd(tables, section, device if capturable else None))
+        adamw = _with_lr(groups, section.lr, device if capturable else None)
+        optimizers.append(torch.optim.AdamW(adamw, lr=section.lr, **common))
+    if matrices:
+        muon = BatchedMuon(
+            _with_lr(matrices, section.lr, device if capturable else None),
+            lr=section.lr,
+            momentum=section.muon.momentum,
+            adjust_lr_fn=section.muon.adjust_lr_fn,
+            capturable=capturable,
+        )
+        optimizers.append(muon)
+    return EmbeddingOptimizers(optimizers, max_grad_norm, centred, vocabulary_size)
+
+
+def split_hidden_matrices(groups: list[Group], section: "OptimizerSection") -> tuple[list[Group], list[Group]]:
+    """The group of the blocks' matrices, for Muon, and the groups without them.
+
+    Args:
+        groups: of `param_groups`, whose "decay" has all matrices but vocabulary tables, heads and position tables.
+        section: [optimizer] of a config.
+    """
+    decayed = [pair for group in groups if group["name"] == "decay" for pair in group["params"]]
+    hidden = [(name, p) for name, p in decayed if p.ndim == 2]
+    if not hidden:
+        raise UserError(
+            'optimizer.matrices = "muon": the model has no matrix but its tables and heads; set it to "adamw"'
+        )
+    others = [(name, p) for name, p in decayed if p.ndim != 2]
+    rest = [{**group, "params": others} if group["name"] == "decay" else group for group in groups]
+    decay = section.weight_decay if section.muon.weight_decay is None else section.muon.weight_decay
+    matrices = {
+        "name": "hidden_matrices",
+        "params": hidden,
+        "weight_decay": decay,
+        "lr_factor": section.muon.lr_factor,
+    }
+    return [matrices], [group for group in rest if group["params"]]
+
+
+def _table_options(name: str, section: "OptimizerSection") -> Group:
+    """What [optimizer.tables] and [optimizer.input_table] say of a group of `param_groups`."""
+    table = {"output_embeddings": section.tables, "input_embeddings": section.input_table}.get(name)
+    if table is None:
+        return {"lr_factor": 1.0}
+    return {"lr_factor": table.lr_factor, "betas": section.betas_of(table), "eps": section.eps_of(table)}
+
+
+def _with_lr(groups: list[Group], lr: float, device: torch.device | None) -> list[Group]:
+    """The groups with their first learning rate, each in a tensor of its own where a device is given."""
+    rates = [lr * group["lr_factor"] for group in groups]
+    return [
+        {**group, "lr": rate if device is None else torch.tensor(rate, device=device)}
+        for group, rate in zip(groups, rates, strict=True)
+    ]
+
+
+def _sgd(tables: list[Group], section: "OptimizerSection", device: torch.device | None) -> torch.optim.SGD:
     assert section.sgd_factor is not None
-    tables = [{**group, "weight_decay": 0.0} for group in selected if group.pop("coupled", False)]
-    names = {group["name"] for group in tables}
-    others = [group for group in selected if group["name"] not in names]
+    own = [
+        {"name": group["name"], "params": group["params"], "weight_decay": 0.0, "lr_factor": section.sgd_factor}
+        for group in tables
+    ]
     is_sharded = any(is_distributed(p) for group in tables for _, p in group["params"])
     # torch's fused SGD does not know DTensors.
-    sgd = torch.optim.SGD(tables, lr=new_lr(), momentum=section.sgd_momentum, fused=not is_sharded)
-    adamw = torch.optim.AdamW(others, lr=new_lr(), capturable=capturable, **common)
-    return EmbeddingOptimizers([sgd, adamw], [section.sgd_factor, 1.0], max_grad_norm, centred, vocabulary_size)
+    return torch.optim.SGD(
+        _with_lr(own, section.lr, device), lr=section.lr, momentum=section.sgd_momentum, fused=not is_sharded
+    )
 
 
 def family_of(section: "OptimizerSection", device: torch.device, vocabulary_size: int | None) -> dict[str, Any]:

@@ -301,8 +301,8 @@ def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> s
     where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")
     return (
         f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide"
-        f"{bias}; embeddings by {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}; "
-        f"seed {config.seed}\n"
+        f"{bias}; embeddings by {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}"
+        f"{'; matrices by muon' if optimizer.matrices == 'muon' else ''}; seed {config.seed}\n"
         f"{len(corpus.tokens('train')):,} tokens in {corpus.folder}; {config.total_steps:,} steps of "
         f"{config.training.batch_size} x {model.context}; {where}"
     )

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.optim.optimizer import Optimizer
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.optimizer import BatchedMuon
 from coupled_adam.optimizer.inventory import plain_name
 from coupled_adam.optimizer.sharding import is_distributed, local_part
 
@@ -78,7 +79,7 @@ def make_optimizer_state(optimizers: Iterable[Optimizer]) -> None:
     new runs too: a checkpoint then has the same names from step 0 on, and the first step gives the same.
 
     Args:
-        optimizers: AdamW, CoupledAdamW or SGD.
+        optimizers: AdamW, CoupledAdamW, SGD or BatchedMuon.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -87,12 +88,14 @@ def make_optimizer_state(optimizers: Iterable[Optimizer]) -> None:
                 if group["momentum"] != 0:
                     for p in fresh:
                         optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
+            elif isinstance(optimizer, BatchedMuon):
+                optimizer.make_state()
             elif isinstance(optimizer, torch.optim.Adam):  # AdamW and CoupledAdamW are Adams
                 _make_adam_state(optimizer, {**group, "params": fresh})
             else:
                 raise UserError(
                     f"cannot prepare the state of {type(optimizer).__name__} for loading; "
-                    "use torch.optim.AdamW, torch.optim.SGD or CoupledAdamW"
+                    "use torch.optim.AdamW, torch.optim.SGD, CoupledAdamW or BatchedMuon"
                 )
 
 
