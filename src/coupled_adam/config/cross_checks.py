@@ -207,7 +207,8 @@ def wrong_between_keys_of_study(study: "Study") -> Iterator[str]:
         if twice:
             yield f"{key}: {', '.join(twice)} is there twice; expected each once"
     for optimizer in study.optimizers:
-        if optimizer.embeddings == "sgd" and not optimizer.sgd_factor and "optimizer.sgd_factor" not in optimizer.set:
+        given = {*optimizer.set, *(study.candidates_of(optimizer) or ("",))[:1]}
+        if optimizer.embeddings == "sgd" and not optimizer.sgd_factor and "optimizer.sgd_factor" not in given:
             yield '[[optimizers]] with embeddings = "sgd": sgd_factor is missing; the paper searches 100 to 600'
     yield from _wrong_in_selection(study)
 
