@@ -114,7 +114,8 @@ def from_json(text: str, folder: Path, source: str) -> Result:
         raise UserError(f"{error}; {remedy}") from None
     if not isinstance(values, dict):
         raise UserError(f"{source}: expected a result, an object with the keys {', '.join(STORED)}; {remedy}")
-    values = {"loss_split": "test", "trial": None} | values  # rows from before they were stored
+    for name, value in (("loss_split", "test"), ("trial", None)):
+        values.setdefault(name, value)  # rows from before they were stored
     missing = [name for name in STORED if name not in values]
     if missing:
         raise UserError(f"{source}: {', '.join(missing)} missing; {remedy}")
