@@ -73,8 +73,8 @@ ENTRIES = (
     _Entry(
         "ranking",
         "Loss against the quality of the embeddings",
-        "A point is an optimizer: mean over seeds, bars are the standard deviation. Less loss, more r_cos and more ISO "
-        "are better. {ranked}",
+        "A point is an optimizer, numbered by loss: mean over seeds, bars are the standard deviation. Less loss, more "
+        "r_cos and more ISO are better. {ranked}",
         ranking_figures.draw_ranking,
     ),
     _Entry(

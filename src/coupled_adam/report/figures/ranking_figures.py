@@ -33,7 +33,7 @@ def draw_ranking(grid: Grid) -> Figure | None:
     figure, [row] = panels(1, len(drawn), 3.2, share_y=True)
     colours = looks(grid.variants)
     for axes, key in zip(row, drawn, strict=True):
-        for number, cell in enumerate(cells):
+        for rank, cell in enumerate(cells, 1):
             x, y = summarise(cell.values(key).values()), summarise(cell.values("loss").values())
             if x.mean is None or y.mean is None:
                 continue
@@ -42,13 +42,16 @@ def draw_ranking(grid: Grid) -> Figure | None:
                 y.mean,
                 xerr=x.std,
                 yerr=y.std,
-                marker=MARKERS[number % len(MARKERS)],
+                marker=MARKERS[rank % len(MARKERS)],
                 color=colours[cell.variant.name].colour,
                 markersize=6,
+                elinewidth=1,
                 capsize=2.5,
                 linestyle="none",
-                label=cell.variant.label,
+                label=f"{rank}  {cell.variant.name}",
             )
+            # Of many optimizers some share a colour; the rank tells them apart.
+            axes.annotate(str(rank), (x.mean, y.mean), xytext=(5, 4), textcoords="offset points", fontsize=8)
         axes.set(xlabel=METRICS[key].heading)
     row[0].set(ylabel=f"{loss_name(grid.results)} ({NATS})")
     legend_above(figure, row)
