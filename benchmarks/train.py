@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.config.run_config import load_config
 from coupled_adam.config.run_sections import OptimizerSection
 from coupled_adam.models.language_model import LanguageModel
@@ -344,6 +345,7 @@ def workload_of(arguments: argparse.Namespace, device: torch.device) -> Workload
 
 def main() -> None:
     arguments = parse()
+    limit_instructions()
     device = devices.pick_device(arguments.device)
     devices.prepare_device(device, deterministic=False, threads=None)
     workload = workload_of(arguments, device)

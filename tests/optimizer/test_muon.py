@@ -13,7 +13,7 @@ from muon_reference import gradients_like, matrices, muon_reference, newton_schu
 from test_torch_features import peak_bytes
 from torch import nn
 
-from coupled_adam.optimizer import BatchedMuon, muon
+from coupled_adam.optimizer import BatchedMuon, muon_step
 from coupled_adam.optimizer.newton_schulz import COEFFICIENTS, orthogonalised
 
 SHAPES = ((6, 10), (10, 6), (8, 8), (6, 10), (1, 7), (7, 1), (10, 6))
@@ -100,16 +100,18 @@ def test_weight_decay_of_a_bfloat16_matrix_is_not_rounded_away_under_a_tensor_lr
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=8),
     most_elements=st.integers(1, 100),
+    small_elements=st.sampled_from([0, 12, 1000]),
 )
-def test_matrices_together_are_updated_as_one_by_one(shapes: list[tuple[int, int]], most_elements: int) -> None:
+def test_matrices_together_are_updated_as_one_by_one(
+    shapes: list[tuple[int, int]], most_elements: int, small_elements: int
+) -> None:
+    """Also with small ones of different shapes in one batch, as on a GPU."""
     together, alone = matrices(*shapes), matrices(*shapes)
     steps = gradients_like(together, 2)
-    limit = muon.BATCH_ELEMENTS
-    try:
-        muon.BATCH_ELEMENTS = most_elements
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(muon_step, "BATCH_ELEMENTS", most_elements)
+        patched.setattr(muon_step, "small_elements", lambda device: small_elements)
         run(BatchedMuon(together, lr=0.02, ns_dtype="float32"), together, steps)
-    finally:
-        muon.BATCH_ELEMENTS = limit
     for i, p in enumerate(alone):
         run(BatchedMuon([p], lr=0.02, ns_dtype="float32"), [p], [[step[i]] for step in steps])
     for p, q in zip(together, alone, strict=True):
@@ -129,6 +131,21 @@ def test_update_turns_with_its_gradient(rows: int, columns: int, seed: int) -> N
         run(BatchedMuon([p], lr=1.0, ns_dtype="float32"), [p], [[g]])
         moved.append(p.detach())
     torch.testing.assert_close(Q @ moved[0] @ R, moved[1], rtol=1e-3, atol=1e-4)
+
+
+def test_small_matrices_of_a_gpu_share_a_batch_and_large_or_long_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon_step, "small_elements", lambda device: 64)
+    found = [
+        [tuple(matrix.param.shape) for matrix in batch]
+        for batch in muon_step.batches(
+            [
+                muon_step.MuonMatrix(p, p, p, p)
+                for p in matrices((4, 16), (12, 4), (4, 17), (4, 4), (3, 13), (16, 4), (3, 3), (5, 5))
+            ],
+            most_elements=1000,
+        )
+    ]
+    assert found == [[(4, 4), (4, 16), (12, 4), (16, 4)], [(4, 17)], [(3, 13)], [(3, 3)], [(5, 5)]]
 
 
 def test_update_has_singular_values_near_one() -> None:
@@ -304,9 +321,9 @@ def test_compiled_step_gives_what_the_eager_one_gives() -> None:
 def test_temporary_memory_is_that_of_a_batch_whatever_the_number_of_matrices(
     ns_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(muon, "BATCH_ELEMENTS", 4 * 64 * 256)
+    monkeypatch.setattr(muon_step, "BATCH_ELEMENTS", 4 * 64 * 256)
     peaks = []
-    for count in (4, 32):
+    for count in (16, 64):
         params = matrices(*[(64, 256), (256, 64)] * (count // 2))
         optimizer = BatchedMuon(params, ns_dtype=ns_dtype)
         for p in params:

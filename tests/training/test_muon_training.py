@@ -2,6 +2,7 @@
 
 import math
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,17 @@ from small_runs import assert_same_tensors, rows, saved_tensors, small_config, t
 from test_family_training import stopped_and_resumed
 from test_training_optimizers import loss_of, section, small_model, weights
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
 
 from coupled_adam import CoupledAdamW
 from coupled_adam.base.errors import UserError
+from coupled_adam.cli import app
 from coupled_adam.config.run_config import load_config
+from coupled_adam.config.toml_writing import to_toml
+from coupled_adam.models.model_config import build_model
 from coupled_adam.optimizer import BatchedMuon, newton_schulz
-from coupled_adam.training import estimates
+from coupled_adam.training import estimates, run
 from coupled_adam.training.optimizers import build_optimizers, split_hidden_matrices
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "optimizer"))
@@ -185,8 +191,6 @@ def test_state_of_muon_is_counted_to_the_byte(architecture: str, embeddings: str
             *("optimizer.matrices=muon", f"optimizer.embeddings={embeddings}", f"model.architecture={architecture}"),
         ],
     )
-    from coupled_adam.models.model_config import build_model
-
     model = build_model(config.to_model_config())
     optimizers = build_optimizers(model, config.optimizer).optimizers
     for p in model.parameters():
@@ -201,8 +205,6 @@ def test_state_of_muon_is_counted_to_the_byte(architecture: str, embeddings: str
 
 def test_operations_of_muon_are_those_of_its_products() -> None:
     """Counted by torch's own counter of operations, while the iteration runs on empty matrices."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     config = load_config("tiny", ["optimizer.matrices=muon"])
     with FlopCounterMode(display=False) as counter:
         for m, n in map(sorted, estimates.hidden_matrices(config)):
@@ -213,3 +215,25 @@ def test_operations_of_muon_are_those_of_its_products() -> None:
     assert estimates.NEWTON_SCHULZ_STEPS == newton_schulz.STEPS
     slower = estimates.seconds(config, estimates.cpu(1)) - estimates.seconds(load_config("tiny"), estimates.cpu(1))
     assert slower > 0
+
+
+@pytest.mark.parametrize(("optimizer", "expected"), [(MUON, 1), ({}, 0)])
+def test_instructions_for_bfloat16_are_checked_before_muon_multiplies(
+    optimizer: dict[str, Any], expected: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(run, "limit_instructions", lambda: calls.append(1))
+    train(small_config(corpus, optimizer=optimizer, training={"precision": "float32"}), tmp_path / "run")
+    assert len(calls) == expected
+
+
+def test_folder_of_a_run_without_one_is_called_after_muon_too(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(to_toml(small_config(corpus, optimizer=MUON)))
+    result = CliRunner().invoke(app, ["train", "small.toml"])
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["small-coupled-muon-seed1"]
+    shown = CliRunner().invoke(app, ["train", "runs/small-coupled-muon-seed1", "--show"])
+    assert tomllib.loads(shown.output)["optimizer"]["matrices"] == "muon"

@@ -1,15 +1,12 @@
-r"""BatchedMuon: torch.optim.Muon that orthogonalises matrices of one shape together.
+"""BatchedMuon: torch.optim.Muon that orthogonalises many matrices together.
 
-A step of torch.optim.Muon launches about twenty small kernels for every matrix and reads a tensor learning rate back to
-the host. Here all matrices of one shape, tall ones transposed, are one (B, m, n) tensor, which a batched product
-handles at once; and nothing waits for the device, so the step can be recorded as a CUDA graph.
-
-Letters: B matrices of a batch, m rows, n columns, m <= n after transposing.
+A step of torch.optim.Muon launches about thirty small kernels for every matrix and reads a tensor learning rate back to
+the host. Here matrices of one shape share their kernels; and nothing waits for the device, so the step can be recorded
+as a CUDA graph. The arithmetic is in `muon_step`; this is the class: options, groups, state.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, cast
 
@@ -18,14 +15,11 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from coupled_adam.optimizer.checks import is_flattened
-from coupled_adam.optimizer.newton_schulz import COEFFICIENTS, EPS, STEPS, orthogonalised
-from coupled_adam.optimizer.sharding import is_distributed, local_gradient, local_part
-from coupled_adam.optimizer.whole_matrix import gathered, part_on_this_rank
+from coupled_adam.optimizer.muon_step import NS_DTYPES, MuonMatrix, muon_step
+from coupled_adam.optimizer.newton_schulz import COEFFICIENTS, EPS, STEPS
+from coupled_adam.optimizer.sharding import local_gradient, local_part
 
 ADJUSTMENTS = ("original", "match_rms_adamw")
-NS_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# Elements of a batch, 64 MiB in bfloat16: enough to fill a GPU, little beside the model.
-BATCH_ELEMENTS = 2**25
 # Options that a file of torch.optim.Muon lacks.
 OWN_OPTIONS = ("ns_dtype", "capturable")
 
@@ -44,8 +38,8 @@ class BatchedMuon(Optimizer):
     with :math:`r = \sqrt{\max(1, \text{rows} / \text{columns})}` for "original" and
     :math:`r = 0.2 \sqrt{\max(\text{rows}, \text{columns})}` for "match_rms_adamw". This is the arithmetic of
     torch.optim.Muon, and files go both ways: the state is `momentum_buffer`, in the dtype of the parameter. Matrices
-    of one shape, or of a shape and its transpose, are updated together; temporary tensors take 256 MiB at most, or four
-    times the bytes of the largest matrix in float32.
+    of one shape, or of a shape and its transpose, are updated together, on a GPU also small ones of different shapes.
+    Temporary tensors take 512 MiB at most, or four times the bytes of the largest matrix in float32.
 
     Muon is for the hidden matrices of a network. Give vocabulary tables, heads, norms and biases to another optimizer.
 
@@ -169,11 +163,10 @@ class BatchedMuon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for index, group in enumerate(self.param_groups):
-            for batch in batches(self._matrices(index, group), BATCH_ELEMENTS):
-                update_batch(batch, group)
+            muon_step(self._matrices(index, group), group)
         return loss
 
-    def _matrices(self, index: int, group: dict[str, Any]) -> list["MuonMatrix"]:
+    def _matrices(self, index: int, group: dict[str, Any]) -> list[MuonMatrix]:
         """The matrices of a group that have a gradient, with their momentum, made at their first one."""
         found = []
         for label, p in _labelled(index, group):
@@ -184,130 +177,10 @@ class BatchedMuon(Optimizer):
             state = self.state[p]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-            found.append(MuonMatrix(p, local_part(p), local_gradient(p.grad, p), local_part(state["momentum_buffer"])))
+            momentum = local_part(state["momentum_buffer"])
+            gradient = local_gradient(p.grad, p).to(momentum.dtype)
+            found.append(MuonMatrix(p, local_part(p), gradient, momentum))
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class MuonMatrix:
-    """A matrix of the model and what a step reads and writes: this rank's parts of it."""
-
-    param: Tensor
-    """Whole, or a DTensor."""
-    local: Tensor
-    grad: Tensor
-    momentum: Tensor
-
-    @property
-    def is_tall(self) -> bool:
-        """Whether it is transposed for the iteration."""
-        rows, columns = self.param.shape
-        return rows > columns
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """Matrices of one kind can share a batch."""
-        shape = tuple(sorted(self.param.shape))
-        return (*shape, self.local.dtype, self.local.device, is_distributed(self.param))
-
-
-def batches(matrices: Sequence[MuonMatrix], most_elements: int) -> Iterator[list[MuonMatrix]]:
-    """Matrices of one kind together, wide ones before tall ones, in an order that all ranks share.
-
-    Args:
-        matrices: of a group.
-        most_elements: of a batch; a larger matrix is a batch of its own.
-    """
-    kinds: dict[tuple[object, ...], list[MuonMatrix]] = {}
-    for matrix in matrices:
-        kinds.setdefault(matrix.kind, []).append(matrix)
-    for alike in kinds.values():
-        alike.sort(key=lambda matrix: matrix.is_tall)
-        size = max(1, most_elements // max(1, alike[0].param.numel()))
-        for start in range(0, len(alike), size):
-            yield alike[start : start + size]
-
-
-def update_batch(batch: Sequence[MuonMatrix], group: dict[str, Any]) -> None:
-    """Update momentum and parameters of matrices of one kind, in place.
-
-    Args:
-        batch: wide matrices before tall ones.
-        group: the options.
-    """
-    mu, dtype = group["momentum"], NS_DTYPES[group["ns_dtype"]]
-    gradients = [matrix.grad.to(matrix.momentum.dtype) for matrix in batch]
-    torch._foreach_lerp_([matrix.momentum for matrix in batch], gradients, 1 - mu)
-
-    m, n = sorted(batch[0].param.shape)
-    stacked = torch.empty(len(batch), m, n, dtype=dtype, device=batch[0].local.device)
-    wide = sum(not matrix.is_tall for matrix in batch)
-    # Both shapes of a batch, as the parameters have them: (B, rows, columns).
-    shapes = [
-        (batch[:wide], gradients[:wide], slice(None, wide), False),
-        (batch[wide:], gradients[wide:], slice(wide, None), True),
-    ]
-    for matrices, grads, places, is_tall in shapes:
-        if matrices:
-            into = stacked[places]
-            _stack_updates(matrices, grads, into.mT if is_tall else into, mu if group["nesterov"] else None)
-    stacked = orthogonalised(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
-    for matrices, _, places, is_tall in shapes:
-        if matrices:
-            directions = stacked[places]
-            _descend(matrices, directions.mT if is_tall else directions, group)
-
-
-def _stack_updates(matrices: Sequence[MuonMatrix], grads: list[Tensor], into: Tensor, mu: float | None) -> None:
-    """Fill (B, rows, columns) with what is to be orthogonalised: the momentum, or with Nesterov's mu part gradient."""
-    momenta = [matrix.momentum for matrix in matrices]
-    if is_distributed(matrices[0].param):
-        for slot, matrix, grad in zip(into.unbind(), matrices, grads, strict=True):
-            local = matrix.momentum if mu is None else torch.lerp(grad, matrix.momentum, mu)
-            slot.copy_(gathered(local.to(into.dtype), matrix.param))
-        return
-    # One tensor for all, of which each matrix has a dense part: then a few kernels write them all.
-    updates = torch.empty(into.shape, dtype=momenta[0].dtype, device=into.device)
-    parts = list(updates.unbind())
-    torch._foreach_copy_(parts, momenta if mu is None else grads)
-    if mu is not None:
-        torch._foreach_lerp_(parts, momenta, mu)
-    into.copy_(updates)
-
-
-def _descend(matrices: Sequence[MuonMatrix], directions: Tensor, group: dict[str, Any]) -> None:
-    """Decay parameters of one shape and subtract their directions (B, rows, columns), which are whole on every rank."""
-    params = [matrix.local for matrix in matrices]
-    # In float32 at least: in bfloat16 a weight decay of 1 - lr * lambda would round to 1.
-    dtype = torch.promote_types(params[0].dtype, torch.float32)
-    lr, decay = _on_device(group["lr"], directions.device), group["weight_decay"]
-    changes = torch.empty(directions.shape, dtype=dtype, device=directions.device).copy_(directions)
-    changes.mul_(-lr * lr_ratio(group["adjust_lr_fn"], *directions.shape[-2:]))
-    parts = [part_on_this_rank(change, matrix.param) for change, matrix in zip(changes.unbind(), matrices, strict=True)]
-    values = params if params[0].dtype == dtype else [param.to(dtype) for param in params]
-    if decay != 0:
-        torch._foreach_mul_(values, 1 - lr * decay)
-    torch._foreach_add_(values, parts)
-    if values is not params:
-        torch._foreach_copy_(params, values)
-
-
-def lr_ratio(adjust_lr_fn: str | None, rows: int, columns: int) -> float:
-    """What the learning rate is multiplied by for a matrix of this shape.
-
-    Example:
-        >>> lr_ratio("original", 400, 100), lr_ratio("original", 100, 400), lr_ratio("match_rms_adamw", 100, 400)
-        (2.0, 1.0, 4.0)
-    """
-    if adjust_lr_fn == "match_rms_adamw":
-        return 0.2 * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1.0, rows / columns))
-
-
-def _on_device(lr: float | Tensor, device: torch.device) -> float | Tensor:
-    if not isinstance(lr, Tensor) or lr.device == device:
-        return lr if not isinstance(lr, Tensor) else lr.reshape(())
-    return lr.item() if lr.device.type == "cpu" else lr.reshape(()).to(device)
 
 
 def _labelled(index: int, group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -183,7 +183,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
     batches = Batches(corpus.tokens("train"), config.model.context, settings.batch_size, config.seed, config.data.order)
     is_cuda = ranks.device.type == "cuda"
     bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_cuda)
-    if bf16 and not is_cuda:
+    if (bf16 or config.optimizer.matrices == "muon") and not is_cuda:  # Muon multiplies in bfloat16
         limit_instructions()  # the command line did so already; a script that calls run_training did not
     compile = is_cuda if settings.compile == "auto" else settings.compile
     can_capture = is_cuda and ranks.mode == "none"

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
-from coupled_adam.optimizer import BatchedMuon
+from coupled_adam.optimizer import BatchedMuon, muon_step
 from scenarios.common import (
     GPT,
     LR,
@@ -81,6 +81,12 @@ def muon_under_fsdp2_equals_unsharded() -> None:
     for adjust in ("original", "match_rms_adamw"):
         # 10 rows are uneven on 4 ranks: 3, 3, 3, 1.
         assert_trains_like_unsharded(fsdp2(GPT(tied=True), mesh), adjust_lr_fn=adjust)
+
+
+@runs_on(2)
+def muon_under_fsdp2_with_small_matrices_in_one_batch_equals_unsharded() -> None:
+    muon_step.small_elements = lambda device: 2**20  # as on a GPU; this process runs nothing else
+    assert_trains_like_unsharded(fsdp2(GPT(tied=True), mesh_of(2)))
 
 
 @runs_on(2)

@@ -1,0 +1,169 @@
+"""The arithmetic of a Muon step: many matrices in few kernels, in batches that bound the temporary memory.
+
+Matrices of one shape are one (B, m, n) tensor, tall ones transposed. On a GPU the products of a small matrix take less
+time than starting them, so small ones with the same m share a batch: columns of zeros are appended to the shorter ones.
+These stay zero in every product, and change no other number.
+
+Letters: B matrices of a batch, m rows, n columns, m <= n after transposing.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coupled_adam.optimizer.newton_schulz import orthogonalised
+from coupled_adam.optimizer.sharding import is_distributed
+from coupled_adam.optimizer.whole_matrix import gathered, part_on_this_rank
+
+NS_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+# Elements of a batch, 64 MiB in bfloat16: enough to fill a GPU, little beside the model.
+BATCH_ELEMENTS = 2**25
+# By how much n may differ among small matrices of a batch.
+MOST_COLUMNS_PER_ROW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MuonMatrix:
+    """A matrix of the model and what a step reads and writes: this rank's parts of it."""
+
+    param: Tensor
+    """Whole, or a DTensor."""
+    local: Tensor
+    grad: Tensor
+    momentum: Tensor
+    """Of the dtype of `grad`."""
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Matrices of one kind can share a batch."""
+        m, n = sorted(self.param.shape)
+        is_small = m * n <= small_elements(self.local.device) and n <= MOST_COLUMNS_PER_ROW * m
+        return (m, None if is_small else n, self.local.dtype, self.local.device, is_distributed(self.param))
+
+
+def small_elements(device: torch.device) -> int:
+    """Elements of the largest matrix whose products take less time than starting them; a CPU starts them at once."""
+    return 0 if device.type == "cpu" else 2**20
+
+
+def muon_step(matrices: Sequence[MuonMatrix], group: dict[str, Any]) -> None:
+    """Update momentum and parameters of the matrices of a group, in place.
+
+    Args:
+        matrices: those with a gradient.
+        group: the options.
+    """
+    for batch in batches(matrices, BATCH_ELEMENTS):
+        torch._foreach_lerp_(
+            [matrix.momentum for matrix in batch], [matrix.grad for matrix in batch], 1 - group["momentum"]
+        )
+        n = max(max(matrix.param.shape) for matrix in batch)
+        stacked = torch.zeros(
+            len(batch),
+            min(batch[0].param.shape),
+            n,
+            dtype=NS_DTYPES[group["ns_dtype"]],
+            device=batch[0].local.device,
+        )
+        for alike, into in _by_shape(batch, stacked):
+            _stack_updates(alike, into, group["momentum"] if group["nesterov"] else None)
+        stacked = orthogonalised(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        _descend(batch, stacked, group)
+
+
+def batches(matrices: Sequence[MuonMatrix], most_elements: int) -> Iterator[list[MuonMatrix]]:
+    """Matrices of one kind together, sorted by shape, in an order that all ranks share.
+
+    Args:
+        matrices: of a group.
+        most_elements: of a batch; a larger matrix is a batch of its own.
+    """
+    kinds: dict[tuple[object, ...], list[MuonMatrix]] = {}
+    for matrix in matrices:
+        kinds.setdefault(matrix.kind, []).append(matrix)
+    for alike in kinds.values():
+        alike.sort(key=lambda matrix: tuple(matrix.param.shape))
+        largest = max(min(matrix.param.shape) * max(matrix.param.shape) for matrix in alike)
+        size = max(1, most_elements // max(1, largest))
+        for start in range(0, len(alike), size):
+            yield alike[start : start + size]
+
+
+def _by_shape(batch: Sequence[MuonMatrix], stacked: Tensor) -> Iterator[tuple[list[MuonMatrix], Tensor]]:
+    """The matrices of each shape, with their places among all as they themselves lie: (B, rows, columns)."""
+    start = 0
+    for (rows, columns), group in itertools.groupby(batch, key=lambda matrix: tuple(matrix.param.shape)):
+        alike = list(group)
+        places = stacked[start : start + len(alike)]
+        yield alike, places[..., :columns] if rows <= columns else places[..., :rows].mT
+        start += len(alike)
+
+
+def _stack_updates(matrices: Sequence[MuonMatrix], into: Tensor, mu: float | None) -> None:
+    """Fill (B, rows, columns) with what is to be orthogonalised: the momentum, or with Nesterov's mu part gradient."""
+    momenta, grads = [matrix.momentum for matrix in matrices], [matrix.grad for matrix in matrices]
+    if is_distributed(matrices[0].param):
+        for place, matrix in zip(into.unbind(), matrices, strict=True):
+            local = matrix.momentum if mu is None else torch.lerp(matrix.grad, matrix.momentum, mu)
+            place.copy_(gathered(local.to(into.dtype), matrix.param))
+        return
+    # One dense tensor, of which each matrix has a part: then three kernels write them all.
+    updates = torch.empty(into.shape, dtype=momenta[0].dtype, device=into.device)
+    parts = list(updates.unbind())
+    torch._foreach_copy_(parts, momenta if mu is None else grads)
+    if mu is not None:
+        torch._foreach_lerp_(parts, momenta, mu)
+    into.copy_(updates)
+
+
+def _descend(batch: Sequence[MuonMatrix], stacked: Tensor, group: dict[str, Any]) -> None:
+    """Decay the parameters and subtract their directions, which are whole on every rank."""
+    params = [matrix.local for matrix in batch]
+    # In float32 at least: in bfloat16 a factor of 1 - lr * weight_decay would round to 1.
+    dtype = torch.promote_types(params[0].dtype, torch.float32)
+    lr = _on_device(group["lr"], stacked.device)
+    values = params if params[0].dtype == dtype else [param.to(dtype) for param in params]
+    if group["weight_decay"] != 0:
+        torch._foreach_mul_(values, 1 - lr * group["weight_decay"])
+    changes: list[Tensor] = []
+    for alike, directions in _by_shape(batch, stacked):
+        factor = -lr * lr_ratio(group["adjust_lr_fn"], *directions.shape[-2:])
+        # With dimensions of its own, so that the product is taken in its dtype and not in that of the directions.
+        if isinstance(factor, Tensor):
+            factor = factor.to(dtype).reshape(1, 1, 1)
+        else:
+            factor = torch.full((1, 1, 1), factor, dtype=dtype, device=stacked.device)
+        dense = torch.empty(directions.shape, dtype=dtype, device=stacked.device)
+        torch.mul(directions, factor, out=dense)
+        changes += [
+            part_on_this_rank(change, matrix.param) for change, matrix in zip(dense.unbind(), alike, strict=True)
+        ]
+    torch._foreach_add_(values, changes)
+    if values is not params:
+        torch._foreach_copy_(params, values)
+
+
+def lr_ratio(adjust_lr_fn: str | None, rows: int, columns: int) -> float:
+    """What the learning rate is multiplied by for a matrix of this shape.
+
+    Example:
+        >>> lr_ratio("original", 400, 100), lr_ratio("original", 100, 400), lr_ratio("match_rms_adamw", 100, 400)
+        (2.0, 1.0, 4.0)
+    """
+    if adjust_lr_fn == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / columns)) if columns else 1.0
+
+
+def _on_device(lr: float | Tensor, device: torch.device) -> float | Tensor:
+    """A learning rate as a number or a tensor without dimensions on the device; one on the host is read there."""
+    if not isinstance(lr, Tensor):
+        return lr
+    if lr.device.type == "cpu" and device.type != "cpu":
+        return lr.item()
+    return lr.reshape(()).to(device)
