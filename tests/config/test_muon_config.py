@@ -9,7 +9,7 @@ from coupled_adam.config.builtin_files import PRESETS
 from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differences, load_config, values_by_key
 from coupled_adam.config.schema import all_keys
 from coupled_adam.config.toml_writing import to_toml
-from coupled_adam.study.expansion import config_hash, settings_that_differ
+from coupled_adam.study.config_hash import config_hash, settings_that_differ
 
 UNTIED = "model.tied=false"
 MUON = "optimizer.matrices=muon"

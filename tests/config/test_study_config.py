@@ -13,7 +13,8 @@ from coupled_adam.config.builtin_files import STUDIES, preset_text, study_text
 from coupled_adam.config.loading import parse_settings
 from coupled_adam.config.run_config import Config, differences, load_config, to_toml
 from coupled_adam.config.study_config import Study, load_study, parse_study, with_override, with_settings
-from coupled_adam.study.expansion import Cell, cells_of, chosen, config_hash
+from coupled_adam.study.config_hash import config_hash
+from coupled_adam.study.expansion import Cell, cells_of, chosen
 
 # Tab. model_sizes and Sec. experiments of the paper: lr, heads, layers, width.
 SIZES = {

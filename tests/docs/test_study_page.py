@@ -19,9 +19,11 @@ from coupled_adam.config.study_config import Study, load_study, parse_study, wit
 from coupled_adam.metrics import FREQUENCY_PREFIX, METRICS, TABLE_METRICS, TASK_LIMIT, TASKS, THEORY_PREFIX
 from coupled_adam.report import result_tables as tables
 from coupled_adam.study.expansion import cells_of, chosen
+from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.overview import gpu_hours, hours
 from coupled_adam.study.results import STORED, Result, to_json
 from coupled_adam.study.runner import LAUNCHERS
+from coupled_adam.study.selection import cells_in
 
 PAGE = ROOT / "docs" / "study.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -89,11 +91,12 @@ def test_tables_of_the_study_page_have_every_key_of_a_study_file() -> None:
     kinds = (
         sections.ModelAxis,
         sections.OptimizerAxis,
+        sections.SelectSection,
         sections.EvaluationSection,
         sections.ReportSection,
         sections.SlurmSection,
     )
-    parts = ("models", "optimizers", "evaluation", "report", "slurm")
+    parts = ("models", "optimizers", "select", "evaluation", "report", "slurm")
     expected = [key for key in Study.model_fields if key not in parts]
     expected += [key for kind in kinds for key in kind.model_fields]
     assert sorted(named) == sorted(expected)
@@ -102,9 +105,11 @@ def test_tables_of_the_study_page_have_every_key_of_a_study_file() -> None:
 
 
 def test_defaults_on_the_study_page_are_those_of_the_study_file() -> None:
-    kinds = {**sections.EvaluationSection.model_fields, **sections.SlurmSection.model_fields}
+    parts = (sections.SelectSection, sections.EvaluationSection, sections.SlurmSection)
+    kinds = {key: field for part in parts for key, field in part.model_fields.items()}
     shown = dict(re.findall(r"^\| `(\w+)` \| `?(true|false|\d+)`? \|", section("Every key"), re.MULTILINE))
-    assert shown.keys() == {"test_loss", "measures", "theory", "theory_batches", "hours", "gpus", "cpus"}
+    selecting = {"trial_seed", "extend"}
+    assert shown.keys() == {"test_loss", "measures", "theory", "theory_batches", "hours", "gpus", "cpus"} | selecting
     for key, value in shown.items():
         assert tomllib.loads(f"value = {value}")["value"] == kinds[key].default, key
 
@@ -127,11 +132,11 @@ def test_plan_of_the_paper_on_the_study_page_is_the_one_that_is_printed() -> Non
     assert by_id == {"all runs": hours(gpu_hours(cells))}
 
 
-def test_list_of_studies_on_the_study_page_is_that_of_the_package() -> None:
+def test_list_of_studies_on_the_study_page_is_that_of_the_package(tmp_path: Path) -> None:
     rows = re.findall(r"^\| `([\w-]+)` \|[^|]+\| (.+) \| (.+) \| (.+) \|$", table("study"), re.MULTILINE)
     assert [row[0] for row in rows] == list(STUDIES)
     for name, runs, tokens, needed in rows:
-        cells = cells_of(load_study(name))
+        cells = cells_in(StudyFolder(tmp_path), load_study(name))  # before an edge asks for more
         assert int(runs) == len(cells), name
         assert tokens == short(sum(cell.config.training.tokens for cell in cells)), name
         assert needed == hours(gpu_hours(cells)), name

@@ -13,8 +13,10 @@ from coupled_adam.config.study_sections import OptimizerAxis
 from coupled_adam.config.toml_writing import to_toml
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.report_writer import write_report
-from coupled_adam.study.expansion import cells_of, config_hash, variants_of
+from coupled_adam.study.config_hash import config_hash
+from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import StudyFolder
+from coupled_adam.study.optimizer_variants import variants_of
 from coupled_adam.study.results import gather_results, read_results
 
 PARTIAL = '[[optimizers]]\nembeddings = "coupled"\nrow_exponent = 0.25\nmean_free = true\n'

@@ -22,7 +22,8 @@ from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.study_plans import read_plans
 from coupled_adam.report.table_formats import to_rich_comparison
 from coupled_adam.study import launchers
-from coupled_adam.study.expansion import Cell, cells_of, config_hash, settings_that_differ
+from coupled_adam.study.config_hash import config_hash, settings_that_differ
+from coupled_adam.study.expansion import Cell, cells_of
 from coupled_adam.study.folder import TO_BE_MEASURED, StudyFolder
 from coupled_adam.study.results import read_results
 

@@ -11,7 +11,8 @@ from coupled_adam.models.model_config import parameter_count
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.published import paper_optimizers
 from coupled_adam.report.result_tables import build_tables
-from coupled_adam.study.expansion import cells_of, config_hash
+from coupled_adam.study.config_hash import config_hash
+from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.results import read_results
 
 UNIGRAM = COUPLED + 'set = { "model.output_bias" = "unigram" }\n'

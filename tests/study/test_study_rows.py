@@ -10,7 +10,8 @@ from study_runs import ADAMW, COUPLED, run_here, write_study
 from coupled_adam.config.run_config import load_config
 from coupled_adam.config.study_config import load_study, parse_study, with_settings
 from coupled_adam.config.toml_writing import to_toml
-from coupled_adam.study.expansion import cells_of, config_hash, settings_that_differ, with_rows_in_numbers
+from coupled_adam.study.config_hash import config_hash, settings_that_differ
+from coupled_adam.study.expansion import cells_of, with_rows_in_numbers
 from coupled_adam.study.results import read_results
 
 STORED = Path(__file__).parents[2] / "docs" / "results"

@@ -108,7 +108,9 @@ def run_and_report(
     from coupled_adam.study.expansion import cells_of, chosen
     from coupled_adam.study.folder import RUNS_HERE, StudyFolder
     from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
+    from coupled_adam.study.results import read_results
     from coupled_adam.study.runner import LAUNCHERS, prepare_data, run_study
+    from coupled_adam.study.selection import cells_now, with_candidates
     from coupled_adam.study.study_display import StudyDisplay
 
     console = Console(highlight=False)
@@ -119,11 +121,14 @@ def run_and_report(
         study, of_runs = with_settings(load_study(spec), settings)
         all_cells = cells_of(study, of_runs)
         study = with_override(study, of_runs)
-        cells = chosen(all_cells, only)
+        cells = with_candidates(chosen(all_cells, only), all_cells)
         folder = StudyFolder(out or RUNS_HERE / study.name)
+        known = cells_now(all_cells, folder, study)
+        labels = {cell.label for cell in cells}
+        planned = [cell for cell in known if cell.label in labels]
     if dry_run:
         with user_errors():
-            _print_plan(console, study, cells, folder)
+            _print_plan(console, study, planned, all_cells, folder)
         return
     display = StudyDisplay(console)
 
@@ -135,10 +140,10 @@ def run_and_report(
     with _unmade_if_refused(folder.path), user_errors():
         require_packages()  # now, and not after the training
         _require_writable(folder.path / "report.html")
-        folder.require_fit(study, all_cells)
-        amount = gpu_hours(cells)
+        folder.require_fit(study, known)
+        amount = gpu_hours(planned)
         takes = f", about {hours(amount)} GPU hours on H100 or H200" if amount > GPU_HOURS_WORTH_SAYING else ""
-        display.say(f"{study.title}: {len(cells)} runs in {folder.path}{takes}")
+        display.say(f"{study.title}: {len(planned)} runs in {folder.path}{takes}")
         _say_outside(display.say, folder, all_cells)
         outcome = run_study(
             study,
@@ -150,7 +155,7 @@ def run_and_report(
             display=display,
             before_runs=before_runs,
         )
-    if outcome.finished:
+    if outcome.finished and any(not result.is_candidate for result in read_results(folder.path)):
         _report(console, [folder.path], folder.path)
     _print_outcome(console, outcome, shlex.join(again))
 
@@ -174,14 +179,16 @@ def report(
     from coupled_adam.config.study_config import load_study
     from coupled_adam.study.expansion import cells_of
     from coupled_adam.study.folder import StudyFolder
+    from coupled_adam.study.selection import cells_now
 
     console = Console(highlight=False)
     with user_errors():
         for folder in folders:
             _require_study(folder)
             if (folder / STUDY_FILE).is_file():  # jobs of a cluster may have finished since the runner was here
-                cells = cells_of(load_study(str(folder / STUDY_FILE)))
-                StudyFolder(folder).gather(cells)
+                study = load_study(str(folder / STUDY_FILE))
+                cells = cells_of(study)
+                StudyFolder(folder).gather(cells_now(cells, StudyFolder(folder), study))
                 _say_outside(lambda text: console.print(Text(text), soft_wrap=True), StudyFolder(folder), cells)
     _report(console, folders, out or folders[0])
 
@@ -224,18 +231,21 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
     """
     from coupled_adam.config.builtin_files import STUDY_FILE
     from coupled_adam.config.study_config import load_study
-    from coupled_adam.study.expansion import cells_of
     from coupled_adam.study.folder import StudyFolder
     from coupled_adam.study.overview import counts, status_table
+    from coupled_adam.study.selection import cells_in, selection_lines
 
     console = Console(highlight=False)
     with user_errors():
         _require_study(folder)
         study = load_study(str(folder / STUDY_FILE))
-        cells = cells_of(study)
+        cells = cells_in(StudyFolder(folder), study)
         table = status_table(study, cells, StudyFolder(folder))
         found = counts(study, cells, StudyFolder(folder))
+        selected = selection_lines(StudyFolder(folder), study)
     console.print(table)
+    for line in selected.values():
+        console.print(Text(f"Selected: {line}"), soft_wrap=True)
     console.print(", ".join(f"{count} {name}" for name, count in found.items()))
 
 
@@ -285,14 +295,23 @@ def _require_writable(path: Path) -> None:
         refuse(f"cannot write {str(path)!r} ({error.strerror}); give a folder that can be written with --out")
 
 
-def _print_plan(console: Console, study: "Study", cells: "Sequence[Cell]", folder: Any) -> None:
+def _print_plan(
+    console: Console, study: "Study", cells: "Sequence[Cell]", all_cells: "Sequence[Cell]", folder: Any
+) -> None:
+    """Print the runs that are known to be needed, and how many there may be at most.
+
+    Args:
+        all_cells: of the study, also the candidates that may be added beyond the edges.
+    """
     from coupled_adam.config.study_config import one_paragraph
     from coupled_adam.study.folder import TO_BE_MEASURED
-    from coupled_adam.study.overview import counts, plan_table
+    from coupled_adam.study.overview import counts, plan_table, worst_case
 
     console.print(Text(study.title, style="bold"))
     console.print(Text(one_paragraph(study.description)))
     console.print(plan_table(study, cells, folder))
+    for line in worst_case(study, cells, all_cells):
+        console.print(Text(line))
     trained = counts(study, cells, folder).get(TO_BE_MEASURED)
     if trained:
         console.print(Text(f"{trained} of these runs are trained and only to be measured; that takes no training."))
@@ -346,6 +365,10 @@ def _print_comparison(console: Console, contents: "Contents") -> None:
         wide_enough(console, shown).print(shown)
         for note in table.notes:
             console.print(Text(note, style="dim"))
+    for table in contents.tables:
+        if table.name == "selection":
+            for note in table.notes[1:]:  # winners at an edge
+                console.print(Text(note, style="bold"), soft_wrap=True)
     for plan in contents.plans:
         if plan.problem:
             console.print(Text(printable_lines(plan.problem), style="dim"))
@@ -362,6 +385,8 @@ def _print_outcome(console: Console, outcome: "StudyOutcome", again: str) -> Non
         say(f"Failed: {label}: {reason}")
     for label, reason in outcome.busy.items():
         say(f"Left to another process: {label}: {reason}")
+    for label, reason in outcome.waiting.items():
+        say(f"Not started: {label}: {reason}")
     if outcome.signal is not None:
         state = "jobs go on; gather" if outcome.runs_go_on else "saved; go on"
         left = "1 run is" if outcome.left == 1 else f"{outcome.left} runs are"
@@ -370,4 +395,5 @@ def _print_outcome(console: Console, outcome: "StudyOutcome", again: str) -> Non
     if outcome.failed:
         failed, them = ("1 run", "it") if len(outcome.failed) == 1 else (f"{len(outcome.failed)} runs", "them")
         say(f"{failed} failed; when the cause is mended, the same command tries {them} again: {again}")
+    if outcome.failed or (outcome.waiting and not outcome.busy):
         raise typer.Exit(1)

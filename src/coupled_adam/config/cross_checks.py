@@ -1,7 +1,8 @@
 """What is wrong between keys of a config that are each right by themselves: of a run, and of a study."""
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coupled_adam.config.optimizer_names import is_coupled_adam
@@ -207,5 +208,57 @@ def wrong_between_keys_of_study(study: "Study") -> Iterator[str]:
         if twice:
             yield f"{key}: {', '.join(twice)} is there twice; expected each once"
     for optimizer in study.optimizers:
-        if optimizer.embeddings == "sgd" and not optimizer.sgd_factor and "optimizer.sgd_factor" not in optimizer.set:
+        given = {*optimizer.set, *(study.candidates_of(optimizer) or ("",))[:1]}
+        if optimizer.embeddings == "sgd" and not optimizer.sgd_factor and "optimizer.sgd_factor" not in given:
             yield '[[optimizers]] with embeddings = "sgd": sgd_factor is missing; the paper searches 100 to 600'
+    yield from _wrong_in_selection(study)
+
+
+def _wrong_in_selection(study: "Study") -> Iterator[str]:
+    """What keeps a selection from being a fair one, or from being one at all."""
+    select = study.select
+    entries = [("select.values", select.values)]
+    entries += [("[[optimizers]] select", optimizer.select) for optimizer in study.optimizers if optimizer.select]
+    entries = [(place, values) for place, values in entries if values]
+    if not entries:
+        return
+    if any(study.candidates_of(optimizer) is None for optimizer in study.optimizers):
+        yield (
+            "select.values is missing: some [[optimizers]] have a select of their own and others have none; give every "
+            "optimizer as many values, or set select.values for all"
+        )
+    if select.trial_seed in study.seeds:
+        yield (
+            f"select.trial_seed = {select.trial_seed}: expected a seed that is not among seeds = "
+            f"{toml_value(study.seeds)}; the seed that a value is chosen on would favour it in the comparison"
+        )
+    if len({len(numbers) for _, values in entries for numbers in values.values()}) > 1:
+        yield "select: expected as many values for every optimizer, so that all have the same number of trials"
+    for place, values in entries:
+        yield from _wrong_in_candidates(study, place, values)
+
+
+# What is no setting of a method, or would make validation losses that cannot be compared.
+NOT_SELECTED = ("name", "seed", "training.tokens", "log.val_batches")
+
+
+def _wrong_in_candidates(study: "Study", place: str, values: "Mapping[str, Sequence[float]]") -> Iterator[str]:
+    if len(values) > 1:
+        yield f"{place} = {toml_value(dict(values))}: expected one setting; give each its own study"
+    for key, numbers in values.items():
+        written = f"{place}: {key} = {toml_value(list(numbers))}"
+        if len(numbers) < 2:
+            yield f"{written}: expected at least two values to select from; one belongs in set"
+        elif any(a >= b for a, b in itertools.pairwise(numbers)):
+            yield f"{written}: expected ascending values, each once"
+        elif study.select.extend and numbers[0] <= 0:
+            yield f"{written}: expected values above 0, which can be extended by their ratio; or set select.extend = 0"
+        if key in NOT_SELECTED or key.startswith("data."):
+            yield f"{place}: {key} cannot be selected: validation losses of its values cannot be compared"
+        fixed = [("override", study.override)]
+        fixed += [
+            ("[[optimizers]] set", each.set) for each in study.optimizers if key in (study.candidates_of(each) or ())
+        ]
+        for where, settings in fixed:
+            if key in settings:
+                yield f"{where}: {key} = {toml_value(settings[key])} is what {place} selects; leave one of them out"

@@ -45,6 +45,8 @@ class ModelSection(Section):
     output_bias: Literal["none", "unigram", "learned"] = "none"
     """Bias of the logits, one number per row of the table. unigram: fixed at the logarithm of the token's share of the
     training text, each count plus one. learned: starts there and is trained, without weight decay."""
+    logit_cap: Positive | None = None
+    """Soft cap c of the logits, c * tanh(logit / c), as in Gemma 2, which has 30. none: no cap."""
 
 
 class DataSection(Section):
@@ -140,6 +142,8 @@ class OptimizerSection(Section):
     """Gradients are scaled down to this global norm; 0: no clipping."""
     z_loss: NotNegative = 0.0
     """Weight of the mean squared log partition function in the loss; 0: none."""
+    mu_loss: NotNegative = 0.0
+    """Weight of the squared length of the mean output embedding in the loss; 0: none."""
     tables: OutputTableSection = Field(default_factory=OutputTableSection)
     input_table: InputTableSection = Field(default_factory=InputTableSection)
     muon: MuonSection = Field(default_factory=MuonSection)

@@ -25,6 +25,7 @@ from coupled_adam.config.study_sections import (
     ModelAxis,
     OptimizerAxis,
     ReportSection,
+    SelectSection,
     Settings,
     SlurmSection,
     TokensAxis,
@@ -54,6 +55,7 @@ class Study(Section):
     """Model sizes N; none: the base itself."""
     optimizers: Annotated[list[OptimizerAxis], Expected("tables [[optimizers]]")]
     """How the embeddings are trained."""
+    select: SelectSection = Field(default_factory=SelectSection)
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     report: ReportSection = Field(default_factory=ReportSection)
     slurm: SlurmSection = Field(default_factory=SlurmSection)
@@ -64,6 +66,10 @@ class Study(Section):
         if wrong:
             raise UserError("\n".join(wrong))
         return self
+
+    def candidates_of(self, optimizer: OptimizerAxis) -> tuple[str, list[float]] | None:
+        """The setting that is selected for an optimizer, with the values to try; None where none is."""
+        return next(iter((optimizer.select or self.select.values).items()), None)
 
     def base_of(self, model: ModelAxis | None) -> str:
         """What `load_config` takes for a model of the study."""

@@ -8,7 +8,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from coupled_adam.config.field_types import Count, Expected, Name, Number, Positive, Share, Steps, Text, Tokens
+from coupled_adam.config.field_types import (
+    Count,
+    Expected,
+    Name,
+    Number,
+    Positive,
+    Seed,
+    Share,
+    Steps,
+    Text,
+    Tokens,
+    WholeNumber,
+)
 from coupled_adam.config.schema import Section
 from coupled_adam.paper_tasks import with_those_of_paper
 
@@ -61,6 +73,11 @@ TaskNames = Annotated[
 ]
 
 
+Candidates = Annotated[
+    dict[str, list[int | float]],
+    BeforeValidator(_flat),
+    Expected('one setting with the numbers to try, such as { "optimizer.lr" = [1e-3, 2e-3, 4e-3] }'),
+]
 ExponentAxis = Annotated[list[Share], Axis, Field(min_length=1), Expected("a number from 0 to 1 or a list of them")]
 
 
@@ -85,6 +102,10 @@ class OptimizerAxis(Section):
     sgd f=300, ..."""
     embeddings: Literal["adamw", "coupled", "sgd"]
     """Optimizer of the embeddings."""
+    lr: Annotated[list[Positive], Axis, Field(min_length=1), Expected("a number above 0 or a list of them")] | None = (
+        None
+    )
+    """Highest learning rate of the whole model, or a list of them: the loss over the learning rate."""
     scale_exponent: (
         Annotated[list[Number], Axis, Field(min_length=1), Expected("a number or a list of numbers")] | None
     ) = None
@@ -109,6 +130,22 @@ class OptimizerAxis(Section):
     """Subtract the mean embedding after each step."""
     set: Settings = Field(default_factory=dict)
     """Other settings, such as { "model.tied" = false }."""
+    select: Candidates = Field(default_factory=dict)
+    """What [select] tries for this optimizer instead of its own values: one setting, and as many values."""
+
+
+class SelectSection(Section):
+    """A setting that is chosen for each optimizer, model and data size by validation loss, on a seed of its own. The
+    runs with the other seeds then use the winner."""
+
+    values: Candidates = Field(default_factory=dict)
+    """The setting and the values to try, ascending, such as { "optimizer.lr" = [1e-3, 2e-3, 4e-3] }; empty: nothing is
+    selected."""
+    trial_seed: Seed = 0
+    """Seed of the candidates; not among the study's seeds, which are reported."""
+    extend: WholeNumber = 2
+    """Where the winner is the smallest or the largest value, one more is tried beyond it, by the ratio of the last two,
+    up to so many times. 0: never; the winner is then only flagged."""
 
 
 class EvaluationSection(Section):

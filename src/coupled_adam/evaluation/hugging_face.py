@@ -134,6 +134,12 @@ def require_class(config: ModelConfig) -> None:
             "GPT2LMHeadModel nor StableLmForCausalLM has a place, so it cannot be exported; `coupled-adam eval` takes "
             'the run as it is, and a run with model.output_bias = "none" can be exported'
         )
+    if config.logit_cap is not None:
+        raise UserError(
+            f"the model caps its logits (model.logit_cap = {config.logit_cap:g}), for which neither GPT2LMHeadModel "
+            "nor StableLmForCausalLM has a place, so it cannot be exported; `coupled-adam eval` takes the run as it "
+            'is, and a run with model.logit_cap = "none" can be exported'
+        )
 
 
 def hugging_face_name(config: ModelConfig, name: str) -> str:

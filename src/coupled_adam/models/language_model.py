@@ -5,6 +5,7 @@ Letters: V vocabulary rows, H width, B batch, T time.
 
 from collections.abc import Iterator
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,6 +15,35 @@ from coupled_adam.models.model_config import ModelConfig
 
 # Of the logits of one chunk, and once more for their softmax; on the CPU they should stay near its cache.
 LOGIT_BYTES = {"cpu": 2**24, "cuda": 2**28}
+
+
+def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
+    """c * tanh(logits / c), in float32 at least; the logits themselves where there is no cap.
+
+    Example:
+        >>> import torch
+        >>> soft_capped(torch.tensor([0.0, 1000.0]), 30.0)
+        tensor([ 0., 30.])
+    """
+    if cap is None:
+        return logits
+    return cap * torch.tanh(logits.to(torch.promote_types(logits.dtype, torch.float32)) / cap)
+
+
+def mean_embedding_square(weight: Tensor, token_count: int | None = None) -> Tensor:
+    """The squared length of the mean embedding of a table (V, H), in float32 at least: what mu-loss weighs.
+
+    Args:
+        weight: (V, H).
+        token_count: rows from this one on are padding; None for none.
+
+    Example:
+        >>> import torch
+        >>> mean_embedding_square(torch.tensor([[3.0, 0.0], [1.0, 2.0], [9.0, 9.0]]), 2)
+        tensor(5.)
+    """
+    mean = weight[:token_count].mean(dim=0, dtype=torch.promote_types(weight.dtype, torch.float32))  # (H,)
+    return mean.square().sum()
 
 
 class LanguageModel(nn.Module):
@@ -55,14 +85,14 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The logits (..., V) of hidden states (..., H).
+        """The logits (..., V) of hidden states (..., H), soft-capped where the config says so.
 
         As in `linear_cross_entropy`, only the product is taken in the dtype of autocast: in bfloat16 a log probability
         of -10 would be off by up to 0.03.
         """
         bias = self.lm_head.bias
         logits: Tensor = self.lm_head(hidden) if bias is None else F.linear(hidden, self.lm_head.weight) + bias
-        return logits
+        return soft_capped(logits, self.config.logit_cap)
 
     def logit_chunks(self, tokens: Tensor) -> Iterator[Tensor]:
         """The logits of all positions of tokens (B, T), one position after the other, (n, V) at a time.
@@ -75,7 +105,14 @@ class LanguageModel(nn.Module):
         yield from map(self.logits, hidden.split(rows))
 
     def forward(
-        self, tokens: Tensor, targets: Tensor | None = None, *, z_loss: float = 0.0, reduction: str = "mean"
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        *,
+        z_loss: float = 0.0,
+        mu_loss: float = 0.0,
+        token_count: int | None = None,
+        reduction: str = "mean",
     ) -> Tensor:
         """Logits without targets, the loss with them.
 
@@ -83,6 +120,8 @@ class LanguageModel(nn.Module):
             tokens: (B, T) int64.
             targets: (B, T) int64, the token that follows each; -100 where none is asked for.
             z_loss: weight of the mean squared logsumexp of the logits, added to the loss.
+            mu_loss: weight of the squared length of the mean output embedding, added to the mean loss.
+            token_count: rows of the table from this one on are padding and do not count for `mu_loss`; None for none.
             reduction: "mean" over the targets, or "none".
 
         Returns:
@@ -104,6 +143,9 @@ class LanguageModel(nn.Module):
             targets.flatten(),
             bias=self.lm_head.bias,
             z_loss=z_loss,
+            logit_cap=self.config.logit_cap,
             reduction=reduction,
         )
+        if mu_loss:
+            loss = loss + mu_loss * mean_embedding_square(self.lm_head.weight, token_count)
         return loss.view_as(targets) if reduction == "none" else loss

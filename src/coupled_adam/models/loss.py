@@ -7,6 +7,7 @@ every row of the head gets its push from every token.
 Letters: N tokens, V vocabulary rows, H width. With logits z (N, V), bias included, target y and lse = logsumexp(z):
     loss_n = lse_n - z_{n,y} + z_loss * lse_n^2
     d loss_n / d z_n = (1 + 2 * z_loss * lse_n) * softmax(z_n) - onehot(y)
+With a soft cap c, z = c * tanh(a / c) of the logits a, and d z / d a = 1 - (z / c)^2.
 """
 
 import importlib.util
@@ -34,6 +35,7 @@ def linear_cross_entropy(
     *,
     bias: Tensor | None = None,
     z_loss: float = 0.0,
+    logit_cap: float | None = None,
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Tensor:
@@ -49,6 +51,7 @@ def linear_cross_entropy(
         targets: (N,) int64, rows of the weight, or `ignore_index`. Others are not noticed on CUDA.
         bias: (V,), added to the logits; None for none.
         z_loss: weight of the squared logsumexp, added to each token's loss.
+        logit_cap: c in c * tanh(logit / c), taken of the logits with their bias; None for none.
         reduction: "mean" over the targets that are not ignored (NaN if there are none), or "none".
         ignore_index: a target that is left out.
 
@@ -68,6 +71,8 @@ def linear_cross_entropy(
         raise UserError(f"bias has shape {tuple(bias.shape)}, expected {tuple(weight.shape[:1])}, one number per row")
     if targets.shape != hidden.shape[:1]:
         raise UserError(f"targets have shape {tuple(targets.shape)}, expected {tuple(hidden.shape[:1])}")
+    if logit_cap is not None and not logit_cap > 0:
+        raise UserError(f"Invalid logit_cap: {logit_cap}; expected a number above 0, or None")
     if reduction not in ("mean", "none"):
         raise UserError(f"Invalid reduction: {reduction!r}; expected 'mean' or 'none'")
     dtype = torch.promote_types(hidden.dtype, weight.dtype)
@@ -77,12 +82,13 @@ def linear_cross_entropy(
     ):  # as autocast does, which leaves float64 alone
         dtype = torch.get_autocast_dtype(device_type)
     options = float(z_loss), ignore_index, dtype
+    cap = float(logit_cap or 0.0)
     if reduction == "none":
-        losses: Tensor = _token_losses(hidden, weight, targets, *options, bias)
+        losses: Tensor = _token_losses(hidden, weight, targets, *options, bias, cap)
         return losses
     needs_bias_grad = torch.is_grad_enabled() and bias is not None and bias.requires_grad
     needs_grad = needs_bias_grad or (torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad))
-    total: Tensor = _summed_loss(hidden, weight, targets, *options, needs_grad, bias, needs_bias_grad)[0]
+    total: Tensor = _summed_loss(hidden, weight, targets, *options, needs_grad, bias, needs_bias_grad, cap)[0]
     return total / (targets != ignore_index).sum()
 
 
@@ -98,10 +104,11 @@ def _summed_loss(
     needs_grad: bool,
     bias: Tensor | None = None,
     needs_bias_grad: bool = False,
+    logit_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sum of the losses, and its gradients (N, H), (V, H) and (V,); empty where they are not needed."""
     losses, grad_hidden, grad_weight, grad_bias = _walk_chunks(
-        hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad, bias, needs_bias_grad
+        hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad, bias, needs_bias_grad, logit_cap
     )
     return losses.sum(), grad_hidden, grad_weight, grad_bias
 
@@ -117,13 +124,14 @@ def _(
     needs_grad: bool,
     bias: Tensor | None = None,
     needs_bias_grad: bool = False,
+    logit_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     losses, grad_hidden, grad_weight, grad_bias = _results(hidden, weight, dtype, needs_grad, needs_bias_grad)
     return losses.new_empty(()), grad_hidden, grad_weight, grad_bias
 
 
 def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, *_, bias, needs_bias_grad = inputs
+    hidden, weight, *_, bias, needs_bias_grad, _ = inputs
     _, *gradients = output
     ctx.mark_non_differentiable(*gradients)
     ctx.set_materialize_grads(False)  # else zeros of their size would be made for the backward pass
@@ -134,12 +142,12 @@ def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 def _scale_gradients(ctx: Any, grad_total: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     _refuse_second_derivative()
     if grad_total is None:
-        return (None,) * 9
+        return (None,) * 10
     grad_hidden, grad_weight, grad_bias = (
         None if dtype is None else (gradient * grad_total).to(dtype)
         for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
     )
-    return grad_hidden, grad_weight, *(None,) * 5, grad_bias, None
+    return grad_hidden, grad_weight, *(None,) * 5, grad_bias, None, None
 
 
 _summed_loss.register_autograd(_scale_gradients, setup_context=_keep_gradients)
@@ -154,9 +162,10 @@ def _token_losses(
     ignore_index: int,
     dtype: torch.dtype,
     bias: Tensor | None = None,
+    logit_cap: float = 0.0,
 ) -> Tensor:
     """The losses (N,). The weight of each in what is differentiated is known in backward only."""
-    return _walk_chunks(hidden, weight, targets, None, z_loss, ignore_index, dtype, False, bias, False)[0]
+    return _walk_chunks(hidden, weight, targets, None, z_loss, ignore_index, dtype, False, bias, False, logit_cap)[0]
 
 
 @_token_losses.register_fake
@@ -168,14 +177,15 @@ def _(
     ignore_index: int,
     dtype: torch.dtype,
     bias: Tensor | None = None,
+    logit_cap: float = 0.0,
 ) -> Tensor:
     return _results(hidden, weight, dtype, needs_grad=False, needs_bias_grad=False)[0]
 
 
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    hidden, weight, targets, *options, bias = inputs
+    hidden, weight, targets, *options, bias, logit_cap = inputs
     ctx.save_for_backward(hidden, weight, targets, bias)
-    ctx.options = options
+    ctx.options, ctx.logit_cap = options, logit_cap
 
 
 def _compute_gradients(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
@@ -183,10 +193,10 @@ def _compute_gradients(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ..
     hidden, weight, targets, bias = ctx.saved_tensors
     needs_bias_grad = bias is not None and ctx.needs_input_grad[6]
     grad_hidden, grad_weight, grad_bias = _token_gradients(
-        hidden, weight, targets, grad_losses, *ctx.options, bias, needs_bias_grad
+        hidden, weight, targets, grad_losses, *ctx.options, bias, needs_bias_grad, ctx.logit_cap
     )
     for_bias = grad_bias.to(bias.dtype) if needs_bias_grad else None
-    return grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype), *(None,) * 4, for_bias
+    return grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype), *(None,) * 4, for_bias, None
 
 
 _token_losses.register_autograd(_compute_gradients, setup_context=_keep_inputs)
@@ -203,10 +213,11 @@ def _token_gradients(
     dtype: torch.dtype,
     bias: Tensor | None = None,
     needs_bias_grad: bool = False,
+    logit_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the sum of the losses, each times its weight (N,)."""
     return _walk_chunks(
-        hidden, weight, targets, token_weights, z_loss, ignore_index, dtype, True, bias, needs_bias_grad
+        hidden, weight, targets, token_weights, z_loss, ignore_index, dtype, True, bias, needs_bias_grad, logit_cap
     )[1:]
 
 
@@ -221,6 +232,7 @@ def _(
     dtype: torch.dtype,
     bias: Tensor | None = None,
     needs_bias_grad: bool = False,
+    logit_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _results(hidden, weight, dtype, True, needs_bias_grad)[1:]
 
@@ -245,11 +257,12 @@ def _walk_chunks(
     needs_grad: bool,
     bias: Tensor | None,
     needs_bias_grad: bool,
+    logit_cap: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The losses, and the gradients of their sum.
 
     Args:
-        hidden, weight, targets, z_loss, ignore_index, bias: as in `linear_cross_entropy`.
+        hidden, weight, targets, z_loss, ignore_index, bias, logit_cap: as in `linear_cross_entropy`.
         token_weights: (N,) weights of the losses in the sum, None for 1.
         dtype: of the matrix products.
         needs_grad: whether the gradients of hidden and weight are wanted.
@@ -271,7 +284,9 @@ def _walk_chunks(
         part = slice(start, start + rows)
         logits = torch.mm(hidden[part], weight.T, out=buffer[: len(targets[part])])
         weights = None if token_weights is None else token_weights[part]
-        operations.cross_entropy(logits, targets[part], losses[part], weights, z_loss, ignore_index, needs_grad, bias)
+        operations.cross_entropy(
+            logits, targets[part], losses[part], weights, z_loss, ignore_index, needs_grad, bias, logit_cap
+        )
         if needs_grad:  # the logits are now their gradient
             torch.mm(logits, weight, out=grad_hidden[part])
             operations.add_product(grad_weight, logits.T, hidden[part], first=start == 0)

@@ -1,7 +1,8 @@
 """The softmax of one chunk of logits as a Triton kernel, and the matrix product that adds up in float32.
 
 One program per token. It reads its row once for the logsumexp, in blocks, and once more, now from the cache, to write
-the gradient over it. A bias is read beside the logits both times: it is small and stays in the cache.
+the gradient over it. A bias is read beside the logits both times: it is small and stays in the cache. A soft cap is
+taken where the logits are read.
 `loss_operations` has the same functions in torch operations.
 
 Letters: N tokens of the chunk, V vocabulary rows.
@@ -32,31 +33,39 @@ def _base_2(reference):
 
 
 @triton.jit
-def _read(logits_ptr, bias_ptr, first, columns, V):
-    """A block of a row of logits with its bias, in float32; -inf past the end of the row."""
+def _capped(z, logit_cap):
+    """c * tanh(z / c); tanh u = 1 - 2 / (1 + exp(2u)), which is right at both ends."""
+    return logit_cap - 2.0 * logit_cap / (1.0 + tl.exp2(z * (2.0 * LOG2_E / logit_cap)))
+
+
+@triton.jit
+def _read(logits_ptr, bias_ptr, logit_cap, first, columns, V, HAS_CAP: tl.constexpr):
+    """A block of a row of logits with its bias, capped, in float32; -inf past the end of the row."""
     z = tl.load(logits_ptr + first + columns, mask=first + columns < V, other=-float("inf")).to(tl.float32)
     if bias_ptr is not None:
         z += tl.load(bias_ptr + first + columns, mask=first + columns < V, other=0.0, eviction_policy="evict_last")
+    if HAS_CAP:
+        z = tl.where(first + columns < V, _capped(z, logit_cap), -float("inf"))
     return z
 
 
 @triton.jit
-def _sum_of_exponentials(logits_ptr, bias_ptr, reference, V, BLOCK_V: tl.constexpr):
+def _sum_of_exponentials(logits_ptr, bias_ptr, logit_cap, reference, V, BLOCK_V: tl.constexpr, HAS_CAP: tl.constexpr):
     columns = tl.arange(0, BLOCK_V)
     c, factor = _base_2(reference)
     sums = tl.zeros((BLOCK_V,), dtype=tl.float32)
     for first in range(0, V, BLOCK_V):
-        z = _read(logits_ptr, bias_ptr, first, columns, V)
+        z = _read(logits_ptr, bias_ptr, logit_cap, first, columns, V, HAS_CAP)
         sums += tl.exp2(z * LOG2_E - c)
     return tl.sum(sums, axis=0) * factor
 
 
 @triton.jit
-def _largest(logits_ptr, bias_ptr, V, BLOCK_V: tl.constexpr):
+def _largest(logits_ptr, bias_ptr, logit_cap, V, BLOCK_V: tl.constexpr, HAS_CAP: tl.constexpr):
     columns = tl.arange(0, BLOCK_V)
     maxima = tl.full((BLOCK_V,), -float("inf"), dtype=tl.float32)
     for first in range(0, V, BLOCK_V):
-        maxima = tl.maximum(maxima, _read(logits_ptr, bias_ptr, first, columns, V))
+        maxima = tl.maximum(maxima, _read(logits_ptr, bias_ptr, logit_cap, first, columns, V, HAS_CAP))
     return tl.max(maxima, axis=0)
 
 
@@ -69,11 +78,13 @@ def _cross_entropy_kernel(
     bias_ptr,
     z_loss,
     ignore_index,
+    logit_cap,
     V,
     stride_logits,
     stride_targets,
     stride_token_weights,
     NEEDS_GRAD: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
     # From the last row to the first: the last ones are still in the cache, and the next product starts at the first.
@@ -85,13 +96,15 @@ def _cross_entropy_kernel(
     target_logit = tl.load(logits_ptr + target).to(tl.float32)
     if bias_ptr is not None:
         target_logit += tl.load(bias_ptr + target)
+    if HAS_CAP:
+        target_logit = _capped(target_logit, logit_cap)
 
     # Relative to the target's logit: the largest would have to be found first, in another pass.
     reference = target_logit
-    total = _sum_of_exponentials(logits_ptr, bias_ptr, reference, V, BLOCK_V)
+    total = _sum_of_exponentials(logits_ptr, bias_ptr, logit_cap, reference, V, BLOCK_V, HAS_CAP)
     if not total < float("inf"):  # some logit is 88 or more above the target's
-        reference = _largest(logits_ptr, bias_ptr, V, BLOCK_V)
-        total = _sum_of_exponentials(logits_ptr, bias_ptr, reference, V, BLOCK_V)
+        reference = _largest(logits_ptr, bias_ptr, logit_cap, V, BLOCK_V, HAS_CAP)
+        total = _sum_of_exponentials(logits_ptr, bias_ptr, logit_cap, reference, V, BLOCK_V, HAS_CAP)
     log_total = tl.log(total)
     lse = reference + log_total
     loss = log_total + (reference - target_logit) + z_loss * lse * lse
@@ -112,10 +125,16 @@ def _cross_entropy_kernel(
             z = tl.load(place, mask=in_row, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
             if bias_ptr is not None:
                 z += tl.load(bias_ptr + first + columns, mask=in_row, other=0.0, eviction_policy="evict_last")
-            gradient = (push * tl.exp2(z * LOG2_E - c)).to(logits_ptr.dtype.element_ty)
-            tl.store(place, gradient, mask=in_row, eviction_policy="evict_first")
+            if HAS_CAP:
+                z = _capped(z, logit_cap)
+            gradient = push * tl.exp2(z * LOG2_E - c)
+            if HAS_CAP:  # the derivative of the cap
+                gradient *= 1.0 - (z / logit_cap) * (z / logit_cap)
+            tl.store(place, gradient.to(logits_ptr.dtype.element_ty), mask=in_row, eviction_policy="evict_first")
         tl.debug_barrier()
         pull = push * tl.exp2(target_logit * LOG2_E - c) - weight
+        if HAS_CAP:
+            pull *= 1.0 - (target_logit / logit_cap) * (target_logit / logit_cap)
         tl.store(logits_ptr + target, pull.to(logits_ptr.dtype.element_ty))
 
 
@@ -128,6 +147,7 @@ def cross_entropy(
     ignore_index: int,
     needs_grad: bool,
     bias: Tensor | None = None,
+    logit_cap: float = 0.0,
 ) -> None:
     """Write the losses, turn the logits into their gradient; see `loss_operations.cross_entropy`."""
     N, V = logits.shape
@@ -140,11 +160,13 @@ def cross_entropy(
             bias,
             z_loss,
             ignore_index,
+            float(logit_cap),
             V,
             logits.stride(0),
             targets.stride(0),
             0 if token_weights is None else token_weights.stride(0),
             NEEDS_GRAD=needs_grad,
+            HAS_CAP=logit_cap != 0,
             BLOCK_V=min(BLOCK_V, triton.next_power_of_2(V)),
             num_warps=NUM_WARPS,
         )

@@ -16,6 +16,7 @@ def cross_entropy(
     ignore_index: int,
     needs_grad: bool,
     bias: Tensor | None = None,
+    logit_cap: float = 0.0,
 ) -> None:
     """Write the losses of a chunk, and where gradients are wanted turn its logits into theirs, in place.
 
@@ -28,6 +29,7 @@ def cross_entropy(
         ignore_index: a target whose loss and gradient are 0.
         needs_grad: whether the gradient is wanted.
         bias: (V,) in the dtype of the losses, added to the logits; None for none.
+        logit_cap: c in c * tanh(logit / c), taken of the logits with their bias; 0 for none.
     """
     kept = targets != ignore_index
     column = targets.where(kept, 0).unsqueeze(1)  # (N, 1)
@@ -38,6 +40,8 @@ def cross_entropy(
     else:
         z = logits.add_(bias) if in_place else logits + bias  # (N, V) in the dtype of the losses
         out = z
+    if logit_cap:
+        z = out = z.to(losses.dtype).div_(logit_cap).tanh_().mul_(logit_cap)
     target_logit = z.gather(1, column).to(losses.dtype)
     log_p = torch.log_softmax(z, dim=1, dtype=losses.dtype, out=out)
     target_log_p = log_p.gather(1, column)
@@ -47,7 +51,11 @@ def cross_entropy(
         return
     factor = kept.to(losses.dtype) if token_weights is None else token_weights.to(losses.dtype).where(kept, 0)
     factor = factor.unsqueeze(1)
+    # d z / d logit = 1 - (z / c)^2, with the capped logit z = log_p + lse.
+    slope = (log_p + lse).div_(logit_cap).square_().neg_().add_(1) if logit_cap else None
     gradient = log_p.exp_().mul_(factor * (1 + 2 * z_loss * lse)).scatter_add_(1, column, -factor)
+    if slope is not None:
+        gradient.mul_(slope)
     if not in_place:
         logits.copy_(gradient)
 

@@ -30,6 +30,7 @@ class ModelConfig:
         bias: biases in linear layers and LayerNorms; GPT-2 only.
         output_bias: of the logits: "none", "unigram" (fixed at the log unigram probabilities of the training text) or
             "learned" (starts there).
+        logit_cap: c of the soft cap c * tanh(logit / c); None for none.
 
     Example:
         >>> ModelConfig("gpt2", layers=12, heads=12, width=768).head_size
@@ -45,6 +46,7 @@ class ModelConfig:
     tied: bool = True
     bias: bool = False
     output_bias: str = "none"
+    logit_cap: float | None = None
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -53,6 +55,8 @@ class ModelConfig:
         if self.output_bias not in OUTPUT_BIASES:
             expected = ", ".join(repr(name) for name in OUTPUT_BIASES)
             raise UserError(f"Invalid output_bias: {self.output_bias!r}; expected one of {expected}")
+        if self.logit_cap is not None and not self.logit_cap > 0:
+            raise UserError(f"Invalid logit_cap: {self.logit_cap!r}; expected a number above 0, or None")
         for name in ("layers", "heads", "width", "context", "vocabulary_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:

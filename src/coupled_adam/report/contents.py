@@ -40,13 +40,16 @@ def read_report(folders: Sequence[Path]) -> Contents:
         ImportError: when scipy is missing.
     """
     results = merge_results(folders)
-    if not results:
+    if all(result.is_candidate for result in results):
         names = ", ".join(str(folder) for folder in folders) or "no folder"
-        raise UserError(f"{names}: no finished run to report; run the study first with `coupled-adam study run`")
+        but = f" but {len(results)} candidates of selections" if results else ""
+        raise UserError(f"{names}: no finished run to report{but}; run the study first with `coupled-adam study run`")
     return contents_of(results, read_plans(folders, results))
 
 
 def contents_of(results: Sequence[Result], plans: Sequence[StudyPlan]) -> Contents:
     """The contents of the report of finished runs, with what their studies planned."""
-    grid, section = gather_grid(results, all_planned(plans)), shared_report(plans)
-    return Contents(plans, section, grid, build_tables(grid, section), verdict(grid, section))
+    reported = [result for result in results if not result.is_candidate]
+    candidates = [result for result in results if result.is_candidate]
+    grid, section = gather_grid(reported, all_planned(plans)), shared_report(plans)
+    return Contents(plans, section, grid, build_tables(grid, section, candidates), verdict(grid, section))

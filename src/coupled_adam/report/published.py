@@ -127,7 +127,7 @@ def paper_optimizers(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """
     if settings.get("output_bias", "none") != "none" or settings.get("matrices", "adamw") != "adamw":
         return ()
-    if settings.get("tables") or settings.get("input_table"):
+    if any(settings.get(key) for key in ("tables", "input_table", "logit_cap", "mu_loss")):
         return ()
     differs = not settings.get("tied", True) or settings.get("centre", False) or settings.get("z_loss", 0) != 0
     if differs:

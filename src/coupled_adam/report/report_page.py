@@ -36,7 +36,7 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 # What can be said of a run that is not in the results, the best first.
 FURTHEST = ("just finished", "running", TO_BE_MEASURED, "failed", "stopped", "waiting")
 # Long tables that few readers need: folded away, and opened for printing.
-FOLDED = ("further", "loss_by_frequency", "comparisons", "runs")
+FOLDED = ("further", "selection", "loss_by_frequency", "comparisons", "runs")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from coupled_adam.metrics import (
 from coupled_adam.report.ablation_groups import scale_groups, sgd_groups
 from coupled_adam.report.frequency_table import frequency_table
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels, sizes_of
+from coupled_adam.report.learning_rates import sensitivity_table
 from coupled_adam.report.pair_tables import comparison_table, crossing_table, summary_cell
 from coupled_adam.report.published import (
     ALL_TABLES,
@@ -36,20 +37,25 @@ from coupled_adam.report.published import (
     SGD_SEARCH_TABLES,
     find_published,
 )
+from coupled_adam.report.ranking import ranking_table, selection_table
 from coupled_adam.report.result_notes import limit_note, loss_note, loss_splits, table_note
 from coupled_adam.report.runs_table import runs_table
 from coupled_adam.report.significance import better_than_all, summarise
 from coupled_adam.report.table_formats import FORMATS
 from coupled_adam.report.table_model import Column, ReportTable, TableCell, text_column
 from coupled_adam.report.theory_table import theory_table
+from coupled_adam.study.results import Result
 
 FOLDER = "tables"
 NAMES = (
-    *("main", "downstream", "further", "scale", "scale_downstream"),
+    *("main", "ranking", "learning_rates", "selection", "downstream", "further", "scale", "scale_downstream"),
     *("sgd_search", "sgd_best", "sgd_best_downstream", "loss_by_frequency", "crossing", "theory", "comparisons"),
     "runs",
 )
-ABOUT_THE_LOSS = ("main", "scale", "sgd_search", "sgd_best", "loss_by_frequency", "crossing", "comparisons")
+ABOUT_THE_LOSS = (
+    *("main", "ranking", "learning_rates", "scale", "sgd_search", "sgd_best", "loss_by_frequency", "crossing"),
+    "comparisons",
+)
 DOWNSTREAM = (*TASKS, METRICS["acc"])
 FURTHER = (*OTHERS, *(metric for key, metric in METRICS.items() if key.startswith(INPUT_PREFIX)))
 
@@ -60,15 +66,19 @@ OPTIMIZER = text_column("optimizer", "optimizer")
 EXPONENT = text_column("n", "n", "$n$")
 
 
-def build_tables(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> list[ReportTable]:
+def build_tables(
+    grid: Grid, report: ReportSection = DEFAULT_REPORT, candidates: Sequence[Result] = ()
+) -> list[ReportTable]:
     """Every table that the runs give something for.
 
     Args:
         grid: the finished runs, and the cells there should be.
         report: which metrics come first, and what to say of the loss.
+        candidates: the runs that selected a setting, which are not part of the grid.
 
     Returns:
-        The tables by their names: main, downstream (with task results), further, scale (over n), sgd_search and
+        The tables by their names: main, ranking (three optimizers or more), learning_rates (over lr), selection,
+        downstream (with task results), further, scale (over n), sgd_search and
         sgd_best (over f), loss_by_frequency, crossing, theory, comparisons, runs. Empty without runs and plan.
     """
     if not grid.cells:
@@ -79,6 +89,9 @@ def build_tables(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> list[Rep
     metrics = in_order(MAIN, report.lead)
     tables = [
         metric_table("main", "Results", groups, metrics, ALL_TABLES),
+        ranking_table(grid),
+        sensitivity_table(grid),
+        selection_table(candidates, grid.results),
         downstream_table("downstream", "Results: downstream tasks", groups, ALL_TABLES),
         further_table(groups),
         metric_table("scale", "Scaled Coupled Adam", scaled, metrics, SCALE_TABLES, EXPONENT),

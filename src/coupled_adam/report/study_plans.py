@@ -13,9 +13,11 @@ from coupled_adam.config.study_config import Study, load_study, one_paragraph
 from coupled_adam.config.study_sections import ReportSection
 from coupled_adam.report.grid import Planned, Size, variant_of
 from coupled_adam.study.cell import read_error
-from coupled_adam.study.expansion import Cell, cells_of, settings_that_differ
+from coupled_adam.study.config_hash import settings_that_differ
+from coupled_adam.study.expansion import Cell
 from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.results import Result, read_results
+from coupled_adam.study.selection import cells_in
 
 Name = tuple[str, int]
 """Cell and seed: what a run is called in every folder."""
@@ -104,11 +106,12 @@ def read_plan(folder: Path, results: Sequence[Result]) -> StudyPlan:
     try:
         toml = read_limited(path, LARGEST_TOML).decode("utf-8", errors="replace")
         study = load_study(str(path))
-        cells = cells_of(study)
+        cells = cells_in(StudyFolder(folder), study)
     except ValueError as error:
         return StudyPlan(folder, name, "", toml, f"Missing runs are not known: {error}")
     finished = {(result.cell, result.seed) for result in results}
-    by_name = {(cell.id, cell.seed): cell for cell in cells}
+    # A run whose setting is not selected yet says nothing about the settings of others.
+    by_name = {(cell.id, cell.seed): cell for cell in cells if not cell.is_open}
     return StudyPlan(
         folder=folder,
         title=study.title,
@@ -116,7 +119,7 @@ def read_plan(folder: Path, results: Sequence[Result]) -> StudyPlan:
         toml=toml,
         problem="",
         report=study.report,
-        planned=tuple(_planned(cells)),
+        planned=tuple(_planned([cell for cell in cells if not cell.is_candidate])),
         unfinished=tuple(
             _unfinished(StudyFolder(folder), study, cell) for cell in cells if (cell.id, cell.seed) not in finished
         ),

@@ -23,8 +23,9 @@ from coupled_adam.config.run_config import Config, to_toml
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.study.energy import EnergyMeter, visible_gpus
 from coupled_adam.study.expansion import Cell
-from coupled_adam.study.folder import CLAIM, ERROR, OUTPUT, StudyFolder, tail
+from coupled_adam.study.folder import CLAIM, ERROR, OUTPUT, StudyFolder, asked_of, tail
 from coupled_adam.study.results import Result, read_evaluation, write_evaluation
+from coupled_adam.study.trials import VALIDATION_LOSS, Trial
 from coupled_adam.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Task:
             "study_folder": str(self.study_folder),
             "study": self.study,
             "cell": {"id": cell.id, "seed": cell.seed, "model": cell.model, "optimizer": cell.optimizer},
+            "trial": None if cell.trial is None else cell.trial.to_json(),
             "config": cell.config.model_dump(),
             "evaluation": self.evaluation.model_dump(),
             "ranks": self.ranks,
@@ -72,10 +74,11 @@ class Task:
     def from_json(cls, values: dict[str, Any]) -> "Task":
         """The inverse of `to_json`."""
         config = Config.model_validate(values["config"])
+        trial = None if values["trial"] is None else Trial.from_json(values["trial"])
         return cls(
             study_folder=Path(values["study_folder"]),
             study=values["study"],
-            cell=Cell(**values["cell"], config=config),
+            cell=Cell(**values["cell"], config=config, trial=trial),
             evaluation=EvaluationSection.model_validate(values["evaluation"]),
             ranks=values["ranks"],
             measure_energy=values["measure_energy"],
@@ -112,6 +115,9 @@ def run_cell(task: Task) -> tuple[Status, str]:
             except Exception as error:
                 from coupled_adam.training.trainer import TrainingStopped
 
+                if isinstance(error, TrainingStopped) and task.cell.is_candidate:
+                    _write_diverged(task)
+                    return "finished", f"diverged: {error}"
                 mendable = error if isinstance(error, TrainingStopped) else as_user_error(error)
                 is_expected = mendable is not None
                 reason = str(mendable) if is_expected else f"{type(error).__name__}: {error}"
@@ -119,6 +125,14 @@ def run_cell(task: Task) -> tuple[Status, str]:
                 if not is_expected:
                     raise
                 return "failed", reason
+
+
+def _write_diverged(task: Task) -> None:
+    """The result of a candidate whose training diverged: it has no loss, and that decides against its value."""
+    from coupled_adam.study.measurement import Measured
+
+    metrics: dict[str, float | None] = {"train_loss": None, VALIDATION_LOSS: None}
+    write_evaluation(_result(task, Measured(metrics, None, "test", []), Spent.read(task.folder)))
 
 
 def write_error(run_folder: Path, reason: str, details: str = "") -> None:
@@ -154,7 +168,7 @@ def _train_and_measure(task: Task, output: TextIO) -> tuple[Status, str]:
 
             before = read_evaluation(folder, task.study_folder)
             is_ours = before is not None and before.config_hash == task.cell.config_hash
-            measured = measure_run(folder, task.evaluation, before if is_ours else None)
+            measured = measure_run(folder, asked_of(task.cell, task.evaluation), before if is_ours else None)
         finally:
             spent = spent.plus(time.monotonic() - started, meter.joules)
             spent.write(folder)
@@ -195,6 +209,11 @@ def _train_with_torchrun(task: Task, output: TextIO) -> None:
             process.terminate()
             process.wait()
     if code != 0 and not is_trained(task):
+        state = RunFolder(task.folder).read_state()
+        if state.get("diverged"):
+            from coupled_adam.training.trainer import TrainingStopped
+
+            raise TrainingStopped(str(state.get("problem")))
         raise UserError(
             f"torchrun ended with exit code {code}; the last lines of {OUTPUT}:\n{tail(task.folder / OUTPUT)}"
         )
@@ -246,6 +265,7 @@ def _result(task: Task, measured: "Measured", spent: Spent) -> Result:
         device=str(state.get("device", "")),
         run=cell.run.as_posix(),
         loss_split=measured.loss_split,
+        trial=cell.trial,
         folder=task.study_folder,
     )
 

@@ -5,9 +5,7 @@ anywhere in the grid is found at once.
 """
 
 import fnmatch
-import hashlib
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,31 +15,25 @@ from typing import Any
 from coupled_adam.base.errors import UserError
 from coupled_adam.config.builtin_files import RUN
 from coupled_adam.config.loading import Setting, Values, build, given_settings, read_values
-from coupled_adam.config.optimizer_names import member_parts, short_member_name, shortened
-from coupled_adam.config.run_config import MATTERS_FOR_RESUME, Config, differences, values_by_key, with_rows
+from coupled_adam.config.run_config import Config
 from coupled_adam.config.run_sections import OptimizerSection
-from coupled_adam.config.schema import all_keys
 from coupled_adam.config.study_config import Study
-from coupled_adam.config.study_sections import ModelAxis, OptimizerAxis
+from coupled_adam.config.study_sections import ModelAxis
 from coupled_adam.models.model_config import parameter_count
+from coupled_adam.study.config_hash import config_hash
+from coupled_adam.study.optimizer_variants import (
+    OptimizerVariant,
+    named_after_bias,
+    named_after_matrices,
+    variants_of,
+)
+from coupled_adam.study.trials import Trial, all_beyond
 
 MOST_LINES = 12
 # The paper measures its theory at ten equidistant checkpoints.
 THEORY_MILESTONES = 10
 ROWS = "model.vocabulary_size"
-OUTPUT_BIAS = "model.output_bias"
-_KEYS_OF_0_1_0 = {
-    "model": ("architecture", "layers", "heads", "width", "context", "vocabulary_size", "tied", "bias"),
-    "data": ("tokenizer", "order"),
-    "optimizer": (
-        *("embeddings", "lr", "couple", "scale_exponent", "sgd_factor", "sgd_momentum", "centre"),
-        *("beta1", "beta2", "eps", "weight_decay", "max_grad_norm", "z_loss"),
-    ),
-    "schedule": ("kind", "warmup", "final_fraction", "decay"),
-    "training": ("tokens", "batch_size", "precision"),
-}
-HASHED_SINCE_0_1_0 = {"seed", *(f"{section}.{key}" for section, keys in _KEYS_OF_0_1_0.items() for key in keys)}
-"""What `config_hash` always covered."""
+ONLY_WHERE_SET = {"matrices", "muon", "tables", "input_table", "mu_loss"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +46,18 @@ class Cell:
     model: str
     optimizer: str
     config: Config
+    trial: Trial | None = None
+    """What the run has to do with a selection; None: nothing."""
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether the run is there to select a setting, and is not reported."""
+        return self.trial is not None and self.trial.is_candidate
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a setting of the run is still to be selected; until then `config` has the first value to try."""
+        return self.trial is not None and self.trial.value is None
 
     @property
     def label(self) -> str:
@@ -75,7 +79,8 @@ class Cell:
         """What a report tells optimizers apart by: the section [optimizer], and what of the model they may set."""
         model = self.config.model
         bias = {} if model.output_bias == "none" else {"output_bias": model.output_bias}
-        return optimizer_settings(self.config.optimizer) | {"tied": model.tied} | bias
+        cap = {} if model.logit_cap is None else {"logit_cap": model.logit_cap}
+        return optimizer_settings(self.config.optimizer) | {"tied": model.tied} | bias | cap
 
     @property
     def parameters(self) -> int:
@@ -83,25 +88,18 @@ class Cell:
         return parameter_count(replace(self.config.to_model_config(), output_bias="none"))
 
 
-@dataclass(frozen=True)
-class OptimizerVariant:
-    """One optimizer of the grid: its name and the settings that make it."""
-
-    name: str
-    settings: dict[str, Any]
-    has_own_name: bool = False
-    """Whether the study gives it its name."""
-
-
 def optimizer_settings(section: OptimizerSection) -> dict[str, Any]:
-    """An [optimizer] section for a result file: what Muon and single tables have of their own only where it is set."""
-    settings = section.model_dump(exclude={"matrices", "muon", "tables", "input_table"})
-    changed = section.model_dump(include={"matrices", "muon", "tables", "input_table"}, exclude_defaults=True)
+    """An [optimizer] section for a result file: what came after version 0.1.0 for few runs only where it is set."""
+    settings = section.model_dump(exclude=ONLY_WHERE_SET)
+    changed = section.model_dump(include=ONLY_WHERE_SET, exclude_defaults=True)
     return settings | changed
 
 
 def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
     """All runs of a study, models outermost, seeds innermost.
+
+    Of a study that selects a setting: every candidate that may ever be tried, before the runs that are reported, whose
+    setting is open. `selection.cells_in` says which of them are needed, from what is finished.
 
     Args:
         study: as `load_study` reads it.
@@ -115,35 +113,100 @@ def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
         >>> [cell.label for cell in cells_of(load_study("demo"))][2:4]
         ['tiny-307.2k-standard/seed-3', 'tiny-307.2k-coupled/seed-1']
     """
-    configs: list[tuple[ModelAxis | None, OptimizerVariant, Config]] = []
+    planned: list[tuple[ModelAxis | None, OptimizerVariant, dict[float | None, Config]]] = []
     wrong: dict[str, list[str]] = {}  # the runs that each mistake is in
     files: dict[str, Values] = {}
     last = [*given_settings(study.override, Config), *settings]
     sets_seed = any(setting.key == "seed" for setting in last)
+    _require_free(study, last)
     for model, tokens, variant in _grid(study):
         own = study.set | (model.set if model else {}) | ({} if tokens is None else {"training.tokens": tokens})
         own |= variant.settings | {"seed": study.seeds[0]}
         base = study.base_of(model)
-        try:
-            if base not in files:
-                files[base] = read_values(base, RUN)
-            config = _config(study, files[base], [*given_settings(own, Config), *last])
-        except UserError as error:
-            for line in str(error).splitlines():
-                wrong.setdefault(line, []).append(f"{model.name if model else study.base}, {variant.name}")
+        configs: dict[float | None, Config] = {}
+        for value in _values_of(study, variant):
+            key = variant.selects[0] if variant.selects else ""
+            tried = {} if value is None else {key: value}
+            try:
+                if base not in files:
+                    files[base] = read_values(base, RUN)
+                configs[value] = _config(study, files[base], [*given_settings(own | tried, Config), *last])
+            except UserError as error:
+                is_own = variant.selects is None or value in variant.selects[1]
+                hint = "" if is_own else "; select.extend would try this value: lower select.extend, or set it to 0"
+                for line in str(error).splitlines():
+                    wrong.setdefault(line + hint, []).append(f"{model.name if model else study.base}, {variant.name}")
+        if wrong:
             continue
-        configs.append((model, variant, config))
+        planned.append((model, variant, configs))
     if wrong:
         raise UserError("\n".join(_mistakes(study, wrong)))
-    has_both = len({config.optimizer.matrices for _, _, config in configs}) > 1
+    has_both = len({config.optimizer.matrices for *_, configs in planned for config in configs.values()}) > 1
+    seeds: Sequence[int | None] = [None] * len(study.seeds) if sets_seed else study.seeds
     cells: list[Cell] = []
-    for model, variant, config in configs:
-        named = _named_after_matrices(variant, config) if has_both else variant
-        for seed in study.seeds:
-            seeded = config if sets_seed else config.model_copy(update={"seed": seed})
-            cells.append(_cell(study, model, named, seeded))
+    for model, variant, configs in planned:
+        named = named_after_matrices(variant, next(iter(configs.values()))) if has_both else variant
+        cells += _cells(study, model, named, configs, seeds)
     _require_different_names(study, cells)
     return cells
+
+
+def _values_of(study: Study, variant: OptimizerVariant) -> list[float | None]:
+    """Every value of a selected setting that may be tried, the study's own first; None alone where none is selected."""
+    if variant.selects is None:
+        return [None]
+    values = variant.selects[1]
+    return [*values, *all_beyond(values, study.select.extend)]
+
+
+def _cells(
+    study: Study,
+    model: ModelAxis | None,
+    variant: OptimizerVariant,
+    configs: Mapping[float | None, Config],
+    seeds: Sequence[int | None],
+) -> list[Cell]:
+    """The runs of one model, data size and optimizer.
+
+    Args:
+        configs: by the value of the selected setting.
+        seeds: of the reported runs; None: that of the config.
+    """
+
+    def seeded(config: Config, seed: int | None) -> Config:
+        return config if seed is None else config.model_copy(update={"seed": seed})
+
+    first = next(iter(configs.values()))
+    reported = [_cell(study, model, variant, seeded(first, seed)) for seed in seeds]
+    if variant.selects is None:
+        return reported
+    key, _ = variant.selects
+    of = reported[0].id
+    cells = []
+    for value, config in configs.items():
+        named = replace(variant, name=f"{variant.name} {key.rpartition('.')[2]}={value:g}")
+        cell = _cell(study, model, named, seeded(config, study.select.trial_seed))
+        cells.append(replace(cell, optimizer=variant.name, trial=Trial(key, value, True, of)))
+    return cells + [replace(cell, trial=Trial(key, None, False, of)) for cell in reported]
+
+
+def with_value_of(cell: Cell, candidate: Cell) -> Cell:
+    """A reported run with the setting of the candidate that won."""
+    assert cell.trial is not None
+    assert candidate.trial is not None
+    config = candidate.config.model_copy(update={"seed": cell.seed, "name": cell.config.name})
+    return replace(cell, config=config, trial=replace(cell.trial, value=candidate.trial.value))
+
+
+def _require_free(study: Study, settings: Sequence[Setting]) -> None:
+    """Refuse a setting of all runs, as --set gives it, that the study selects."""
+    selected = {found[0] for optimizer in study.optimizers if (found := study.candidates_of(optimizer))}
+    for setting in settings:
+        if setting.key in selected or (selected and setting.key == "seed"):
+            raise UserError(
+                f"{setting.blamed(setting.text)}: the study selects {', '.join(sorted(selected))} on a seed of its "
+                f"own; change a copy of it: coupled-adam study show {study.name} > mine.toml"
+            )
 
 
 def _config(study: Study, base: Values, settings: Sequence[Setting]) -> Config:
@@ -193,79 +256,15 @@ def _open_rows(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _grid(study: Study) -> Iterator[tuple[ModelAxis | None, int | None, OptimizerVariant]]:
     variants = [
-        _named_after_bias(variant, optimizer) for optimizer in study.optimizers for variant in variants_of(optimizer)
+        replace(named_after_bias(variant, optimizer), selects=study.candidates_of(optimizer))
+        for optimizer in study.optimizers
+        for variant in variants_of(optimizer)
     ]
     models: Sequence[ModelAxis | None] = study.models or [None]
     for model in models:
         sizes: Sequence[int | None] = (model.tokens if model is not None else None) or study.tokens or [None]
         for tokens, variant in itertools.product(sizes, variants):
             yield model, tokens, variant
-
-
-def _named_after_bias(variant: OptimizerVariant, optimizer: OptimizerAxis) -> OptimizerVariant:
-    """An optimizer without a name of its own is also called after the output bias it sets: "coupled unigram bias"."""
-    bias = optimizer.set.get(OUTPUT_BIAS, "none")
-    if optimizer.name is not None or bias == "none":
-        return variant
-    return replace(variant, name=f"{variant.name} {bias} bias")
-
-
-def _named_after_matrices(variant: OptimizerVariant, config: Config) -> OptimizerVariant:
-    """Where a study trains the matrices of the blocks by AdamW and by Muon: "coupled Muon"."""
-    if variant.has_own_name or config.optimizer.matrices == "adamw":
-        return variant
-    return replace(variant, name=f"{variant.name} Muon")
-
-
-def variants_of(optimizer: OptimizerAxis) -> list[OptimizerVariant]:
-    """The optimizers that an entry of [[optimizers]] stands for: one for each value of its lists.
-
-    Example:
-        >>> entry = OptimizerAxis(embeddings="coupled", row_exponent=[0.0, 0.25], mean_free=True)
-        >>> [variant.name for variant in variants_of(entry)]
-        ['coupled mean-free', 'partial y=0.25 mean-free']
-    """
-    axes: list[Sequence[float | None]] = [
-        optimizer.scale_exponent or [None],
-        optimizer.column_exponent or [None],
-        optimizer.row_exponent or [None],
-        optimizer.sgd_factor or [None],
-    ]
-    variants = []
-    for n, x, y, f in itertools.product(*axes):
-        own = {
-            "embeddings": optimizer.embeddings,
-            "scale_exponent": n,
-            "column_exponent": x,
-            "row_exponent": y,
-            "mean_free": optimizer.mean_free,
-            "row_exponent_start": optimizer.row_exponent_start,
-            "anneal": optimizer.anneal,
-            "sgd_factor": f,
-            "couple": optimizer.couple,
-            "centre": optimizer.centre,
-        }
-        given = {key: value for key, value in own.items() if value is not None}
-        settings = {f"optimizer.{key}": value for key, value in given.items()} | optimizer.set
-        if optimizer.name is None:
-            name = _plain_name(optimizer, given)
-        else:
-            of_lists = zip("nxyf", (n, x, y, f), axes, strict=True)
-            parts = [f"{letter}={value:g}" for letter, value, axis in of_lists if value is not None and len(axis) > 1]
-            name = " ".join([optimizer.name, *parts])
-        variants.append(OptimizerVariant(name, settings, optimizer.name is not None))
-    return variants
-
-
-def _plain_name(optimizer: OptimizerAxis, settings: Mapping[str, Any]) -> str:
-    """The name of an optimizer without one of its own: what it is, then on which tables."""
-    name, parts = {"adamw": "standard", "sgd": "sgd"}.get(optimizer.embeddings), shortened(member_parts(settings))
-    if name is None:
-        name, *parts = short_member_name(settings).split(" ")
-    if "sgd_factor" in settings:
-        parts.append(f"f={settings['sgd_factor']:g}")
-    tables = [] if optimizer.couple in (None, "output") else [optimizer.couple]
-    return " ".join([name, *tables, *(["centred"] if optimizer.centre else []), *parts])
 
 
 def _cell(study: Study, model: ModelAxis | None, variant: OptimizerVariant, config: Config) -> Cell:
@@ -297,48 +296,6 @@ def file_name(text: str) -> str:
         ('coupled-n-2', 'sgd-f300')
     """
     return re.sub(r"[ ,]+", "-", text.replace("=", "")).strip("-")
-
-
-def config_hash(config: Config) -> str:
-    """Twelve hex digits that change when a setting does that decides what a run computes.
-
-    Names, logging, checkpoints and where it runs (device, threads, the data's folder) do not count: the same run on
-    another machine has the same hash.
-
-    Example:
-        >>> from coupled_adam.config.run_config import load_config
-        >>> a, b, c = (load_config("tiny", [change]) for change in ("seed=1", "training.threads=2", "seed=2"))
-        >>> config_hash(a) == config_hash(b), config_hash(a) == config_hash(c)
-        (True, False)
-    """
-    given = values_by_key(with_rows(config))
-    values = {key: value for key, value in given.items() if key in MATTERS_FOR_RESUME and _is_hashed(key, value)}
-    values["data"] = _text_name(config)
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _is_hashed(key: str, value: Any) -> bool:
-    """A key that came later counts only where it is set: the runs of version 0.1.0 keep their hashes."""
-    return key in HASHED_SINCE_0_1_0 or value != all_keys(Config)[key].default
-
-
-def settings_that_differ(a: Config, b: Config) -> list[str]:
-    """The settings that give two configs different hashes; none where the hashes are equal.
-
-    Example:
-        >>> from coupled_adam.config.run_config import load_config
-        >>> settings_that_differ(load_config("tiny"), load_config("tiny", ["seed=2", "training.threads=2"]))
-        ['seed']
-    """
-    counting = set(MATTERS_FOR_RESUME)
-    if _text_name(a) != _text_name(b):
-        counting.add("data.source" if a.data.source != b.data.source else "data.folder")
-    return [key for key in differences(with_rows(a), with_rows(b)) if key in counting]
-
-
-def _text_name(config: Config) -> str:
-    """What the text of a run is called: by its source; without one, a folder has only its own name."""
-    return config.data.source or Path(config.data.folder).name
 
 
 def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:

@@ -8,7 +8,7 @@ runs/<cell>/seed-<k>/           a run folder of training, and beside its files:
     claim                       there while a process works on the run, or was killed as it did (see base/locks)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from coupled_adam.config.study_config import Study, load_study
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.metrics import BIN_LOSS, TASK_LIMIT, bin_key
 from coupled_adam.paper_tasks import task_key
-from coupled_adam.study.expansion import Cell, settings_that_differ
+from coupled_adam.study.config_hash import settings_that_differ
+from coupled_adam.study.expansion import Cell
 from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
 from coupled_adam.training.checkpoint.checkpoint_folder import checkpoints_in, step_of
@@ -58,7 +59,7 @@ class StudyFolder:
                 raise UserError(f"{self.path} holds the study {name!r}, not {study.name!r}; give another --out")
         elif self.path.is_dir() and not all(_is_beginning(path) for path in self.path.iterdir()):
             raise UserError(f"{self.path} exists and is not the folder of a study; give another --out")
-        changed = [line for cell in cells for line in self._changes(cell)]
+        changed = [f"{cell.label}: {', '.join(keys)}" for cell in cells if (keys := self.changes(cell))]
         if changed:
             raise UserError(
                 f"{self.path} holds runs of this study that had other settings. Take the changes back, give the cells "
@@ -76,13 +77,12 @@ class StudyFolder:
         remove_leftovers(self.path)
         write_whole(self.path / STUDY_FILE, to_toml(self._with_own_bases(study)))
 
-    def _changes(self, cell: Cell) -> Iterator[str]:
+    def changes(self, cell: Cell) -> list[str]:
+        """The settings in which a run that was begun differs from what it would be now."""
         config = self.run(cell) / CONFIG_FILE
-        if not config.is_file():
-            return
-        changed = settings_that_differ(load_config(str(config)), cell.config)
-        if changed:
-            yield f"{cell.label}: {', '.join(changed)}"
+        return (
+            [] if cell.is_open or not config.is_file() else settings_that_differ(load_config(str(config)), cell.config)
+        )
 
     def _with_own_bases(self, study: Study) -> Study:
         """Copies base configs that are files into the folder, so that it holds everything to run the study again."""
@@ -96,10 +96,12 @@ class StudyFolder:
 
     def result(self, cell: Cell, evaluation: EvaluationSection) -> Result | None:
         """The result of a finished run; None where it is not finished, or not measured as the study asks now."""
+        if cell.is_open:
+            return None
         result = read_evaluation(self.run(cell), self.path)
         if result is None or result.config_hash != cell.config_hash:
             return None
-        return result if is_measured(result.metrics, evaluation) else None
+        return result if is_measured(result.metrics, asked_of(cell, evaluation)) else None
 
     def status(self, cell: Cell, evaluation: EvaluationSection) -> str:
         """finished, running, failed, to be measured (it is trained, and lacks what the study asks for now), stopped
@@ -123,7 +125,8 @@ class StudyFolder:
 
     def gather(self, cells: Sequence[Cell]) -> list[Result]:
         """Write results.jsonl from what the runs of the study have written, in the order of the study."""
-        return gather_results(self.path, [self.run(cell) for cell in cells])
+        trials = {self.run(cell): cell.trial for cell in cells if not cell.is_open}
+        return gather_results(self.path, [self.run(cell) for cell in cells], trials)
 
     def outside(self, cells: Sequence[Cell]) -> list[str]:
         """The finished runs that lie in the folder but are not among the given ones: the study had them once."""
@@ -135,6 +138,12 @@ class StudyFolder:
 def _is_beginning(path: Path) -> bool:
     """Whether a file is what a study leaves that was killed before its study.toml was whole."""
     return fnmatchcase(path.name, ".*.tmp") or fnmatchcase(path.name, "base-*.toml")
+
+
+def asked_of(cell: Cell, evaluation: EvaluationSection) -> EvaluationSection:
+    """What is measured of a run: of a candidate only its curves, which have the validation loss. The test split is not
+    touched before the winner is known."""
+    return EvaluationSection(test_loss=False, measures=False) if cell.is_candidate else evaluation
 
 
 def is_measured(metrics: Mapping[str, float | None], evaluation: EvaluationSection) -> bool:

@@ -17,6 +17,8 @@ from coupled_adam.study.cell import read_error
 from coupled_adam.study.expansion import Cell, cells_of, exact_amount
 from coupled_adam.study.folder import StudyFolder, last_row
 from coupled_adam.study.results import Result
+from coupled_adam.study.selection import selections_of
+from coupled_adam.study.trials import VALIDATION_LOSS
 from coupled_adam.training.estimates import H200, UTILISATION, seconds
 
 HOUR = 3600.0
@@ -73,6 +75,39 @@ def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Tabl
     return table
 
 
+def worst_case(study: Study, cells: Sequence[Cell], all_cells: Sequence[Cell]) -> list[str]:
+    """How many runs there may be at most, where selections can be extended; empty where nothing is selected.
+
+    Args:
+        study: that is planned.
+        cells: the runs that are known to be needed.
+        all_cells: of the study, as `cells_of` gives them.
+    """
+    added: list[Cell] = []
+    open_ones = {cell.trial.of for cell in cells if cell.trial is not None and cell.is_open}
+    known = {cell.label for cell in cells}
+    for selection in selections_of(all_cells, study):
+        used = sum(cell.label in known for cell in selection.candidates.values()) - len(selection.values)
+        unused = [cell for cell in selection.candidates.values() if cell.label not in known]
+        if selection.of in open_ones:
+            added += unused[: max(0, selection.extend - max(0, used))]
+    selected = sorted({cell.trial.key for cell in cells if cell.trial is not None})
+    if not selected:
+        return []
+    candidates = sum(cell.is_candidate for cell in cells)
+    lines = [
+        f"{candidates} of these runs are candidates (seed {study.select.trial_seed}) that select {', '.join(selected)} "
+        "by validation loss; the others use the winner."
+    ]
+    if added:
+        total = [*cells, *added]
+        lines.append(
+            f"At most {len(total)} runs, {hours(gpu_hours(total))} GPU hours: where a winner is the smallest or the "
+            f"largest value, up to {study.select.extend} more are tried beyond it."
+        )
+    return lines
+
+
 def shipped_table() -> Table:
     """The studies that come with the package, and their size."""
     table = Table(
@@ -82,10 +117,21 @@ def shipped_table() -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for name in STUDIES:
         study = load_study(name)
-        cells = cells_of(study)
+        cells = _without_extension(study, cells_of(study))
         tokens = short(sum(cell.config.training.tokens for cell in cells))
         table.add_row(name, study.title, str(len(cells)), tokens, hours(gpu_hours(cells)))
     return table
+
+
+def _without_extension(study: Study, cells: Sequence[Cell]) -> list[Cell]:
+    """The runs of a study without the candidates that only an edge asks for."""
+    beyond = {
+        cell.label
+        for selection in selections_of(cells, study)
+        for value, cell in selection.candidates.items()
+        if value not in selection.values
+    }
+    return [cell for cell in cells if cell.label not in beyond]
 
 
 def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
@@ -109,6 +155,9 @@ def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Ta
 def _losses(result: Result | None, row: dict[str, float] | None) -> tuple[str, str]:
     """The training loss as it was logged last, and the test loss of a finished run, as text."""
     logged = (row or {}).get("loss")
+    if result is not None and result.is_candidate:
+        loss, split = result.metrics.get(VALIDATION_LOSS), " (val)"
+        return "" if logged is None else f"{logged:.4f}", "diverged" if loss is None else f"{loss:.4f}{split}"
     tested = None if result is None else result.metrics.get("loss")
     split = "" if result is None or result.loss_split == "test" else f" ({result.loss_split})"
     return "" if logged is None else f"{logged:.4f}", "" if tested is None else f"{tested:.4f}{split}"

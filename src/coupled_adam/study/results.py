@@ -15,6 +15,7 @@ from typing import Any
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import parse_json, read_text, write_whole
 from coupled_adam.metrics import METRICS, TASK_LIMIT, TASKS, other_tasks, up_to_date
+from coupled_adam.study.trials import Trial
 
 RESULTS_FILE = "results.jsonl"
 EVALUATION = "evaluation.json"
@@ -58,8 +59,15 @@ class Result:
     """The run folder, relative to the study folder it was trained in."""
     loss_split: str = "test"
     """The split that `loss` is of: "val" where the corpus has no test split."""
+    trial: Trial | None = None
+    """What the run has to do with a selection of the study; None: nothing."""
     folder: Path = field(default=Path(), compare=False)
     """The study folder the row was read from. Not part of the file: the folder can be moved."""
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether the run was there to select a setting, and is not reported."""
+        return self.trial is not None and self.trial.is_candidate
 
     @property
     def run_folder(self) -> Path:
@@ -69,13 +77,14 @@ class Result:
 
 STORED = tuple(each.name for each in fields(Result) if each.name != "folder")
 _NUMBERS = ("seconds", "tokens_per_second", "energy_joules")
-_OPEN = ("tokens_per_second", "energy_joules", "commit")
+_OPEN = ("tokens_per_second", "energy_joules", "commit", "trial")
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "seed": int,
     "parameters": int,
     "tokens": int,
     "settings": dict,
     "metrics": dict,
+    "trial": dict,
     **dict.fromkeys(_NUMBERS, (int, float)),
 }
 
@@ -105,7 +114,8 @@ def from_json(text: str, folder: Path, source: str) -> Result:
         raise UserError(f"{error}; {remedy}") from None
     if not isinstance(values, dict):
         raise UserError(f"{source}: expected a result, an object with the keys {', '.join(STORED)}; {remedy}")
-    values.setdefault("loss_split", "test")  # rows from before it was stored
+    for name, value in (("loss_split", "test"), ("trial", None)):
+        values.setdefault(name, value)  # rows from before they were stored
     missing = [name for name in STORED if name not in values]
     if missing:
         raise UserError(f"{source}: {', '.join(missing)} missing; {remedy}")
@@ -116,6 +126,11 @@ def from_json(text: str, folder: Path, source: str) -> Result:
     for name, value in values["metrics"].items():
         if value is not None and not _is_kind(value, (int, float)):
             raise UserError(f"{source}: metric {name!r} is {_short(value)}, expected a finite number; {remedy}")
+    if values["trial"] is not None:
+        try:
+            values["trial"] = Trial.from_json(values["trial"])
+        except ValueError as error:
+            raise UserError(f"{source}: trial = {_short(values['trial'])}: {error}; {remedy}") from None
     if not _lies_inside(values["run"]):
         raise UserError(f"{source}: run = {_short(values['run'])} lies outside the folder of the study; {remedy}")
     return Result(**{name: values[name] for name in STORED}, folder=folder)
@@ -223,15 +238,19 @@ def write_evaluation(result: Result) -> None:
     write_whole(result.run_folder / EVALUATION, to_json(result) + "\n")
 
 
-def gather_results(study_folder: Path, run_folders: Iterable[Path]) -> list[Result]:
+def gather_results(
+    study_folder: Path, run_folders: Iterable[Path], trials: Mapping[Path, Trial | None] | None = None
+) -> list[Result]:
     """Write results.jsonl from the evaluation.json of the given run folders, in their order.
 
     Args:
         study_folder: whose file is written.
         run_folders: of the study; those without a result are left out.
+        trials: of run folders, as the selections stand now; None: as they stood when the runs were done.
     """
     found = [read_evaluation(run_folder, study_folder) for run_folder in run_folders]
     results = [result for result in found if result is not None]
+    results = [replace(result, trial=(trials or {}).get(result.run_folder, result.trial)) for result in results]
     write_whole(study_folder / RESULTS_FILE, "".join(to_json(result) + "\n" for result in results))
     return results
 

@@ -6,7 +6,7 @@ write to know how far they are, and gathers the results.
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from coupled_adam.config.builtin_files import CONFIG_FILE
@@ -19,6 +19,7 @@ from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.expansion import Cell, with_rows_in_numbers
 from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.launchers import ClusterLauncher, Ended, LocalLauncher, RunLauncher, worker_environments
+from coupled_adam.study.selection import cells_now, selection_lines, with_candidates
 from coupled_adam.study.study_display import StudyDisplay
 from coupled_adam.training.interruption import Interruption, watching_signals
 
@@ -41,6 +42,8 @@ class StudyOutcome:
     """Reason by run."""
     busy: dict[str, str] = field(default_factory=dict)
     """Runs that another process works on, each with what to do about it."""
+    waiting: dict[str, str] = field(default_factory=dict)
+    """Runs whose setting is not selected, each with the reason."""
     left: int = 0
     """Runs that a signal kept from finishing."""
     signal: str | None = None
@@ -61,11 +64,13 @@ def run_study(
 ) -> StudyOutcome:
     """Do all given runs that are not finished.
 
+    Where a setting is selected, the candidates come first; a reported run starts as soon as its winner is known.
+
     Args:
         study: as it was loaded.
-        cells: the runs that are wanted.
+        cells: the runs that are wanted; the candidates that decide a setting of theirs are done too.
         folder: of the study, into which it fits; prepared when nothing is left that could refuse the study.
-        all_cells: all runs of the study, in the order of its results.
+        all_cells: all runs of the study as `cells_of` gives them, in the order of its results.
         jobs: runs at a time; None: as many as there are GPUs; without GPUs as many as there are cores, but one where a
             model is not small; with torchrun one; with slurm the cluster decides.
         launcher: where they run.
@@ -76,34 +81,104 @@ def run_study(
         ValueError, OSError, ImportError: for what keeps the study from starting; then its folder is as it was.
     """
     outcome = StudyOutcome()
-    todo = deque(cell for cell in cells if folder.result(cell, study.evaluation) is None)
-    outcome.finished = len(cells) - len(todo)
+    runs = RunQueue(study, cells, all_cells, folder)
+    unfinished = runs.unfinished()
+    outcome.finished = len(runs.wanted()) - len(unfinished)
+    todo = runs.ready(outcome)
     if not todo:
-        _prepare(study, folder, all_cells)
+        _prepare(study, folder, runs)
+        outcome.waiting = runs.undecided()
         return outcome
-    machine = _machine(study, folder, jobs, launcher, todo, display.say)
+    machine = _machine(study, folder, jobs, launcher, unfinished, display.say)
     try:
         before_runs()
-        _prepare(study, folder, all_cells)
+        _prepare(study, folder, runs)
         with watching_signals() as interruption, display:
-            display.begin(cells, todo)
-            _loop(study, folder, all_cells, todo, machine, display, interruption, outcome)
+            display.begin(runs.wanted(), unfinished)
+            _loop(study, folder, runs, deque(todo), machine, display, interruption, outcome)
             outcome.signal = interruption.signal_name
     except KeyboardInterrupt:  # while the data was prepared, or the second one
         outcome.signal = "SIGINT"
         machine.launcher.stop()
     finally:
         machine.launcher.close()
-    outcome.left = len(cells) - outcome.finished - len(outcome.failed) - len(outcome.busy)
+    outcome.left = len(runs.wanted()) - outcome.finished - len(outcome.failed) - len(outcome.busy)
+    outcome.waiting = runs.undecided() if outcome.signal is None else {}
     outcome.runs_go_on = machine.launcher.leaves_on_stop and outcome.signal is not None
     return outcome
 
 
-def _prepare(study: Study, folder: StudyFolder, all_cells: Sequence[Cell]) -> None:
+class RunQueue:
+    """The runs of a study as they become known: what a selection needs next follows from what is finished.
+
+    Args:
+        study: as it was loaded.
+        cells: the runs that are wanted.
+        all_cells: all of the study.
+        folder: with what is finished.
+    """
+
+    def __init__(self, study: Study, cells: Sequence[Cell], all_cells: Sequence[Cell], folder: StudyFolder) -> None:
+        self.study, self.folder = study, folder
+        self.all_cells = all_cells
+        self._labels = {cell.label for cell in with_candidates(cells, all_cells)}
+        self._handed_out: set[str] = set()
+        self.said: set[str] = set()
+        """The selections whose outcome was shown."""
+        self.known: list[Cell] = []
+        """All runs of the study that are known to be needed."""
+        self.look()
+
+    def look(self) -> None:
+        """See what the finished candidates ask for."""
+        self.known = cells_now(self.all_cells, self.folder, self.study)
+
+    def wanted(self) -> list[Cell]:
+        """The runs to do now and later, as far as they are known."""
+        return [cell for cell in self.known if cell.label in self._labels]
+
+    def unfinished(self) -> list[Cell]:
+        """Those of them that have no result."""
+        return [cell for cell in self.wanted() if self.folder.result(cell, self.study.evaluation) is None]
+
+    def ready(self, outcome: StudyOutcome) -> list[Cell]:
+        """Unfinished runs whose settings are known, each once. A run that was begun with another winner is not touched,
+        but reported as failed."""
+        found = []
+        for cell in self.unfinished():
+            if cell.is_open or cell.label in self._handed_out:
+                continue
+            self._handed_out.add(cell.label)
+            changed = self.folder.changes(cell)
+            if changed:
+                outcome.failed[cell.label] = (
+                    f"another value was selected since it was begun ({', '.join(changed)}); remove its folder "
+                    f"{self.folder.run(cell)} to do it again"
+                )
+            else:
+                found.append(cell)
+        return found
+
+    def news(self) -> list[str]:
+        """What has been selected since the last time this was asked."""
+        wanted = {cell.trial.of for cell in self.wanted() if cell.trial is not None}
+        lines = selection_lines(self.folder, self.study, self.all_cells)
+        new = [of for of in lines if of in wanted and of not in self.said]
+        self.said |= set(new)
+        return [lines[of] for of in new]
+
+    def undecided(self) -> dict[str, str]:
+        """The wanted runs whose setting cannot be selected now, each with the reason."""
+        lines = selection_lines(self.folder, self.study, self.all_cells)
+        reason = "its candidates are not all finished"
+        return {cell.label: lines.get(cell.trial.of, reason) for cell in self.wanted() if cell.is_open and cell.trial}
+
+
+def _prepare(study: Study, folder: StudyFolder, runs: RunQueue) -> None:
     """Bring the folder to the state of the study, before any run begins."""
-    folder.prepare(with_rows_in_numbers(study, all_cells))
-    folder.forget_errors(all_cells, study.evaluation)
-    folder.gather(all_cells)
+    folder.prepare(with_rows_in_numbers(study, runs.all_cells))
+    folder.forget_errors(runs.known, study.evaluation)
+    folder.gather(runs.known)
 
 
 @dataclass(frozen=True)
@@ -153,7 +228,7 @@ def _jobs_on_cpu(cells: Collection[Cell]) -> int:
 def _loop(
     study: Study,
     folder: StudyFolder,
-    all_cells: Sequence[Cell],
+    runs: RunQueue,
     todo: deque[Cell],
     machine: LaunchSettings,
     display: StudyDisplay,
@@ -163,6 +238,8 @@ def _loop(
     launcher = machine.launcher
     running = 0
     is_stopping = False
+    for line in runs.news():
+        display.say(f"selected  {line}")
     while todo or running:
         if interruption and not is_stopping:
             is_stopping = True
@@ -185,9 +262,25 @@ def _loop(
             _note(each, outcome)
             if each.status == "finished":
                 folder.forget_errors([each.task.cell], study.evaluation)
-                folder.gather(all_cells)
             display.ended(each)
+            if each.status == "finished":
+                if each.task.cell.is_candidate:
+                    _go_on(runs, todo, display, outcome, starts_more=not is_stopping)
+                folder.gather(runs.known)
         display.refresh()
+
+
+def _go_on(
+    runs: RunQueue, todo: deque[Cell], display: StudyDisplay, outcome: StudyOutcome, *, starts_more: bool
+) -> None:
+    """Add what a selection needs next, after a candidate has finished."""
+    before = {cell.label for cell in runs.wanted()}
+    runs.look()
+    display.add([cell for cell in runs.wanted() if cell.label not in before])
+    for line in runs.news():
+        display.say(f"selected  {line}")
+    if starts_more:
+        todo.extend(runs.ready(outcome))
 
 
 def _task(study: Study, folder: StudyFolder, cell: Cell, machine: LaunchSettings) -> Task:
@@ -202,7 +295,7 @@ def _task(study: Study, folder: StudyFolder, cell: Cell, machine: LaunchSettings
     return Task(
         study_folder=folder.path.absolute(),
         study=study.name,
-        cell=Cell(cell.id, cell.seed, cell.model, cell.optimizer, config),
+        cell=replace(cell, config=config),
         evaluation=study.evaluation,
         ranks=machine.ranks,
         measure_energy=machine.measure_energy,
@@ -229,7 +322,13 @@ def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> "dict[str
         ValueError, OSError, ImportError: for what is wrong with a corpus, before any run has started.
     """
     # Here, for it comes with numpy, which a dry run does without.
-    from coupled_adam.training.run_tokens import note_on_unused_rows, prepare_tokens, require_rows, say_notes
+    from coupled_adam.training.run_tokens import (
+        note_on_unused_rows,
+        prepare_tokens,
+        require_rows,
+        require_validation,
+        say_notes,
+    )
 
     corpora: dict[str, Corpus] = {}
     for config in {cell.config.data: cell.config for cell in cells}.values():
@@ -240,6 +339,9 @@ def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> "dict[str
             corpora[folder] = prepare_tokens(config, say)
     notes: list[str] = []
     different = {(cell.config.data, cell.config.rows): cell.config for cell in cells}
+    selected_with = {cell.config.data.folder: cell.config for cell in cells if cell.is_candidate}
+    for config in selected_with.values():
+        require_validation(config, corpora[config.data.folder])
     for config in different.values():
         corpus = corpora[config.data.folder]
         require_rows(config, corpus)

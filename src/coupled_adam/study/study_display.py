@@ -119,6 +119,11 @@ class StudyDisplay:
         self._left = sum(operations(cell) for cell in todo)
         self._began = self._clock()
 
+    def add(self, cells: Sequence[Cell]) -> None:
+        """More runs turn out to be needed."""
+        self._total += len(cells)
+        self._left += sum(operations(cell) for cell in cells)
+
     def started(self, cell: Cell, folder: Path) -> None:
         """A run begins, or goes on."""
         run = Running.begin(cell, folder, self._clock())

@@ -58,6 +58,7 @@ def theory_of_run(
         What was measured of these checkpoints. `theory.json` holds the same.
     """
     config = run_config(run)
+    _require_plain_loss(config)
     precision = precision or PRECISIONS[0]
     if precision not in PRECISIONS:
         raise UserError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
@@ -227,6 +228,20 @@ def _complete(folder: TheoryFolder, numbers: CheckpointTheory) -> CheckpointTheo
         numbers = replace(numbers, fits=fits_of(folder.read_arrays(numbers.step), folder.read_unigram()))
         folder.write_numbers(numbers, folder.read_origin(numbers.step))
     return numbers
+
+
+def _require_plain_loss(config: Config) -> None:
+    """Refuse a loss for which the gradient identity is not that of the paper."""
+    if config.model.logit_cap is not None:
+        raise UserError(
+            f"the theory is about plain logits; the run has model.logit_cap = {config.model.logit_cap:g}, whose "
+            "derivative is in every gradient; measure a run without it"
+        )
+    if config.optimizer.mu_loss:
+        raise UserError(
+            f"the theory is about the cross-entropy; the run has optimizer.mu_loss = {config.optimizer.mu_loss:g}, "
+            "which pushes the mean embedding by itself; measure a run without it"
+        )
 
 
 def _notes(config: Config, precision: str, measured: Sequence[CheckpointTheory]) -> Iterator[str]:

@@ -33,7 +33,7 @@ from coupled_adam.training.run_folder import RunFolder, environment
 from coupled_adam.training.run_tokens import Say, is_prepared, note_on_unused_rows, prepare_tokens, require_rows
 from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
-from coupled_adam.training.trainer import Saving, Trainer
+from coupled_adam.training.trainer import Saving, Trainer, TrainingStopped
 from coupled_adam.training.validation import Measures, build_measures
 
 
@@ -124,18 +124,18 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
             say(f"{corpus.folder} has no validation text, or too little: no validation loss.")
         where = environment(devices.device_name(ranks.device), ranks.size, ranks.mode)
         before = run.seconds_so_far() if start_step else 0.0
-        ranks.first_does(lambda: run.write_state(status="running", **where))
-        status, problem = "failed", None
+        ranks.first_does(lambda: run.write_state(status="running", diverged=False, **where))
+        status, problem, diverged = "failed", None, False
         try:
             trainer.run(interruption)
             status = "finished" if trainer.step == config.total_steps else "stopped"
         except Exception as error:
-            problem = str(error)
+            problem, diverged = str(error), isinstance(error, TrainingStopped)
             raise
         finally:
             seconds = before + time.monotonic() - started
             end = {"status": status, "step": trainer.step, "total_steps": config.total_steps, "seconds": seconds}
-            _write_end(run, ranks, say, **end, problem=problem)
+            _write_end(run, ranks, say, **end, problem=problem, diverged=diverged)
         signal_name = interruption.signal_name or (None if status == "finished" else "A signal on another rank")
         return Outcome(folder, trainer.step, config.total_steps, signal_name, seconds, dict(trainer.latest))
 
@@ -271,6 +271,8 @@ def _trainer(
             parts.optimizers,
             precision=parts.precision,
             z_loss=config.optimizer.z_loss,
+            mu_loss=config.optimizer.mu_loss,
+            token_count=parts.measures.vocabulary_size,
             cuda_graphs=parts.uses_graphs,
         ),
         measures=parts.measures,

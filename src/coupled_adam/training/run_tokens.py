@@ -66,6 +66,17 @@ def require_rows(config: Config, corpus: Corpus) -> None:
         )
 
 
+def require_validation(config: Config, corpus: Corpus) -> None:
+    """Refuse a corpus without text to validate on, where a setting is selected by validation loss."""
+    context = config.model.context
+    tokens = len(corpus.tokens("val")) if "val" in corpus.splits else 0
+    if tokens <= context:
+        raise UserError(
+            f"select.values needs a validation loss, but {corpus.folder} has {tokens} tokens of validation text, "
+            f"expected more than model.context = {context}; prepare it with a validation split"
+        )
+
+
 def note_on_unused_rows(config: Config, corpus: Corpus) -> str | None:
     """What to say of tables with many rows whose token never occurs, or that have none; None where they are few.
 

@@ -30,7 +30,8 @@ class TrainStep:
         module: called with tokens and targets, returns the mean loss; plain, compiled, DDP or FSDP2.
         optimizers: of all its parameters.
         precision: the context of the forward pass, such as autocast.
-        z_loss: handed to the module.
+        z_loss, mu_loss: handed to the module.
+        token_count: handed to the module with mu_loss: rows of the table from this one on are padding.
         cuda_graphs: record the step at its first call. Needs one CUDA device, optimizers built with capturable=True,
             micro-batches of one shape and number, and all state loaded before the first call.
     """
@@ -42,12 +43,16 @@ class TrainStep:
         *,
         precision: Callable[[], AbstractContextManager[Any]],
         z_loss: float = 0.0,
+        mu_loss: float = 0.0,
+        token_count: int | None = None,
         cuda_graphs: bool = False,
     ) -> None:
         self.module = module
         self.optimizers = optimizers
         self.precision = precision
-        self.z_loss = z_loss
+        self.loss_options: dict[str, Any] = {"z_loss": z_loss}
+        if mu_loss:
+            self.loss_options |= {"mu_loss": mu_loss, "token_count": token_count}
         self.cuda_graphs = cuda_graphs
         self._recorded: RecordedStep | None = None
 
@@ -87,7 +92,7 @@ class TrainStep:
     def accumulate(self, tokens: Tensor, targets: Tensor, share: float) -> Tensor:
         """Add the gradients of `share` times the loss of a micro-batch; returns that part of the loss."""
         with self.precision():
-            loss: Tensor = self.module(tokens, targets, z_loss=self.z_loss) * share
+            loss: Tensor = self.module(tokens, targets, **self.loss_options) * share
         loss.backward()
         return loss.detach()
 

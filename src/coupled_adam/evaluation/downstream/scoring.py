@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.evaluation.downstream.requests_file import Score, TokenRequest
@@ -151,26 +151,26 @@ def _score_pass(
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         hidden = model.hidden_states(inputs.to(device))  # (B, T, H)
     scored = hidden.flatten(0, 1)[torch.tensor(positions, device=device)]  # (N, H)
-    log_p, best = _log_probabilities(scored, model.lm_head, torch.tensor(targets, device=device))
+    log_p, best = _log_probabilities(scored, model, torch.tensor(targets, device=device))
     log_likelihoods = np.add.reduceat(log_p.double().cpu().numpy(), starts)
     is_greedy = np.logical_and.reduceat(best.cpu().numpy(), starts)
     return log_likelihoods, is_greedy
 
 
-def _log_probabilities(hidden: Tensor, head: nn.Linear, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _log_probabilities(hidden: Tensor, model: LanguageModel, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The log-probability (N,) of each target, and whether no token is likelier (N,).
 
     Args:
         hidden: (N, H).
-        head: (V, H), and its bias where it has one.
+        model: whose head (V, H) is meant, with its bias and its cap where it has them.
         targets: (N,) int64.
     """
-    weight = head.weight
+    weight = model.lm_head.weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
     chunk = max(1, LOGIT_BYTES.get(hidden.device.type, 2**24) // (weight.shape[0] * dtype.itemsize))
     log_p, best = [], []
     for part, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-        log_softmax = F.log_softmax(head(part.to(weight.dtype)), dim=-1, dtype=dtype)  # (chunk, V)
+        log_softmax = F.log_softmax(model.logits(part.to(weight.dtype)), dim=-1, dtype=dtype)  # (chunk, V)
         log_p.append(log_softmax.gather(1, wanted[:, None]).squeeze(1))
         best.append(log_softmax.argmax(dim=-1) == wanted)
     return torch.cat(log_p), torch.cat(best)

@@ -15,6 +15,7 @@ from coupled_adam.report.figures import (
     embedding_figures,
     experiments,
     frequency_figures,
+    ranking_figures,
     theory_figures,
     training_curves,
 )
@@ -68,6 +69,19 @@ ENTRIES = (
         "Difference against dataset size",
         "{pairs}. Bars: one-sided 95% threshold; a filled marker is significant, a hollow one is not.",
         differences.draw_differences,
+    ),
+    _Entry(
+        "ranking",
+        "Loss against the quality of the embeddings",
+        "A point is an optimizer, numbered by loss: mean over seeds, bars are the standard deviation. Less loss, more "
+        "r_cos and more ISO are better. {ranked}",
+        ranking_figures.draw_ranking,
+    ),
+    _Entry(
+        "learning_rates",
+        "Loss over the learning rate",
+        "Mean over seeds with its standard deviation. A flat line: the optimizer is not sensitive to it.",
+        ranking_figures.draw_learning_rates,
     ),
     _Entry(
         "downstream",
@@ -195,9 +209,11 @@ def _caption_words(grid: Grid) -> dict[str, str]:
         else "One run each."
     )
     binned = frequency_figures.shown_cells(grid)
+    ranked = ranking_figures.shown_place(grid)
     return {
         "pairs": what,
         "largest": largest,
+        "ranked": f"Shown: {ranked[0].size.label}." if ranked and len(grid.finished.places) > 1 else "",
         "baseline": binned[0].variant.label if binned else "",
         "binned": f" Shown: {binned[0].size.label}." if binned and len(grid.finished.places) > 1 else "",
     }

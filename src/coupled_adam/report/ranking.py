@@ -1,0 +1,111 @@
+"""Optimizers in the order of their loss, with what their embeddings are like; and what was selected for each."""
+
+from collections.abc import Iterator, Sequence
+
+from coupled_adam.base.notation import MISSING
+from coupled_adam.base.text import short
+from coupled_adam.metrics import METRICS, measured
+from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels
+from coupled_adam.report.pair_tables import summary_cell
+from coupled_adam.report.result_notes import loss_note
+from coupled_adam.report.significance import summarise
+from coupled_adam.report.table_model import ReportTable, TableCell, mean_column, number_cell, number_column, text_column
+from coupled_adam.study.results import Result
+from coupled_adam.study.selection import at_edge
+from coupled_adam.study.trials import VALIDATION_LOSS, edge_of
+
+LEAST_RANKED = 3
+SHOWN = tuple(METRICS[key] for key in ("loss", "r_cos", "iso", "mu_norm_ratio"))
+D, N, OPTIMIZER = text_column("D", "D", "$D$"), text_column("N", "N", "$N$"), text_column("optimizer", "optimizer")
+
+
+def ranked_cells(place: Grid) -> list[CellRuns]:
+    """The cells of one D and model that have a loss, the smallest mean first."""
+    means = {cell.name: summarise(cell.values("loss").values()).mean for cell in place.cells}
+    return sorted(
+        (cell for cell in place.cells if means[cell.name] is not None), key=lambda cell: means[cell.name] or 0.0
+    )
+
+
+def ranking_table(grid: Grid) -> ReportTable | None:
+    """The optimizers of every D and model by their mean loss; None where none has enough of them to rank."""
+    places = [cells for place in grid.places if len(cells := ranked_cells(place)) >= LEAST_RANKED]
+    if not places:
+        return None
+    runs = [run for cells in places for cell in cells for run in cell.runs.values()]
+    shown = measured(SHOWN, (run.metrics for run in runs))
+    models = model_labels(grid.cells)
+    rows = [
+        (
+            TableCell(short(cell.size.tokens)),
+            TableCell(models[cell.size]),
+            TableCell(str(rank), {"value": rank}),
+            TableCell(name),
+            TableCell(str(len(cell.runs))),
+            *(summary_cell(metric, summarise(cell.values(metric.key).values())) for metric in shown),
+        )
+        for cells in places
+        for rank, (cell, name) in enumerate(zip(cells, optimizer_labels(cells), strict=True), 1)
+    ]
+    columns = (
+        *(D, N, number_column("rank", "rank"), OPTIMIZER, text_column("seeds", "seeds")),
+        *(mean_column(metric.key, metric.heading, metric.latex_heading) for metric in shown),
+    )
+    notes = ["By the mean loss over the seeds; neighbours need not differ significantly, see the comparisons."]
+    note = loss_note(runs)
+    notes += [note] if note else []
+    return ReportTable("ranking", "Ranking", columns, tuple(rows), tuple(notes), groups=2)
+
+
+def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) -> ReportTable | None:
+    """Every value that was tried for a setting, with its validation loss; None where nothing was selected.
+
+    Args:
+        candidates: the runs that selected a setting.
+        reported: the runs that use a winner.
+    """
+    groups: dict[str, list[Result]] = {}
+    for run in candidates:
+        if run.trial is not None:
+            groups.setdefault(run.trial.of, []).append(run)
+    if not groups:
+        return None
+    winners = {run.trial.of: run.trial.value for run in reported if run.trial is not None}
+    rows, notes = (
+        [],
+        [
+            "Chosen by validation loss on a seed that is not reported; every optimizer has as many values, "
+            "but for those tried beyond an edge."
+        ],
+    )
+    for of, runs in groups.items():
+        runs = sorted(runs, key=_value)
+        rows += list(_rows(runs, winners.get(of)))
+        edge = None if winners.get(of) is None else edge_of(winners[of] or 0.0, [_value(run) for run in runs])
+        if edge:
+            notes.append(f"{runs[0].optimizer} ({short(runs[0].tokens)}, {runs[0].model}): {at_edge(edge)}.")
+    columns = (
+        *(D, N, OPTIMIZER, text_column("setting", "setting"), number_column("value", "value")),
+        *(number_column(VALIDATION_LOSS, METRICS[VALIDATION_LOSS].heading), text_column("winner", "winner")),
+    )
+    return ReportTable("selection", "What was selected", columns, tuple(rows), tuple(notes), groups=3)
+
+
+def _rows(runs: Sequence[Result], winner: float | None) -> Iterator[tuple[TableCell, ...]]:
+    edge = None if winner is None else edge_of(winner, [_value(run) for run in runs])
+    for run in runs:
+        assert run.trial is not None
+        is_winner = run.trial.value == winner
+        loss = number_cell(run.metrics.get(VALIDATION_LOSS), lambda value: f"{value:.4f}")
+        mark = f"winner, at the {edge} edge" if is_winner and edge else "winner" if is_winner else ""
+        yield (
+            *map(TableCell, (short(run.tokens), run.model, run.optimizer, run.trial.key)),
+            TableCell(f"{_value(run):g}", {"value": _value(run)}),
+            TableCell("diverged") if loss.text == MISSING else loss,
+            TableCell(mark),
+        )
+
+
+def _value(run: Result) -> float:
+    assert run.trial is not None
+    return run.trial.value or 0.0

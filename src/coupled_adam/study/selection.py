@@ -1,0 +1,145 @@
+"""Selections of a study: which candidates are needed now, and the winner that the reported runs use.
+
+Both follow from the results of the candidates in the study folder, and nothing else is kept. So a selection goes on
+after a kill, and on another machine from copied results.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coupled_adam.config.loading import Setting
+from coupled_adam.config.study_config import Study
+from coupled_adam.study.expansion import Cell, cells_of, with_value_of
+from coupled_adam.study.folder import StudyFolder
+from coupled_adam.study.trials import VALIDATION_LOSS, Choice, choose
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The runs that select a setting for one model, data size and optimizer, and those that use it."""
+
+    of: str
+    """The cell of the reported runs."""
+    key: str
+    values: tuple[float, ...]
+    """What the study tries, ascending."""
+    extend: int
+    candidates: Mapping[float, Cell]
+    """Every run that may be tried, by its value."""
+    reported: tuple[Cell, ...]
+
+    def losses(self, folder: StudyFolder, study: Study) -> dict[float, float | None]:
+        """The validation loss of every candidate that is finished; None where its training diverged."""
+        found = {value: folder.result(cell, study.evaluation) for value, cell in self.candidates.items()}
+        return {value: result.metrics.get(VALIDATION_LOSS) for value, result in found.items() if result is not None}
+
+    def choice(self, folder: StudyFolder, study: Study) -> Choice:
+        """How it stands."""
+        return choose(self.values, self.extend, self.losses(folder, study))
+
+    def cells(self, choice: Choice) -> list[Cell]:
+        """The candidates that are needed so far, and the reported runs, with the winner once it is known."""
+        tried = [self.candidates[value] for value in choice.tried]
+        if choice.winner is None:
+            return [*tried, *self.reported]
+        winner = self.candidates[choice.winner]
+        return [*tried, *(_decided(with_value_of(cell, winner), choice) for cell in self.reported)]
+
+
+def _decided(cell: Cell, choice: Choice) -> Cell:
+    assert cell.trial is not None
+    return replace(cell, trial=replace(cell.trial, edge=choice.edge, trials=len(choice.tried)))
+
+
+def cells_in(folder: StudyFolder, study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
+    """The runs of a study as far as they are known from what is finished in its folder: all that `cells_of` gives, but
+    for candidates that nothing asks for yet; and reported runs with the setting that was selected."""
+    return cells_now(cells_of(study, settings), folder, study)
+
+
+def cells_now(cells: Sequence[Cell], folder: StudyFolder, study: Study) -> list[Cell]:
+    """Those of the given runs that are known to be needed, with what was selected.
+
+    Args:
+        cells: all runs, as `cells_of` gives them.
+        folder: with the results of the candidates.
+        study: that they belong to.
+    """
+    found: dict[str, Cell] = {cell.label: cell for cell in cells if cell.trial is None}
+    for selection in selections_of(cells, study):
+        found |= {cell.label: cell for cell in selection.cells(selection.choice(folder, study))}
+    return [found[cell.label] for cell in cells if cell.label in found]
+
+
+def selections_of(cells: Sequence[Cell], study: Study) -> list[Selection]:
+    """The selections among all runs of a study, in their order."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.trial is not None:
+            groups.setdefault(cell.trial.of, []).append(cell)
+    return [_selection(of, own, study) for of, own in groups.items()]
+
+
+def _selection(of: str, cells: Sequence[Cell], study: Study) -> Selection:
+    trials = {cell.trial.value: cell for cell in cells if cell.trial is not None and cell.trial.value is not None}
+    first = cells[0].trial
+    assert first is not None
+    # Candidates are in the order of the study: its own values, then those beyond.
+    count = len(trials) - 2 * study.select.extend
+    return Selection(
+        of=of,
+        key=first.key,
+        values=tuple(trials)[:count],
+        extend=study.select.extend,
+        candidates=trials,
+        reported=tuple(cell for cell in cells if not cell.is_candidate),
+    )
+
+
+def with_candidates(chosen: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
+    """The chosen runs, with all candidates that decide a setting of theirs.
+
+    Args:
+        chosen: some of the runs.
+        cells: all runs, as `cells_of` gives them.
+    """
+    needed = {cell.trial.of for cell in chosen if cell.trial is not None and not cell.is_candidate}
+    labels = {cell.label for cell in chosen}
+    labels |= {cell.label for cell in cells if cell.trial is not None and cell.is_candidate and cell.trial.of in needed}
+    return [cell for cell in cells if cell.label in labels]
+
+
+def selection_lines(folder: StudyFolder, study: Study, cells: Sequence[Cell] | None = None) -> dict[str, str]:
+    """What each selection that is decided came to, in a sentence, by the cell that uses it; also one that cannot be
+    decided because every candidate diverged.
+
+    Args:
+        folder: with the results of the candidates.
+        study: whose selections they are.
+        cells: all runs, as `cells_of` gives them; None: they are found.
+    """
+    lines = {}
+    for selection in selections_of(cells_of(study) if cells is None else cells, study):
+        choice = selection.choice(folder, study)
+        if choice.winner is not None:
+            loss = selection.losses(folder, study)[choice.winner]
+            edge = f"; {at_edge(choice.edge)}" if choice.edge else ""
+            lines[selection.of] = (
+                f"{selection.of}: {selection.key} = {choice.winner:g} of {len(choice.tried)} values, validation loss "
+                f"{loss:.4f}{edge}"
+            )
+        elif choice.all_diverged:
+            lines[selection.of] = f"{selection.of}: {no_winner(selection.key, choice.tried)}"
+    return lines
+
+
+def at_edge(edge: str) -> str:
+    """What to say of a winner at the edge of what was tried."""
+    name = "smallest" if edge == "lower" else "largest"
+    return f"the {name} value tried, a better one may lie beyond: raise select.extend, or give other values"
+
+
+def no_winner(key: str, tried: Sequence[float]) -> str:
+    """What to say where nothing can be selected."""
+    values = ", ".join(f"{value:g}" for value in tried)
+    return f"the training diverged with every {key} tried ({values}); give other values"
