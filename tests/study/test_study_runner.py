@@ -523,7 +523,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, s
 def test_real_runs_are_trained_and_measured_and_the_broken_one_is_reported(undisturbed: tuple[Path, Path, str]) -> None:
     study, out, printed = undisturbed
     assert re.search(r"small-10\.24k-broken/seed-1: step \d+: .*(nan|inf)", printed)
-    assert re.search(rf"1 runs .*: coupled-adam study run {study} --out out --jobs 2", printed), printed
+    assert re.search(rf"1 run .*: coupled-adam study run {study} --out out --jobs 2", printed), printed
     assert "Report: out/report.html" in printed
     assert [result.optimizer for result in read_results(out)] == ["standard", "coupled", "untied"]
     folder, (loaded, cells) = StudyFolder(out), plan(study)
