@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from coupled_adam.base.errors import UserConnectionError, UserError
 from coupled_adam.base.extras import require
-from coupled_adam.base.files import parse_json
+from coupled_adam.base.files import parse_json, user_path
 from coupled_adam.byte_level_bpe import END_OF_TEXT, as_byte_level, gpt2_json_file
 
 # How tokenizers of well-known models call the token that ends a document, the likeliest first.
@@ -193,7 +193,7 @@ def read_tokenizer(spec: str | Path, separator: str | int | None = None) -> Toke
 
 def tokenizer_path(spec: str | Path) -> Path | None:
     """The file that a name means, or that a folder has; None for names of tiktoken."""
-    path = Path(spec).expanduser()
+    path = user_path(spec)
     if path.is_dir() and str(spec) not in GPT2_ENCODINGS:  # a model's folder may well be called gpt2
         if not (path / "tokenizer.json").is_file():
             raise UserError(

@@ -37,6 +37,19 @@ SECONDS_OF_WRITING = 60.0
 """No file takes that long to be written."""
 
 
+def user_path(text: str | Path) -> Path:
+    """A path as a user writes it, with ~ for their home. ~name of an unknown user stays as it is.
+
+    Example:
+        >>> user_path("~nobody-of-that-name/runs").parts[0]
+        '~nobody-of-that-name'
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # no such user, or no home
+        return Path(text)
+
+
 def require_writable(path: Path) -> None:
     """Make the folder of `path`; an OSError says now, and not after the work, that `path` cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)

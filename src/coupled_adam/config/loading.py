@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.files import parse_toml, read_toml
+from coupled_adam.base.files import parse_toml, read_toml, user_path
 from coupled_adam.config.builtin_files import FileKind
 from coupled_adam.config.explanations import explain, unknown_key
 from coupled_adam.config.field_types import is_text
@@ -45,7 +45,7 @@ def read_values(spec: str, kind: FileKind) -> Values:
     if spec in kind.names:
         source = f"{kind.noun} {spec}"
         return Values(source, parse_toml(kind.text(spec), source), Path())
-    path = Path(spec).expanduser()
+    path = user_path(spec)
     if not spec.strip():
         raise UserError(_unknown_name(spec, kind))
     if path.is_dir():

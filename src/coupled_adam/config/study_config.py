@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.files import parse_toml
+from coupled_adam.base.files import parse_toml, user_path
 from coupled_adam.config.builtin_files import PRESETS, STUDY
 from coupled_adam.config.cross_checks import wrong_between_keys_of_study
 from coupled_adam.config.field_types import Expected, Name, Seed, Text
@@ -152,7 +152,7 @@ def _with_whole_paths(study: Study, folder: Path) -> Study:
     """The study with its base files named so that they are found from the current directory."""
 
     def whole(base: str | None) -> str | None:
-        return base if base is None or base in PRESETS else str(folder / Path(base).expanduser())
+        return base if base is None or base in PRESETS else str(folder / user_path(base))
 
     models = [model.model_copy(update={"base": whole(model.base)}) for model in study.models]
     return study.model_copy(update={"base": whole(study.base), "models": models})

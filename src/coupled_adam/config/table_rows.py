@@ -6,9 +6,9 @@ products allow.
 """
 
 import re
-from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import user_path
 from coupled_adam.config.cross_checks import GPT2_TOKENS
 from coupled_adam.config.run_sections import DataSection
 from coupled_adam.config.toml_writing import toml_value
@@ -46,7 +46,7 @@ def token_count(data: DataSection) -> int:
     Raises:
         ValueError: where neither says.
     """
-    folder = Path(data.folder).expanduser()
+    folder = user_path(data.folder)
     if (folder / MANIFEST_FILE).is_file():
         return read_manifest(folder / MANIFEST_FILE).vocabulary_size
     if (folder / "train.bin").is_file():

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
+from coupled_adam.base.files import user_path
 from coupled_adam.data.sources import Piece, Position
 
 COMPRESSED = (".gz", ".xz", ".zst")
@@ -69,7 +70,7 @@ def matching_files(pattern: str, suffixes: Sequence[str]) -> list[Path]:
         pattern: a file, a folder (all files below it that end in one of the suffixes) or a glob; `**` goes deep.
         suffixes: how a file may end.
     """
-    path = Path(pattern).expanduser()
+    path = user_path(pattern)
     if path.is_dir():
         found = [file for file in path.rglob("*") if file.is_file() and file.name.endswith(tuple(suffixes))]
     elif path.is_file():

@@ -8,12 +8,12 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import user_path
 
 Position = dict[str, Any]
 """Where a source stands, in its own terms, as JSON."""
@@ -87,7 +87,7 @@ def open_source(name: str, *, field: str, separator: int, processes: int, found:
 
 def _closest_source(name: str) -> str | None:
     """What was probably meant: files without the word in front of them, a name with a slip, a dataset of the hub."""
-    if Path(name).expanduser().exists() or any(character in name for character in "*?"):
+    if user_path(name).exists() or any(character in name for character in "*?"):
         is_tokens = name.endswith((".bin", ".u16.xz"))
         return f"{'tokens' if is_tokens else 'text'}:{name}"
     near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.7)

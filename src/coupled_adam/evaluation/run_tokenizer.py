@@ -6,6 +6,7 @@ Both need its tokenizer.json: an export writes it, and results and requests of t
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import user_path
 from coupled_adam.config.run_config import Config
 from coupled_adam.data.corpus import Corpus, is_corpus, open_without_shards
 from coupled_adam.evaluation.weights import run_config
@@ -43,7 +44,7 @@ def tokenizer_of(spec: str | Path) -> Tokenizer:
     if not RunFolder(Path(spec)).config.is_file():
         return open_json_tokenizer(spec)
     config = run_config(Path(spec))
-    folder = Path(config.data.folder).expanduser()
+    folder = user_path(config.data.folder)
     return run_tokenizer(config, open_without_shards(folder) if is_corpus(folder) else None)
 
 
@@ -54,7 +55,7 @@ def run_tokenizer(config: Config, corpus: Corpus | None) -> Tokenizer:
             raise UserError(f"{corpus.folder} does not say which tokenizer made its tokens; name it with --tokenizer")
         return corpus_tokenizer(corpus)
     spec = config.data.tokenizer
-    if spec in GPT2_ENCODINGS or Path(spec).expanduser().exists():
+    if spec in GPT2_ENCODINGS or user_path(spec).exists():
         return open_json_tokenizer(spec)
     raise UserError(
         f"the tokenizer of the run ({spec}) lies with its corpus, and {config.data.folder} is not here; give its "

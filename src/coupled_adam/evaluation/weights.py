@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import user_path
 from coupled_adam.config.run_config import Config, load_config
 from coupled_adam.data.corpus import Corpus, open_known_corpus
 from coupled_adam.models.language_model import LanguageModel
@@ -58,7 +59,7 @@ def run_config(run: Path) -> Config:
 
 def run_corpus(config: Config, checkpoint: Record) -> Corpus | None:
     """The corpus of a run; None where its folder is gone. One that has changed since is a ValueError."""
-    folder = Path(config.data.folder).expanduser()
+    folder = user_path(config.data.folder)
     if not folder.is_dir():
         return None
     corpus = open_known_corpus(folder)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.files import read_toml
+from coupled_adam.base.files import read_toml, user_path
 from coupled_adam.config.builtin_files import CONFIG_FILE
 from coupled_adam.embeddings import (
     EmbeddingMetrics,
@@ -171,7 +171,7 @@ def _beside_tokens_of_run(folder: Path, name: str) -> Path | None:
     """A file of the corpus that one of our runs was trained on, where that still is where the run's config says."""
     try:
         config = read_toml(folder / CONFIG_FILE)
-        path = Path(config["data"]["folder"]).expanduser() / name
+        path = user_path(config["data"]["folder"]) / name
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return path if path.is_file() else None

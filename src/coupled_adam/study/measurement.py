@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from coupled_adam.base.files import user_path
 from coupled_adam.config.run_config import Config
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.data.corpus import open_known_corpus
@@ -85,7 +86,7 @@ def measure_run(run_folder: Path, evaluation: EvaluationSection, before: Result 
     needs_measures = not expected_measures(evaluation) <= metrics.keys()
     if needs_loss or needs_bins or needs_measures:
         model, config, corpus = load_run(run_folder)
-        corpus = corpus or open_known_corpus(Path(config.data.folder).expanduser())
+        corpus = corpus or open_known_corpus(user_path(config.data.folder))
         model.to(pick_device(config.training.device))
         counts = corpus.unigram() if needs_bins or needs_measures else None
         if needs_loss or needs_bins:

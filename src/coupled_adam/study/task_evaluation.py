@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import user_path
 from coupled_adam.config.run_config import Config
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.data.corpus import Corpus
@@ -83,7 +84,7 @@ def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config], c
 
 
 def _task_data(evaluation: EvaluationSection) -> Path | None:
-    return None if evaluation.task_data is None else Path(evaluation.task_data).expanduser()
+    return None if evaluation.task_data is None else user_path(evaluation.task_data)
 
 
 def _say_begin(task: str, done: int, total: int) -> None:

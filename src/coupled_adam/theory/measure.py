@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import user_path
 from coupled_adam.config.optimizer_names import is_coupled_adam, member_name
 from coupled_adam.config.run_config import Config
 from coupled_adam.data.batches import Batches
@@ -115,7 +116,7 @@ class TrainingTokens:
     @cached_property
     def corpus(self) -> Corpus:
         """The corpus that the run was trained on."""
-        folder = Path(self.config.data.folder).expanduser()
+        folder = user_path(self.config.data.folder)
         if not folder.is_dir():
             raise UserError(
                 f"{self.config.data.folder}: the tokens that the run {self.config.name!r} was trained on are not "

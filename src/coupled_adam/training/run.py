@@ -14,6 +14,7 @@ from torch import nn
 
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import user_path
 from coupled_adam.config.optimizer_names import member_parts
 from coupled_adam.config.run_config import Config, load_config, with_rows
 from coupled_adam.data.batches import Batches
@@ -160,7 +161,7 @@ def speaker(console: Console, ranks: Ranks) -> Say:
 
 def _prepare_tokens(config: Config, ranks: Ranks, say: Say) -> Corpus:
     """The tokens to train on, made where they are missing and the config says from what."""
-    folder = Path(config.data.folder).expanduser()
+    folder = user_path(config.data.folder)
     if ranks.size > 1 and not is_prepared(config):  # the other ranks would wait for hours, and give up
         raise UserError(
             f"{folder} is not prepared yet; do that first, with one process: coupled-adam data prepare "

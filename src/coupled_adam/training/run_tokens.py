@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import user_path
 from coupled_adam.byte_level_bpe import BYTES
 from coupled_adam.config.cross_checks import too_few_rows
 from coupled_adam.config.run_config import Config
@@ -141,7 +142,7 @@ def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
 
 
 def _folder(config: Config) -> Path:
-    return Path(config.data.folder).expanduser()
+    return user_path(config.data.folder)
 
 
 def word_tokenizer(corpus: Corpus, setting: str) -> Tokenizer:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.files import user_path
 from coupled_adam.config.run_config import Config, to_toml
 from coupled_adam.data.corpus import is_corpus, open_without_shards
 from coupled_adam.evaluation.run_tokenizer import run_tokenizer
@@ -55,7 +56,7 @@ def open_run(folder: Path) -> FinishedModel:
         _write_run(folder, temporary, config, checkpoint, record, tensors, untied=untied)
 
     def tokenizer() -> Tokenizer:
-        place = Path(config.data.folder).expanduser()
+        place = user_path(config.data.folder)
         return run_tokenizer(config, open_without_shards(place) if is_corpus(place) else None)
 
     return FinishedModel(

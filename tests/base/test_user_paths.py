@@ -1,0 +1,18 @@
+"""Paths as users write them."""
+
+from pathlib import Path
+
+import pytest
+
+from coupled_adam.base.files import user_path
+from coupled_adam.config.run_config import load_config
+
+
+def test_a_tilde_is_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_path("~/runs") == tmp_path / "runs"
+
+
+def test_a_tilde_with_the_name_of_nobody_is_a_name_like_any_other() -> None:
+    assert user_path("~0/runs") == Path("~0/runs")
+    assert load_config("tiny", ["data.folder=~0"]).rows > 0
