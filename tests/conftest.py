@@ -17,6 +17,9 @@ from coupled_adam.base.cpu import limit_instructions
 
 limit_instructions()  # otherwise bfloat16 products kill the test process on some machines
 
+# Fixtures hold no doctests, and two conftest.py collected for them would clash when folders are named one by one.
+collect_ignore_glob = ["**/conftest.py"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="needs a CUDA device")

@@ -7,18 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coupled_adam.models import loss as loss_module
 from coupled_adam.models import loss_operations
 from coupled_adam.models.loss import linear_cross_entropy
 
 N, V, H = 37, 101, 16
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, Triton's interpreter
-
-
-@pytest.fixture(params=["one chunk", "chunks of 8 rows"])
-def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param != "one chunk":
-        monkeypatch.setattr(loss_module, "chunk_rows", lambda N, row_bytes, budget: 8)
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:

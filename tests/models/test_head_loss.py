@@ -16,12 +16,6 @@ from coupled_adam.models.loss import chunk_rows, linear_cross_entropy
 N, V, H = 37, 101, 16
 
 
-@pytest.fixture(params=["one chunk", "chunks of 8 rows"])
-def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param != "one chunk":
-        monkeypatch.setattr(loss_module, "chunk_rows", lambda N, row_bytes, budget: 8)
-
-
 def inputs(dtype: torch.dtype = torch.float32, ignored: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(N, H, generator=generator, dtype=dtype).requires_grad_()

@@ -12,7 +12,6 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.evaluation.downstream.requests_file import TokenRequest
 from coupled_adam.evaluation.downstream.scoring import score_requests
 from coupled_adam.evaluation.hugging_face import require_class
-from coupled_adam.models import loss as loss_module
 from coupled_adam.models import loss_operations
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.loss import linear_cross_entropy
@@ -21,12 +20,6 @@ from coupled_adam.models.model_config import ModelConfig, build_model
 N, V, H = 37, 101, 16
 CAP = 5.0
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, Triton's interpreter
-
-
-@pytest.fixture(params=["one chunk", "chunks of 8 rows"])
-def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param != "one chunk":
-        monkeypatch.setattr(loss_module, "chunk_rows", lambda N, row_bytes, budget: 8)
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:

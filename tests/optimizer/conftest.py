@@ -1,6 +1,7 @@
 """Send the tests through every implementation of the coupled update."""
 
 import importlib
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
@@ -43,3 +44,11 @@ def numba_loops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(numba_kernels, "SUM_PIECE_ROWS", 7)
     monkeypatch.setattr(family_numba, "FLOAT32_ROWS", 3)
     return numba_kernels
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Set torch's number of threads, for this test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -1,12 +1,13 @@
 """The compiled loops of the family of second moments on the CPU: which tables take them, and what each loop gives."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from call_counts import counted
 from oracle import coupled, gradients, oracle, relative_error, run, table
 from torch import Tensor, nn
 
@@ -22,28 +23,6 @@ LOOPS = ("square_sums", "first_pass", "advance_row_moment", "advance_first_momen
 def loops(numba_loops: ModuleType) -> ModuleType:
     """The compiled loops of the family, for tables of any size."""
     return importlib.import_module("coupled_adam.optimizer.family_numba")
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    """Set torch's number of threads, for this test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[str]:
-    """The names of the module's functions, each time that the step calls one."""
-    calls: list[str] = []
-    for name in LOOPS:
-        function = getattr(module, name)
-
-        def watched(*args: Any, name: str = name, function: Any = function) -> Any:
-            calls.append(name)
-            return function(*args)
-
-        monkeypatch.setattr(module, name, watched)
-    return calls
 
 
 def build_table(grad: Tensor, *, real_rows: int | None = None, step: int = 0, **numbers: Any) -> Table:
@@ -89,7 +68,7 @@ def test_large_contiguous_tables_take_the_compiled_loops(
     expected_calls: list[str],
     dtype: torch.dtype,
 ) -> None:
-    calls = counted(monkeypatch, loops)
+    calls = counted(monkeypatch, loops, LOOPS)
     param = table(SHAPE, dtype)
     run(coupled(param, **member), param, gradients(SHAPE, 3, dtype))
     assert calls == expected_calls * 3
@@ -109,7 +88,7 @@ def test_what_the_loops_cannot_do_is_left_to_torch_operations(
         grads = [grad.t().contiguous().t() for grad in grads]
     if kind == "small":
         monkeypatch.setattr(blockwise, "NUMBA_ELEMENTS", param.numel() + 1)
-    calls = counted(monkeypatch, loops)
+    calls = counted(monkeypatch, loops, LOOPS)
     member = {**PARTIAL, **options}
     expected = oracle(param, grads, row_exponent=0.25, mean_free=member["mean_free"])
     optimizer = coupled(param, **member)

@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from coupled_adam.training.checkpoint import save_and_load as checkpoints
 from coupled_adam.training.run import Outcome, run_training
 
 VOCABULARY = 61  # of 64 rows: three are padding
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 TIMES = {"tokens_per_second", "mfu", "memory_bytes"}
 
 
@@ -94,3 +99,11 @@ def assert_same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     different = [name for name in a if not torch.equal(a[name], b[name])]
     assert not different, f"{different} differ"
+
+
+def run_on_two_ranks(worker: Path, corpus: Path, folder: Path) -> Path:
+    """Let a worker make its runs, in real processes that talk through gloo; the folder with the runs."""
+    command = [*TORCHRUN, "2", str(worker), str(corpus), str(folder)]
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder

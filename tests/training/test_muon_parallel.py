@@ -1,29 +1,20 @@
 """Muon on two ranks, with DDP and FSDP2: real processes that talk through gloo."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from muon_worker import MODES, MUON
-from small_runs import assert_same_tensors, rows, saved_tensors, small_config, train
+from small_runs import assert_same_tensors, rows, run_on_two_ranks, saved_tensors, small_config, train
 
 WORKER = Path(__file__).with_name("muon_worker.py")
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
 def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    command = [*TORCHRUN, str(WORKER), str(corpus), str(folder)]
-    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return run_on_two_ranks(WORKER, corpus, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("mode", MODES)

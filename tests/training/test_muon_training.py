@@ -23,7 +23,7 @@ from coupled_adam.config.toml_writing import to_toml
 from coupled_adam.models.model_config import build_model
 from coupled_adam.optimizer import BatchedMuon, newton_schulz
 from coupled_adam.training import estimates, run
-from coupled_adam.training.optimizers import build_optimizers, split_hidden_matrices
+from coupled_adam.training.optimizers import build_optimizers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "optimizer"))
 from muon_reference import muon_reference
@@ -142,9 +142,9 @@ def test_numbers_of_a_table_are_those_of_its_update_alone(embeddings: str) -> No
 
 
 def test_a_model_without_matrices_is_refused() -> None:
-    groups = [{"name": "output_embeddings", "params": [("wte.weight", nn.Parameter(torch.zeros(4, 2)))]}]
+    tables_alone = nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 4, bias=False))
     with pytest.raises(UserError, match=r"optimizer\.matrices"):
-        split_hidden_matrices(groups, section(**MUON))
+        build_optimizers(tables_alone, section(**MUON))
 
 
 @pytest.mark.parametrize("optimizer", [MUON, {**MUON, "embeddings": "adamw"}, {**MUON, **TABLES}, TABLES])

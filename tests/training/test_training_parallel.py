@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 from parallel_worker import OPTIMIZERS
-from small_runs import assert_same_tensors, rows, saved_tensors, small_config, train
+from small_runs import ENVIRONMENT, TORCHRUN, assert_same_tensors, rows, saved_tensors, small_config, train
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -13,6 +13,7 @@ STUDIES = (
     "centring",
     "partially-coupled",
     "few-steps",
+    "unigram-bias",
     "rivals",
     "learning-rates",
     "muon",

@@ -88,13 +88,13 @@ def open_model(fetch: Fetch) -> Stored | None:
         else:
             continue
         config = fetch("config.json")
-        return replace(stored, tied=_tied_in_config(_read_json(config))) if config else stored
+        return replace(stored, tied=_tied_in_config(read_json_object(config))) if config else stored
     return None
 
 
 def open_shards(index: Path, fetch: Fetch) -> Stored:
     """Open a model in shards; a shard is opened when a tensor in it is looked at."""
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise UserError(f"{index}: no weight_map, so it is not the index of a sharded model")
 
@@ -126,7 +126,8 @@ def _tied_in_config(config: dict[str, Any]) -> bool | None:
     return None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model's folder."""
     try:
         content = read_json(path)
     except ValueError as error:

@@ -87,12 +87,24 @@ def advance_second_moment(table: Table, square_sums: Tensor, grad_factor: Tensor
 
 def advance_column_moment(table: Table, square_sums: Tensor, grad_factor: Tensor | None) -> None:
     """v_t = beta2 v_{t-1} + (1 - beta2) mean_i(g_i^2), in place; arguments as for `advance_second_moment`."""
-    hyper = table.hyper
     wide = sum_dtype(table.exp_avg_sq.device)
     mean_square = square_sums.to(wide).sum(dim=0, keepdim=True) / table.rows
+    advance_average(table.exp_avg_sq, mean_square, grad_factor, table.hyper.beta2)
+
+
+def advance_average(average: Tensor, mean_square: Tensor, grad_factor: Tensor | None, beta2: float) -> None:
+    """Update a moving average of mean squares in place, in float64 where the device has it.
+
+    Args:
+        average: one number per column or per row.
+        mean_square: of the gradient as it was read, in the dtype of sums.
+        grad_factor: what the gradient must be multiplied with, None for 1.
+        beta2: the decay.
+    """
+    wide = mean_square.dtype
     if grad_factor is not None:
         mean_square = mean_square * grad_factor.to(wide).square()
-    table.exp_avg_sq.copy_(hyper.beta2 * table.exp_avg_sq.to(wide) + (1 - hyper.beta2) * mean_square)
+    average.copy_(beta2 * average.to(wide) + (1 - beta2) * mean_square)
 
 
 def apply_update(table: Table, coefficient: Tensor, grad_factor: Tensor | None) -> None:

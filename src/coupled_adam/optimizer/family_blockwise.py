@@ -22,6 +22,7 @@ from torch import Tensor
 
 from coupled_adam.optimizer.blockwise import (
     ONE_THREAD_ELEMENTS,
+    advance_average,
     advance_column_moment,
     advance_moment,
     bias_correction,
@@ -103,10 +104,7 @@ def advance_row_moment(table: Table, row_sums: Tensor, grad_factor: Tensor | Non
         factors: Tensor = loops.advance_row_moment(table, row_sums, gradient_weight(table, grad_factor))
         return factors
     wide = sum_dtype(row_avg_sq.device)
-    mean_square = row_sums.to(wide) / table.width
-    if grad_factor is not None:
-        mean_square = mean_square * grad_factor.to(wide).square()
-    row_avg_sq.copy_(hyper.beta2 * row_avg_sq.to(wide) + (1 - hyper.beta2) * mean_square)
+    advance_average(row_avg_sq, row_sums.to(wide) / table.width, grad_factor, hyper.beta2)
     r_hat = row_avg_sq.to(wide) / bias_correction(hyper.beta2, _next_step(table))
     factor = (r_hat.sqrt() + hyper.eps) ** -hyper.row_exponent
     return torch.where(factor.isinf(), 0.0, factor).to(row_avg_sq.dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.optimizer import BatchedMuon, CoupledAdamW, param_groups
+from coupled_adam.optimizer import BatchedMuon, CoupledAdamW, hidden_matrices, param_groups
 from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distributed, local_part, process_groups
 from coupled_adam.training.embedding_monitor import rows_before_padding
 
@@ -97,12 +97,11 @@ def build_optimizers(
     """
     device = next(model.parameters()).device
     max_grad_norm = section.max_grad_norm or math.inf  # without clipping the norm is still wanted, to be shown
-    selected = param_groups(model, section.weight_decay, section.couple)
+    matrices = _hidden_matrices(model, section) if section.matrices == "muon" else []
+    hidden = [pair for group in matrices for pair in group["params"]]
+    selected = param_groups(model, section.weight_decay, section.couple, exclude=hidden)
     centred = [p for group in selected if group.get("coupled") for _, p in group["params"]] if section.centre else []
     groups: list[Group] = [{**group, **_table_options(group["name"], section)} for group in selected]
-    matrices: list[Group] = []
-    if section.matrices == "muon":
-        matrices, groups = split_hidden_matrices(groups, section)
 
     common: dict[str, Any] = {
         "betas": (section.beta1, section.beta2),
@@ -142,29 +141,17 @@ def build_optimizers(
     return EmbeddingOptimizers(optimizers, max_grad_norm, centred, vocabulary_size)
 
 
-def split_hidden_matrices(groups: list[Group], section: "OptimizerSection") -> tuple[list[Group], list[Group]]:
-    """The group of the blocks' matrices, for Muon, and the groups without them.
-
-    Args:
-        groups: of `param_groups`, whose "decay" has all matrices but vocabulary tables, heads and position tables.
-        section: [optimizer] of a config.
-    """
-    decayed = [pair for group in groups if group["name"] == "decay" for pair in group["params"]]
-    hidden = [(name, p) for name, p in decayed if p.ndim == 2]
-    if not hidden:
+def _hidden_matrices(model: nn.Module, section: "OptimizerSection") -> list[Group]:
+    """The group of the blocks' matrices, for Muon."""
+    try:
+        matrices = hidden_matrices(model)
+    except ValueError as error:
         raise UserError(
             'optimizer.matrices = "muon": the model has no matrix but its tables and heads; set it to "adamw"'
-        )
-    others = [(name, p) for name, p in decayed if p.ndim != 2]
-    rest = [{**group, "params": others} if group["name"] == "decay" else group for group in groups]
+        ) from error
     decay = section.weight_decay if section.muon.weight_decay is None else section.muon.weight_decay
-    matrices = {
-        "name": "hidden_matrices",
-        "params": hidden,
-        "weight_decay": decay,
-        "lr_factor": section.muon.lr_factor,
-    }
-    return [matrices], [group for group in rest if group["params"]]
+    group = {"name": "hidden_matrices", "params": list(matrices)}
+    return [group | {"weight_decay": decay, "lr_factor": section.muon.lr_factor}]
 
 
 def _table_options(name: str, section: "OptimizerSection") -> Group:

@@ -15,9 +15,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.files import read_json
 from coupled_adam.base.text import some_of
 from coupled_adam.inspection.file_formats import open_file
+from coupled_adam.inspection.folders import read_json_object
 from coupled_adam.inspection.recentring.copied_files import copy_files, require_inside
 from coupled_adam.inspection.recentring.safetensors_rewriting import rewrite, write_new
 from coupled_adam.inspection.safetensors_files import METADATA, TYPES, read_header
@@ -151,15 +151,12 @@ def write_weights(
 
 
 def read_object(path: Path, folder: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model's folder."""
+    """The JSON object in a file that must lie in a model's folder."""
     try:
         require_inside(path, folder)
-        content = read_json(path)
     except ValueError as error:
         raise UserError(f"{error}; copy or download it again") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")
-    return content
+    return read_json_object(path)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
