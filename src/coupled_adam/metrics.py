@@ -100,6 +100,22 @@ LOSSES = (
     Metric("loss_standard_error", "standard error of the loss", None, 4, NATS),
 )
 
+_TABLE_ROUNDED = "test loss with the table rounded to integers, one scale for"
+# Under `evaluation.quantised_loss`; `embeddings.integers` says how a table is rounded.
+QUANTISED_LOSSES = tuple(
+    Metric(
+        f"loss_{integers}_{key}",
+        f"test loss, table in {integers}, {scale}",
+        "lower",
+        2,
+        f"{_TABLE_ROUNDED} {shared}; {NATS}",
+        f"{integers}, {scale}",
+        single_decimals=3,
+    )
+    for integers in ("int8", "int4")
+    for key, scale, shared in (("row", "by row", "a row"), ("group", "by 32", "32 columns of a row"))
+)
+
 ACCURACY = Metric("acc", "accuracy", "higher", 3, "mean over the downstream tasks", latex="Acc")
 # The order of Tab. results_S_downstream, which ends with their mean, acc.
 TASKS = tuple(
@@ -211,7 +227,9 @@ def of_input_table(metric: Metric) -> Metric:
 
 
 _OF_INPUT_TABLES = tuple(map(of_input_table, TABLE_METRICS))
-METRICS: dict[str, Metric] = {metric.key: metric for metric in (*MAIN, *TASKS, *OTHERS, *_OF_INPUT_TABLES, *PROGRESS)}
+METRICS: dict[str, Metric] = {
+    metric.key: metric for metric in (*MAIN, *TASKS, *OTHERS, *QUANTISED_LOSSES, *_OF_INPUT_TABLES, *PROGRESS)
+}
 """Every metric by its key, in the order in which they are shown."""
 
 # Of these there is no better or worse, so they are not among METRICS; `theory_metrics` says what each is.

@@ -109,7 +109,8 @@ def test_defaults_on_the_study_page_are_those_of_the_study_file() -> None:
     kinds = {key: field for part in parts for key, field in part.model_fields.items()}
     shown = dict(re.findall(r"^\| `(\w+)` \| `?(true|false|\d+)`? \|", section("Every key"), re.MULTILINE))
     selecting = {"trial_seed", "extend"}
-    assert shown.keys() == {"test_loss", "measures", "theory", "theory_batches", "hours", "gpus", "cpus"} | selecting
+    measured = {"test_loss", "quantised_loss", "measures", "theory", "theory_batches"}
+    assert shown.keys() == measured | {"hours", "gpus", "cpus"} | selecting
     for key, value in shown.items():
         assert tomllib.loads(f"value = {value}")["value"] == kinds[key].default, key
 

@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from coupled_adam.cli import app
-from coupled_adam.inspection.quantising import quantise
+from coupled_adam.embeddings.integers import quantise
 
 V, H = 5000, 72  # more rows than a block, and a last group of 8 columns
 

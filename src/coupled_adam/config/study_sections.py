@@ -156,6 +156,8 @@ class EvaluationSection(Section):
     loss_by_frequency: bool | None = None
     """Loss and calibration in ten bins of token frequency. none: wherever the test loss is measured, which takes one
     pass for both; a result that has its loss already is finished without it. true: of those results too."""
+    quantised_loss: bool = False
+    """Test loss with the vocabulary tables rounded to int8 and int4, with one scale a row and one for 32 columns."""
     measures: bool = True
     """All measures of the embeddings."""
     wordsim: Text | None = None

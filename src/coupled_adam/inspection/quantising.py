@@ -1,7 +1,6 @@
 """What rounding a table to integers costs, before and after its mean is removed.
 
-Round to nearest, symmetric: the numbers of a row, or of every 32 columns of it, share one scale, the largest of them
-divided by the largest integer. A common mean takes up that range without telling the embeddings apart.
+`embeddings.integers` says how. A common mean takes up the range of the integers without telling the embeddings apart.
 
 Both errors are relative to the same quantity before and after recentring, so they can be compared: how far embeddings
 lie from their mean, and how far logits lie from theirs. A shift of all logits by one number is no error.
@@ -17,12 +16,10 @@ from torch import Tensor
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.embeddings.embedding_matrix import torch_rows
+from coupled_adam.embeddings.integers import GROUPS, LARGEST_INTEGER, quantise
 from coupled_adam.inspection.sampling import column_mean
 from coupled_adam.inspection.stored import Matrix
 
-LARGEST_INTEGER = {"int8": 127, "int4": 7}
-GROUP = 32
-GROUPS = {"row": None, "group of 32": GROUP}
 VECTORS = 64
 SEED = 0
 BLOCK_ROWS = 4096
@@ -58,29 +55,6 @@ def parse_integers(text: str) -> list[str]:
         if name not in LARGEST_INTEGER:
             raise UserError(f"--quantise: {name!r} is none of {', '.join(LARGEST_INTEGER)}; give for example int8,int4")
     return names
-
-
-def quantise(rows: Tensor, integers: str, group: int | None) -> Tensor:
-    """Round rows (n, H) to integers and back.
-
-    Args:
-        rows: floating-point numbers.
-        integers: "int8" or "int4".
-        group: columns that share a scale; None: the whole row. The last group may be shorter.
-
-    Example:
-        >>> quantise(torch.tensor([[7.0, 3.4, -0.4, 0.0]]), "int4", None)
-        tensor([[7., 3., -0., 0.]])
-    """
-    largest = LARGEST_INTEGER[integers]
-    columns = rows.shape[1]
-    size = columns if group is None else group
-    padded = torch.nn.functional.pad(rows, (0, -columns % size))
-    groups: Tensor = padded.unflatten(1, (-1, size))  # (n, G, size)
-    scale = groups.abs().amax(2, keepdim=True) / largest
-    scale = torch.where(scale == 0, 1.0, scale)
-    rounded: Tensor = (groups / scale).round() * scale
-    return rounded.flatten(1)[:, :columns]
 
 
 def quantisation_errors(

@@ -18,6 +18,7 @@ from coupled_adam.metrics import (
     MAIN,
     METRICS,
     OTHERS,
+    QUANTISED_LOSSES,
     TASKS,
     Metric,
     in_order,
@@ -49,12 +50,12 @@ from coupled_adam.study.results import Result
 FOLDER = "tables"
 NAMES = (
     *("main", "ranking", "learning_rates", "selection", "downstream", "further", "scale", "scale_downstream"),
-    *("sgd_search", "sgd_best", "sgd_best_downstream", "loss_by_frequency", "crossing", "theory", "comparisons"),
-    "runs",
+    *("sgd_search", "sgd_best", "sgd_best_downstream", "loss_by_frequency", "quantised", "crossing", "theory"),
+    *("comparisons", "runs"),
 )
 ABOUT_THE_LOSS = (
-    *("main", "ranking", "learning_rates", "scale", "sgd_search", "sgd_best", "loss_by_frequency", "crossing"),
-    "comparisons",
+    *("main", "ranking", "learning_rates", "scale", "sgd_search", "sgd_best", "loss_by_frequency", "quantised"),
+    *("crossing", "comparisons"),
 )
 DOWNSTREAM = (*TASKS, METRICS["acc"])
 FURTHER = (*OTHERS, *(metric for key, metric in METRICS.items() if key.startswith(INPUT_PREFIX)))
@@ -78,8 +79,8 @@ def build_tables(
 
     Returns:
         The tables by their names: main, ranking (three optimizers or more), learning_rates (over lr), selection,
-        downstream (with task results), further, scale (over n), sgd_search and
-        sgd_best (over f), loss_by_frequency, crossing, theory, comparisons, runs. Empty without runs and plan.
+        downstream (with task results), further, scale (over n), sgd_search and sgd_best (over f), loss_by_frequency,
+        quantised, crossing, theory, comparisons, runs. Empty without runs and plan.
     """
     if not grid.cells:
         return []
@@ -102,6 +103,7 @@ def build_tables(
         ),
         downstream_table("sgd_best_downstream", "SGD with the best f: downstream tasks", best, SGD_BEST_TABLES),
         frequency_table(grid),
+        quantised_table(groups),
         crossing_table(grid),
         theory_table(grid),
         comparison_table(grid, report.lead),
@@ -187,6 +189,17 @@ def downstream_table(
     if not measured((*TASKS, *others), found):
         return None
     return metric_table(name, title, groups, (*DOWNSTREAM, *others), published, label)
+
+
+def quantised_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
+    """The test loss with the vocabulary tables rounded to integers, beside that without; None where it was not asked
+    for."""
+    if not measured(
+        QUANTISED_LOSSES, (run.metrics for group in groups for cell in group for run in cell.runs.values())
+    ):
+        return None
+    metrics = (METRICS["loss"], *QUANTISED_LOSSES)
+    return metric_table("quantised", "Test loss with the table rounded to integers", groups, metrics, ())
 
 
 def further_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:

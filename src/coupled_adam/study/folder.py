@@ -19,7 +19,7 @@ from coupled_adam.config.builtin_files import CONFIG_FILE, PRESETS, STUDY_FILE
 from coupled_adam.config.run_config import load_config, to_toml
 from coupled_adam.config.study_config import Study, load_study
 from coupled_adam.config.study_sections import EvaluationSection
-from coupled_adam.metrics import BIN_LOSS, TASK_LIMIT, bin_key
+from coupled_adam.metrics import BIN_LOSS, QUANTISED_LOSSES, TASK_LIMIT, bin_key
 from coupled_adam.paper_tasks import task_key
 from coupled_adam.study.config_hash import settings_that_differ
 from coupled_adam.study.expansion import Cell
@@ -163,6 +163,7 @@ def expected_metrics(evaluation: EvaluationSection) -> set[str]:
     # Not where it is left open: results of version 0.1.0 would not be finished any more, and those whose checkpoints
     # are gone would be trained again.
     expected |= {bin_key(BIN_LOSS, 1)} if evaluation.loss_by_frequency else set()
+    expected |= {metric.key for metric in QUANTISED_LOSSES} if evaluation.quantised_loss else set()
     expected |= {task_key(name) for name in evaluation.tasks or ()}
     return expected | ({THEORY_BATCHES} if evaluation.theory else set())
 

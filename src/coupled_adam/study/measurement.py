@@ -12,10 +12,10 @@ from coupled_adam.base.files import user_path
 from coupled_adam.config.run_config import Config
 from coupled_adam.config.study_sections import EvaluationSection
 from coupled_adam.data.corpus import open_known_corpus
-from coupled_adam.data.tokens import Tokens
 from coupled_adam.embeddings import EmbeddingMetrics, measure
 from coupled_adam.evaluation.held_out_loss import SplitLoss, loss_over, pick_split
 from coupled_adam.evaluation.loss_by_frequency import Counts, FrequencyBin
+from coupled_adam.evaluation.quantised_loss import quantised_losses
 from coupled_adam.evaluation.weights import load_run
 from coupled_adam.metrics import (
     BIN_CALIBRATION,
@@ -24,6 +24,7 @@ from coupled_adam.metrics import (
     BIN_TOKENS,
     INPUT_PREFIX,
     NEED_WORDS,
+    QUANTISED_LOSSES,
     TABLE_METRICS,
     bin_key,
 )
@@ -83,31 +84,32 @@ def measure_run(run_folder: Path, evaluation: EvaluationSection, before: Result 
     needs_loss = evaluation.test_loss and "loss" not in metrics
     asks_for_bins = needs_loss if evaluation.loss_by_frequency is None else evaluation.loss_by_frequency
     needs_bins = asks_for_bins and bin_key(BIN_LOSS, 1) not in metrics
+    needs_quantised = evaluation.quantised_loss and QUANTISED_LOSSES[0].key not in metrics
     needs_measures = not expected_measures(evaluation) <= metrics.keys()
-    if needs_loss or needs_bins or needs_measures:
+    if needs_loss or needs_bins or needs_quantised or needs_measures:
         model, config, corpus = load_run(run_folder)
         corpus = corpus or open_known_corpus(user_path(config.data.folder))
         model.to(pick_device(config.training.device))
         counts = corpus.unigram() if needs_bins or needs_measures else None
-        if needs_loss or needs_bins:
+        if needs_loss or needs_bins or needs_quantised:
             split, note = pick_split(corpus)
             notes += [note] if note else []
-            found_loss = measure_loss(model, config, corpus.tokens(split), counts if needs_bins else None)
-            metrics |= loss_metrics(found_loss) if needs_loss else {}
-            metrics |= bin_metrics(found_loss.by_frequency or ())
+            tokens, bf16 = corpus.tokens(split), is_in_bf16(model, config)
+            if needs_loss or needs_bins:
+                found_loss = loss_over(model, tokens, training_counts=counts if needs_bins else None, bf16=bf16)
+                metrics |= loss_metrics(found_loss) if needs_loss else {}
+                metrics |= bin_metrics(found_loss.by_frequency or ())
+            metrics |= quantised_losses(model, tokens, bf16=bf16) if needs_quantised else {}
         if needs_measures:
             assert counts is not None
             metrics |= measure_tables(run_folder, model, config, counts, words_of(corpus, evaluation.wordsim))
     return Measured(metrics, tokens_per_second, split, notes)
 
 
-def measure_loss(model: LanguageModel, config: Config, tokens: Tokens, counts: Counts | None) -> SplitLoss:
-    """The loss over a whole split, in the precision of the training; with the counts of the training split also the
-    loss by token frequency."""
+def is_in_bf16(model: LanguageModel, config: Config) -> bool:
+    """Whether the loss is measured in bfloat16: in the precision of the training."""
     precision = config.training.precision
-    is_on_gpu = next(model.parameters()).is_cuda
-    bf16 = precision == "bf16" or (is_on_gpu and precision == "auto")
-    return loss_over(model, tokens, training_counts=counts, bf16=bf16)
+    return precision == "bf16" or (next(model.parameters()).is_cuda and precision == "auto")
 
 
 def loss_metrics(found: SplitLoss) -> Metrics:

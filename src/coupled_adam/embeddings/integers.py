@@ -1,0 +1,38 @@
+"""A table rounded to integers and back.
+
+Round to nearest, symmetric: the numbers of a row, or of every 32 columns of it, share one scale, the largest of them
+divided by the largest integer.
+
+Legend: H hidden size, G groups of columns.
+"""
+
+import torch
+from torch import Tensor
+
+LARGEST_INTEGER = {"int8": 127, "int4": 7}
+GROUP = 32
+GROUPS = {"row": None, "group of 32": GROUP}
+"""What shares a scale, and how many columns that is; None: the whole row."""
+
+
+def quantise(rows: Tensor, integers: str, group: int | None) -> Tensor:
+    """Round rows (n, H) to integers and back.
+
+    Args:
+        rows: floating-point numbers.
+        integers: "int8" or "int4".
+        group: columns that share a scale; None: the whole row. The last group may be shorter.
+
+    Example:
+        >>> quantise(torch.tensor([[7.0, 3.4, -0.4, 0.0]]), "int4", None)
+        tensor([[7., 3., -0., 0.]])
+    """
+    largest = LARGEST_INTEGER[integers]
+    columns = rows.shape[1]
+    size = columns if group is None else group
+    padded = torch.nn.functional.pad(rows, (0, -columns % size))
+    groups: Tensor = padded.unflatten(1, (-1, size))  # (n, G, size)
+    scale = groups.abs().amax(2, keepdim=True) / largest
+    scale = torch.where(scale == 0, 1.0, scale)
+    rounded: Tensor = (groups / scale).round() * scale
+    return rounded.flatten(1)[:, :columns]

@@ -1,0 +1,50 @@
+"""The loss of a model whose vocabulary tables are rounded to integers; everything else keeps its precision."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from coupled_adam.data.tokens import Tokens
+from coupled_adam.embeddings.integers import GROUPS, LARGEST_INTEGER, quantise
+from coupled_adam.evaluation.held_out_loss import loss_over
+from coupled_adam.metrics import QUANTISED_LOSSES
+from coupled_adam.models.language_model import LanguageModel
+
+
+def quantised_losses(model: LanguageModel, tokens: Tokens, *, bf16: bool | None = None) -> dict[str, float | None]:
+    """The loss over all tokens of a split, once for each way of rounding, by the keys of QUANTISED_LOSSES.
+
+    Args:
+        model: on the device where it is to run; its tables are what they were when this returns.
+        tokens: of the split.
+        bf16: as `loss_over` takes it.
+    """
+    ways = [(integers, group) for integers in LARGEST_INTEGER for group in GROUPS.values()]
+    losses: dict[str, float | None] = {}
+    for metric, (integers, group) in zip(QUANTISED_LOSSES, ways, strict=True):
+        with rounded_tables(model, integers, group):
+            losses[metric.key] = loss_over(model, tokens, bf16=bf16).loss
+    return losses
+
+
+@contextmanager
+def rounded_tables(model: LanguageModel, integers: str, group: int | None) -> Iterator[None]:
+    """The model with its vocabulary tables rounded, a tied one once; exactly as before at the end.
+
+    Args:
+        model: its input and output tables are rounded.
+        integers: "int8" or "int4".
+        group: columns that share a scale; None: the whole row.
+    """
+    tables = [model.get_parameter(name) for name in dict.fromkeys((model.input_table_name, model.output_table_name))]
+    exact = [table.detach().clone() for table in tables]
+    try:
+        with torch.no_grad():
+            for table in tables:
+                table.copy_(quantise(table, integers, group))
+        yield
+    finally:
+        with torch.no_grad():
+            for table, values in zip(tables, exact, strict=True):
+                table.copy_(values)
