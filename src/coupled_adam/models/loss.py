@@ -291,8 +291,7 @@ def _walk_chunks(
             torch.mm(logits, weight, out=grad_hidden[part])
             operations.add_product(grad_weight, logits.T, hidden[part], first=start == 0)
         if needs_bias_grad:
-            column_sums = logits.sum(dim=0, dtype=grad_bias.dtype)
-            grad_bias = column_sums if start == 0 else grad_bias + column_sums
+            operations.add_column_sums(grad_bias, logits, first=start == 0)
     if N == 0:
         grad_weight.zero_()
         grad_bias.zero_()

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coupled_adam.models import loss_operations
+
 # Found on an H200 at V = 50304. With 32 warps two rows per multiprocessor are under way, and all stay in the cache.
 BLOCK_V = 8192
 NUM_WARPS = 32
@@ -180,3 +182,15 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
         torch.mm(a, b, out_dtype=total.dtype, out=total)
     else:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+
+
+def add_column_sums(total: Tensor, matrix: Tensor, first: bool) -> None:
+    """total += the sum over rows, in float32; see `loss_operations.add_column_sums`.
+
+    As a product with a row of ones: torch.sum over the rows of so wide a matrix takes a float32 buffer that is as large
+    as a good part of the matrix.
+    """
+    if matrix.dtype == total.dtype:  # a product could round to TF32
+        loss_operations.add_column_sums(total, matrix, first)
+    else:
+        add_product(total[None], matrix.new_ones(1, matrix.shape[0]), matrix, first)
