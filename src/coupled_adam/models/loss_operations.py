@@ -71,8 +71,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
 
 
 def add_column_sums(total: Tensor, matrix: Tensor, first: bool) -> None:
-    """total += the sum over the rows of a matrix (N, V), or total = that sum for the first matrix; the total (V,) may be
-    wider than the matrix."""
+    """total (V,) += the sum over the rows of a matrix (N, V), or total = that sum for the first; the total may be wider
+    than the matrix."""
     if first:
         torch.sum(matrix, dim=0, dtype=total.dtype, out=total)
     else:
