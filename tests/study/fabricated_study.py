@@ -20,6 +20,7 @@ PAGE_PARTS = (
     "main-table",
     "curves",
     "table-main",
+    "table-primary",
     "table-comparisons",
     "table-runs",
     "repeat",

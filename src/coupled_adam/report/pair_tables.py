@@ -5,9 +5,10 @@ curves of the validation loss cross. Runs with the same seed see the same batche
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import short, shorthand
 from coupled_adam.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels
@@ -37,6 +38,7 @@ COMPARISON_COLUMNS = (
     mean_column("x0", "of the baseline"),
     mean_column("x1", "of the optimizer"),
     Column("difference", "difference", "difference", ("value", "std", "t")),
+    Column("interval", "95% interval", r"95\% interval", ("low", "high")),
     number_column("threshold", "significant from"),
     number_column("p_paper", "p, paper"),
     number_column("p_welch", "p, Welch"),
@@ -48,7 +50,8 @@ COMPARISON_NOTES = (
     "Difference: the mean of the optimizer less the mean of the baseline.",
     "All tests are one-sided at 95%: p is small where the optimizer is better than the baseline.",
     "Paper: the paper's Student's t-test, which the verdict follows. Welch: Welch's t-test. Paired: t-test of the "
-    "differences of runs with the same seed.",
+    "differences of runs with the same seed, as is the interval, which is two-sided.",
+    "Not corrected for the number of comparisons.",
 )
 CROSSING_COLUMNS = (
     *PAIR_COLUMNS,
@@ -117,6 +120,7 @@ def _comparison_row(head: Sequence[str], metric: Metric, comparison: Comparison)
         TableCell(
             difference.text, {"value": comparison.difference, "std": comparison.difference_std, "t": comparison.t}
         ),
+        interval_cell(comparison.paired_interval, precise),
         number_cell(comparison.threshold, precise),
         *(number_cell(p, p_text) for p in (comparison.p_value, comparison.welch_p, comparison.paired_p)),
         TableCell(claim_text(comparison), bold=bool(comparison.significant or comparison.significantly_worse)),
@@ -127,6 +131,14 @@ def _comparison_row(head: Sequence[str], metric: Metric, comparison: Comparison)
 def summary_cell(metric: Metric, summary: Summary) -> TableCell:
     """Mean and standard deviation over the seeds of a cell."""
     return mean_cell(summary, lambda mean, std: shorthand(mean, std, metric.decimals_of(summary.count)))
+
+
+def interval_cell(interval: tuple[float, float] | None, text: Callable[[float], str]) -> TableCell:
+    """Both ends of an interval; a dash where there is none."""
+    if interval is None:
+        return TableCell(MISSING, {"low": None, "high": None})
+    low, high = interval
+    return TableCell(f"{text(low)} to {text(high)}", {"low": low, "high": high})
 
 
 def p_text(p: float) -> str:

@@ -31,6 +31,7 @@ from coupled_adam.report.frequency_table import frequency_table
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels, sizes_of
 from coupled_adam.report.learning_rates import sensitivity_table
 from coupled_adam.report.pair_tables import comparison_table, crossing_table, summary_cell
+from coupled_adam.report.primary_table import primary_table
 from coupled_adam.report.published import (
     ALL_TABLES,
     SCALE_TABLES,
@@ -49,13 +50,13 @@ from coupled_adam.study.results import Result
 
 FOLDER = "tables"
 NAMES = (
-    *("main", "ranking", "learning_rates", "selection", "downstream", "further", "scale", "scale_downstream"),
-    *("sgd_search", "sgd_best", "sgd_best_downstream", "loss_by_frequency", "quantised", "crossing", "theory"),
-    *("comparisons", "runs"),
+    *("main", "primary", "ranking", "learning_rates", "selection", "downstream", "further", "scale"),
+    *("scale_downstream", "sgd_search", "sgd_best", "sgd_best_downstream", "loss_by_frequency", "quantised"),
+    *("crossing", "theory", "comparisons", "runs"),
 )
 ABOUT_THE_LOSS = (
-    *("main", "ranking", "learning_rates", "scale", "sgd_search", "sgd_best", "loss_by_frequency", "quantised"),
-    *("crossing", "comparisons"),
+    *("main", "primary", "ranking", "learning_rates", "scale", "sgd_search", "sgd_best", "loss_by_frequency"),
+    *("quantised", "crossing", "comparisons"),
 )
 DOWNSTREAM = (*TASKS, METRICS["acc"])
 FURTHER = (*OTHERS, *(metric for key, metric in METRICS.items() if key.startswith(INPUT_PREFIX)))
@@ -78,9 +79,10 @@ def build_tables(
         candidates: the runs that selected a setting, which are not part of the grid.
 
     Returns:
-        The tables by their names: main, ranking (three optimizers or more), learning_rates (over lr), selection,
-        downstream (with task results), further, scale (over n), sgd_search and sgd_best (over f), loss_by_frequency,
-        quantised, crossing, theory, comparisons, runs. Empty without runs and plan.
+        The tables by their names: main, primary (with a standard optimizer), ranking (three optimizers or more),
+        learning_rates (over lr), selection, downstream (with task results), further, scale (over n), sgd_search and
+        sgd_best (over f), loss_by_frequency, quantised, crossing, theory, comparisons, runs. Empty without runs and
+        plan.
     """
     if not grid.cells:
         return []
@@ -90,6 +92,7 @@ def build_tables(
     metrics = in_order(MAIN, report.lead)
     tables = [
         metric_table("main", "Results", groups, metrics, ALL_TABLES),
+        primary_table(grid),
         ranking_table(grid),
         sensitivity_table(grid),
         selection_table(candidates, grid.results),

@@ -66,6 +66,10 @@ class Comparison:
     """The same by the paired test; None unless at least two seeds are in both."""
     pairs: int = 0
     """Seeds that are in both."""
+    paired_interval: tuple[float, float] | None = None
+    """Two-sided 95% interval of the mean of X_1 - X_0 over the seeds that are in both; None as for `paired_p`."""
+    paired_two_sided_p: float | None = None
+    """How often chance alone would make them differ at least this much in either direction, by the paired test."""
     notes: tuple[str, ...] = ()
     """What a reader has to know: values left out, different numbers of seeds, no variance."""
 
@@ -162,8 +166,31 @@ def compare(x0: Values, x1: Values, better: Better | None) -> Comparison:
     comparison = replace(comparison, pairs=paired.count)
     if better is None or paired.mean is None or paired.std is None:
         return comparison
-    standard_error = paired.std / math.sqrt(paired.count)
-    return replace(comparison, paired_p=one_sided_p(paired.mean, standard_error, paired.count - 1, better))
+    standard_error, nu = paired.std / math.sqrt(paired.count), paired.count - 1
+    half = quantile(nu, (1 + CONFIDENCE) / 2) * standard_error
+    p = one_sided_p(paired.mean, standard_error, nu, better)
+    return replace(
+        comparison,
+        paired_p=p,
+        paired_interval=(paired.mean - half, paired.mean + half),
+        paired_two_sided_p=2 * min(p, 1 - p),
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Corrected for their number by Holm's method: reject where it is below 0.05, and the chance of even one false
+    rejection among all of them stays below 0.05.
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.04, 0.01, 0.5])]
+        [0.08, 0.03, 0.5]
+    """
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected
 
 
 def compare_summaries(first: Summary, second: Summary, better: Better | None) -> Comparison:
@@ -239,14 +266,14 @@ def paired_differences(x0: Values, x1: Values) -> list[float]:
     return [second - first for first, second in pairs if is_number(first) and is_number(second)]
 
 
-def quantile(nu: float) -> float:
-    """t_{alpha, nu}: what Student's t stays below with a probability of 95%.
+def quantile(nu: float, probability: float = CONFIDENCE) -> float:
+    """t_{alpha, nu}: what Student's t stays below with this probability.
 
     Example:
         >>> round(quantile(2), 2)
         2.92
     """
-    return float(student().stdtrit(nu, CONFIDENCE))
+    return float(student().stdtrit(nu, probability))
 
 
 def one_sided_p(difference: float, standard_error: float, nu: float, better: Better) -> float:
