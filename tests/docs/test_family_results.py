@@ -18,6 +18,8 @@ STORED = DOCS / "results"
 SHORT = 82_000_000
 PARTIAL = "partial y=0.25 mean-free"
 BASELINES = {"AdamW": "standard", "Coupled Adam": "coupled"}
+OPTIMIZERS = ("standard", "coupled", PARTIAL)
+LENGTHS = {"82M": SHORT, "262M": 262_000_000}
 
 
 def lines_of(name: str) -> list[str]:
@@ -31,59 +33,147 @@ def section(heading: str) -> str:
     return " ".join(found.split())
 
 
-def short_runs() -> list[Result]:
-    runs = [*read_results(STORED / "single-gpu"), *read_results(STORED / "partially-coupled")]
-    return [run for run in runs if run.tokens == SHORT]
+def main_runs() -> list[Result]:
+    return [*read_results(STORED / "single-gpu"), *read_results(STORED / "partially-coupled")]
+
+
+def by_optimizer(study: str) -> dict[str, Result]:
+    return {run.optimizer: run for run in read_results(STORED / study)}
 
 
 def few_steps() -> dict[str, Result]:
-    return {run.optimizer: run for run in read_results(STORED / "few-steps")}
+    return by_optimizer("few-steps")
 
 
-def differences(metric: str, baseline: str) -> np.ndarray:
+def differences(metric: str, baseline: str, tokens: int) -> np.ndarray:
     """Of partially coupled Adam less another optimizer, seed by seed."""
-    values = {(run.optimizer, run.seed): run.metrics[metric] for run in short_runs()}
+    values = {(run.optimizer, run.seed): run.metrics[metric] for run in main_runs() if run.tokens == tokens}
     return np.array([values[PARTIAL, seed] - values[baseline, seed] for seed in (1, 2, 3)])
 
 
-@pytest.mark.parametrize("name", ["partially-coupled", "few-steps"])
-def test_main_tables_are_those_of_the_stored_runs(name: str) -> None:
-    results = short_runs() if name == "partially-coupled" else read_results(STORED / name)
-    [table] = [table for table in build_tables(gather_grid(results)) if table.name == "main"]
-    assert lines_of(f"{name} main") == [line for line in to_markdown_table(table).splitlines() if line.startswith("|")]
+def table_of(results: list[Result], name: str) -> list[str]:
+    """The rows of a table that the report makes of some runs."""
+    [table] = [table for table in build_tables(gather_grid(results)) if table.name == name]
+    return [line for line in to_markdown_table(table).splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize(
+    ("mark", "studies", "name"),
+    [
+        ("all main", ["single-gpu", "partially-coupled", "unigram-bias"], "main"),
+        ("all primary", ["single-gpu", "partially-coupled"], "primary"),
+        ("partially-coupled main", ["single-gpu", "partially-coupled"], "main"),
+        ("few-steps main", ["few-steps"], "main"),
+        ("learning-rates main", ["learning-rates"], "main"),
+        ("learning-rates learning_rates", ["learning-rates"], "learning_rates"),
+    ],
+)
+def test_a_table_is_that_of_the_stored_runs(mark: str, studies: list[str], name: str) -> None:
+    assert lines_of(mark) == table_of([run for study in studies for run in read_results(STORED / study)], name)
+
+
+def test_quantised_losses_are_those_of_the_stored_runs() -> None:
+    shown = lines_of("quantised")
+    made = [line for study in ("learning-rates", "unigram-bias") for line in stored_table(study, "quantised")]
+    assert len(shown) == 10
+    assert set(shown) <= set(made)
+
+
+def stored_table(study: str, name: str) -> list[str]:
+    return table_of(read_results(STORED / study), name)
 
 
 def test_paired_differences_and_their_intervals_are_those_of_the_stored_runs() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines_of("partially-coupled differences")]
     shown = {row[0]: row[1:] for row in rows[2:]}
+    assert len(shown) == 4
     for label, baseline in BASELINES.items():
-        cells = []
-        for metric, digits in (("loss", 3), ("r_cos", 1)):
-            values = differences(metric, baseline)
-            low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
-            cells += [f"{values.mean():.{digits}f}", f"{low:.{digits}f} to {high:.{digits}f}"]
-        assert shown[f"less {label}"] == cells
+        for length, tokens in LENGTHS.items():
+            cells = []
+            for metric, digits in (("loss", 3), ("r_cos", 1)):
+                values = differences(metric, baseline, tokens)
+                low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+                cells += [f"{values.mean():.{digits}f}", f"{low:.{digits}f} to {high:.{digits}f}"]
+            assert shown[f"{length}, less {label}"] == cells
 
 
-def test_corrected_p_values_are_those_of_the_stored_runs() -> None:
-    p = [2 * stats.ttest_1samp(differences("loss", baseline), 0).pvalue for baseline in BASELINES.values()]
-    assert f"p = {p[0]:.3f} and {p[1]:.3f}" in section("Between the two")
-
-
-def test_validation_loss_is_ahead_from_the_steps_that_the_page_names() -> None:
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [("82M", {"standard": {2000}, "coupled": {500}}), ("262M", {"standard": {2000, 3000}, "coupled": {500}})],
+)
+def test_validation_loss_is_ahead_from_the_steps_that_the_page_names(
+    length: str, expected: dict[str, set[int]]
+) -> None:
     def curve(study: str, cell: str, seed: int) -> dict[int, float]:
-        lines = (STORED / study / f"runs/30M-82M-{cell}/seed-{seed}/metrics.jsonl").read_text().splitlines()
+        lines = (STORED / study / f"runs/30M-{length}-{cell}/seed-{seed}/metrics.jsonl").read_text().splitlines()
         return {row["step"]: row["loss"] for row in map(json.loads, lines)}
 
-    ahead_from = {"standard": set(), "coupled": set()}
+    ahead_from: dict[str, set[int]] = {"standard": set(), "coupled": set()}
     for seed in (1, 2, 3):
         partial = curve("partially-coupled", "partial-y0.25-mean-free", seed)
         for baseline, first in ahead_from.items():
             other = curve("single-gpu", baseline, seed)
             behind = [step for step in partial if partial[step] >= other[step]]
             first.add(min(step for step in partial if step > max(behind, default=0)))
-    assert ahead_from == {"standard": {2000}, "coupled": {500}}
-    assert re.search(r"Coupled Adam's .*\b500\b.*AdamW's from step 2,000", section("Between the two"))
+    assert ahead_from == expected
+    said = r"Coupled Adam's .*\b500\b.*AdamW's from step 2,000 of 5,004, and from 2,000 to 3,000 of 15,991"
+    assert re.search(said, section("Between the two"))
+
+
+def test_what_the_text_says_of_learning_rates_is_in_the_stored_runs() -> None:
+    loss = {name: run.metrics["loss"] or 0.0 for name, run in by_optimizer("learning-rates").items()}
+    text = section("Which learning rate")
+    best = {kind: min(loss[name] for name in loss if name.startswith(f"{kind} lr")) for kind in OPTIMIZERS}
+    behind = {kind: best[kind] - best["standard"] for kind in (PARTIAL, "coupled")}
+    assert f"by {behind[PARTIAL]:.2f} of partially coupled Adam, by {behind['coupled']:.2f} of Coupled Adam" in text
+    assert f"by {loss[f'{PARTIAL} lr=0.001'] - loss['standard lr=0.001']:.2f} only" in text
+    assert f"At 4e-3 it is {loss['standard lr=0.004'] - loss[f'{PARTIAL} lr=0.004']:.2f} ahead" in text
+    runs = by_optimizer("learning-rates")
+    first, second = (runs[f"{kind} lr=0.002"].metrics for kind in ("standard", PARTIAL))
+    gaps = [(second[f"frequency_loss_{i}"] or 0.0) - (first[f"frequency_loss_{i}"] or 0.0) for i in range(1, 11)]
+    assert f"{min(gaps[:5]):.2f} to {max(gaps[:5]):.2f} nats behind" in text
+    assert f"{-max(gaps[5:]):.2f} to {-min(gaps[5:]):.2f} ahead" in text
+    targets = [first[f"frequency_targets_{i}"] or 0.0 for i in range(1, 11)]
+    assert f"the most frequent {100 * sum(targets[:5]) / sum(targets):.0f}% of the text" in text
+    assert {run.commit for run in runs.values()} == {"37aac31"}
+
+
+def test_what_the_text_says_of_the_bias_is_in_the_stored_runs() -> None:
+    runs, text = by_optimizer("unigram-bias"), section("With a bias of the logits")
+    loss = {kind: runs[f"{kind} unigram"].metrics["loss"] or 0.0 for kind in OPTIMIZERS}
+    said = [
+        f"{loss[kind]:.3f} for {name}" for kind, name in ((PARTIAL, "partially coupled Adam"), ("standard", "AdamW"))
+    ]
+    assert f"{', '.join(said)}, {loss['coupled']:.3f} for Coupled Adam" in text
+    plain = {
+        kind: np.mean([run.metrics["loss"] for run in main_runs() if (run.tokens, run.optimizer) == (SHORT, kind)])
+        for kind in OPTIMIZERS
+    }
+    gains = [f"{plain[kind] - loss[kind]:.2f}" for kind in (PARTIAL, "standard", "coupled")]
+    assert f"brings {gains[0]}, {gains[1]} and {gains[2]}" in text
+    for kind in OPTIMIZERS:
+        assert f"e^{runs[f'{kind} unigram'].metrics['frequency_calibration_10']:.2f}" in text
+
+
+def test_what_the_text_says_of_rounding_is_in_the_stored_runs() -> None:
+    runs = {**by_optimizer("learning-rates"), **by_optimizer("unigram-bias")}
+    cost = {
+        (name, key): (run.metrics[f"loss_{key}"] or 0.0) - (run.metrics["loss"] or 0.0)
+        for name, run in runs.items()
+        for key in ("int8_row", "int8_group", "int4_row", "int4_group")
+    }
+    text = section("Is the table easier")
+    by_row = {name: f"{cost[name, 'int4_row']:.2f}" for name in runs}
+    assert f"{by_row['coupled lr=0.001']} for Coupled Adam" in text
+    assert f"{by_row['standard lr=0.001']} for AdamW at the same" in text
+    assert f"{by_row[f'{PARTIAL} lr=0.002']} for partially coupled Adam at its best rate" in text
+    assert f"{by_row['standard lr=0.002']} for AdamW at its own" in text
+    with_bias = [by_row[f"{kind} unigram"] for kind in ("coupled", PARTIAL, "standard")]
+    assert f"with the bias {with_bias[0]} and {with_bias[1]}, against {with_bias[2]}" in text
+    shown = [name for name in runs if any(f"| {name} |" in line for line in lines_of("quantised"))]
+    assert len(shown) == 8
+    assert all(abs(cost[name, f"int8_{scale}"]) < 0.001 for name in shown for scale in ("row", "group"))
+    assert all(0.005 < cost[name, "int4_group"] < 0.035 for name in shown)
 
 
 def test_gaps_by_token_frequency_are_those_of_the_stored_runs() -> None:

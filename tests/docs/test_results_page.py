@@ -113,14 +113,17 @@ def test_the_share_of_one_direction_is_that_of_the_stored_singular_values() -> N
 
 
 def test_the_readme_shows_the_numbers_of_the_results_page() -> None:
-    rows = {(row[0].text, row[2].text): row for row in build_tables(gather_grid(read_results(RESULTS)))[0].rows}
-    columns = [column.key for column in build_tables(gather_grid(read_results(RESULTS)))[0].columns]
+    results = [*read_results(RESULTS), *read_results(STORED / "partially-coupled")]
+    table = build_tables(gather_grid(results))[0]
+    rows = {(row[0].text, row[2].text): row for row in table.rows}
+    columns = [column.key for column in table.columns]
     shown = README.read_text().split("<!-- table single-gpu -->")[1].split("\n\n")[0]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table_lines(shown)[2:]]
     assert len(lines) == 5
     keys = ("mu_norm_ratio", "iso", "r_cos", "kappa", "loss")
+    optimizers = ("standard", "coupled", "partial y=0.25 mean-free")
     for key, (_, *values) in zip(keys, lines, strict=True):
         place = columns.index(key)
-        cells = [rows[D, name][place] for D in ("82M", "262M") for name in ("standard", "coupled")]
+        cells = [rows[D, name][place] for D in ("82M", "262M") for name in optimizers]
         expected = [f"**{cell.text}**" if cell.bold else cell.text for cell in cells]
         assert values == expected, key
