@@ -204,3 +204,17 @@ def test_what_the_text_says_of_few_steps_is_in_the_stored_runs() -> None:
     rates = [run.tokens_per_second for run in runs.values()]
     assert f"{round(min(rates), -3):,.0f} to {round(max(rates), -3):,.0f} tokens/s" in text
     assert {run.commit for run in runs.values()} == {"166cdb9"}
+
+
+def test_differences_over_the_length_on_the_page_of_advice_are_those_of_the_stored_runs() -> None:
+    text = (DOCS / "should-i-use-it.md").read_text().split("<!-- table lengths -->")[1].split("\n\n")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    shortest = {name: run.metrics["loss"] or 0.0 for name, run in by_optimizer("learning-rates").items()}
+    gaps = [shortest[f"{kind} lr=0.001"] - shortest["standard lr=0.001"] for kind in ("coupled", PARTIAL)]
+    expected = [f"| 41M | 2,502 | {gaps[0]:.3f} | {gaps[1]:.3f} | 1 |"]
+    for length, steps in (("82M", "5,004"), ("262M", "15,991")):
+        runs = {(run.optimizer, run.seed): run.metrics["loss"] for run in main_runs() if run.tokens == LENGTHS[length]}
+        means = {kind: np.mean([runs[kind, seed] for seed in (1, 2, 3)]) for kind in OPTIMIZERS}
+        shown = " | ".join(f"{means[kind] - means['standard']:.3f}" for kind in ("coupled", PARTIAL))
+        expected.append(f"| {length} | {steps} | {shown} | 3 |")
+    assert lines == expected
