@@ -313,8 +313,8 @@ def check_state_shapes(group: dict[str, Any], state: dict[Tensor, Any]) -> None:
         if exp_avg_sq.shape != (1, exp_avg.shape[1]):
             raise ValueError(
                 f"coupled group: exp_avg_sq of tensor {named_params(group)[i][0]!r} has shape "
-                f"{tuple(exp_avg_sq.shape)}, expected (1, {exp_avg.shape[1]}). Was it made by a hook for AdamW, such as "
-                "that of torchtitan's implementation='fused_opt_states_bf16'? Leave the state to CoupledAdamW"
+                f"{tuple(exp_avg_sq.shape)}, expected (1, {exp_avg.shape[1]}). A hook made it as for AdamW, such as "
+                "that of torchtitan's implementation='fused_opt_states_bf16'; leave the state to CoupledAdamW"
             )
         if exp_avg.shape != param.shape:
             raise ValueError(
