@@ -1,6 +1,6 @@
 """Tables that a framework has flattened, and state that a hook has made: refused, with the reason.
 
-tests/distributed/scenarios/flattened.py has FSDP1 itself, tests/docs/test_deepspeed.py DeepSpeed itself.
+tests/distributed/scenarios/flattened.py has FSDP1 itself, tests/docs/test_framework_deepspeed.py DeepSpeed.
 """
 
 import pytest
