@@ -3,7 +3,7 @@
 From nanochat (commit 0e4b3fa) are the names of parameters, the kinds of groups, the keys of each kind, and the order of
 calls in its training script. The arithmetic of the stand-ins is that of SGD with momentum.
 
-Usage: torchrun --nproc-per-node 2 nanochat_shape.py FOLDER  (which has the files of the page, and gets the weights)
+Usage: python nanochat_shape.py FOLDER RANK  (of two; the folder has the files of the page, and gets the weights)
 """
 
 import sys
@@ -124,12 +124,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[in
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     sys.path.insert(0, str(folder))
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     model = NanochatShape()
-    train(model, setup_optimizer(model, DistMuonAdamW), range(STEPS), dist.get_rank())
-    torch.save(model.state_dict(), folder / f"rank{dist.get_rank()}.pt")
+    train(model, setup_optimizer(model, DistMuonAdamW), range(STEPS), rank)
+    torch.save(model.state_dict(), folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 
 
