@@ -25,6 +25,7 @@ def main() -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
     from torchtitan.components.optimizer import LRSchedulersContainer
+    from torchtitan.config.manager import ConfigManager
     from torchtitan.models.llama3 import model_registry
 
     from coupled_adam import CoupledAdamW
@@ -57,6 +58,12 @@ def main() -> None:
             parameter.grad = gradient(parameter, seed + 100 * step)
         optimizers.step()
         schedulers.step()
+
+    # Its command line builds the config anew, and must not make torchtitan's own container of ours.
+    arguments = ["--module", "my_configs", "--config", "coupled_debugmodel", "--optimizer.implementation", "foreach"]
+    config = ConfigManager().parse_args(arguments)
+    assert config.optimizer == dataclasses.replace(coupled_adamw(lr=8e-4), implementation="foreach")
+    assert type(config.optimizer) is CoupledOptimizers.Config
 
     model = new_model()
     optimizers, schedulers = parts(model)
