@@ -51,6 +51,16 @@ def a_model_wrapped_by_fsdp1_after_its_optimizer_was_built_is_refused_at_the_ste
 
 
 @runs_on(2)
+def parameters_that_fsdp1_has_replaced_never_get_a_gradient() -> None:
+    """With use_orig_params=False, what an optimizer built before holds is no longer in the model; as in torch.optim."""
+    model = GPT(tied=False)
+    optimizer = CoupledAdamW(model, lr=LR)
+    train(fsdp1(model, use_orig_params=False), optimizer, range(2))
+    assert not any(optimizer.state.values())
+    assert all(p.grad is None for group in optimizer.param_groups for p in group["params"])
+
+
+@runs_on(2)
 def fsdp1_that_shards_nothing_trains_like_one_rank() -> None:
     """NO_SHARD leaves the tables whole and two-dimensional, so an optimizer built before keeps working, exactly."""
     model, reference = GPT(tied=True), GPT(tied=True)
