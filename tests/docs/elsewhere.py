@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from page_examples import Example, imported_modules, save_files
 
-OPTIONAL_LIBRARIES = {"transformers", "accelerate", "lightning"}
+OPTIONAL_LIBRARIES = {"transformers", "accelerate", "lightning", "peft", "trl"}
 SECONDS = 300  # for all examples that are run elsewhere in the same way
 
 

@@ -22,6 +22,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 USING_PAGE = ROOT / "docs" / "using-coupledadamw.md"
+FRAMEWORKS_PAGE = ROOT / "docs" / "frameworks.md"
 MUON_PAGE = ROOT / "docs" / "with-muon.md"
 README = ROOT / "README.md"
 

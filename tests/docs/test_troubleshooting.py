@@ -212,6 +212,26 @@ def fsdp1() -> None:
 
 
 @cause
+def a_table_that_was_flattened_late() -> None:
+    model = language_model()
+    optimizer = CoupledAdamW(model)
+    backward(model)
+    flat = nn.Parameter(model.head.weight.detach().flatten())
+    optimizer.param_groups[0]["params"] = [flat]  # as DeepSpeed does
+    optimizer.step()
+
+
+@cause
+def state_made_by_a_hook() -> None:
+    model = language_model()
+    optimizer = CoupledAdamW(model)
+    backward(model)
+    table = model.head.weight
+    optimizer.state[table] = {key: torch.zeros_like(table) for key in ("exp_avg", "exp_avg_sq")}
+    optimizer.step()
+
+
+@cause
 def a_parameter_in_two_fsdp_groups() -> None:
     model = language_model()
     for module in (model.embedding, model.head, model):

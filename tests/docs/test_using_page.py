@@ -30,9 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the examples that need processes of their own: one start for each way of starting them."""
+    """Run the examples for several ranks, started together."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    run_elsewhere(EXAMPLES, "process", "page_checks", folder)
     run_elsewhere(EXAMPLES, "torchrun 2", "page_checks", folder)
     return folder
 

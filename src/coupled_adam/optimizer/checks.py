@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -144,12 +144,17 @@ def check_unused_without_model(**given: object) -> None:
 
 def check_any_coupled(groups: list[dict[str, Any]]) -> None:
     """Without a coupled group this would silently be AdamW."""
-    if not any(group["coupled"] for group in groups):
-        raise ValueError(
-            f"No coupled group among the {len(groups)} given: nothing would differ from torch.optim.AdamW. "
-            "Pass the model itself, CoupledAdamW(model, ...), or mark the vocabulary tables' group: "
-            "{'params': [table], 'coupled': True, 'weight_decay': 0.0}"
-        )
+    if any(group["coupled"] for group in groups):
+        return
+    for group in groups:
+        for name, param in named_params(group):
+            if is_flattened(param):  # to ask for the model, or for a marked group, would lead to the next error
+                refuse_flattened(f"tensor {name!r}", param)
+    raise ValueError(
+        f"No coupled group among the {len(groups)} given: nothing would differ from torch.optim.AdamW. "
+        "Pass the model itself, CoupledAdamW(model, ...), or mark the vocabulary tables' group: "
+        "{'params': [table], 'coupled': True, 'weight_decay': 0.0}"
+    )
 
 
 def check_groups_are_new(groups: Sequence[dict[str, Any]]) -> None:
@@ -247,20 +252,26 @@ def is_flattened(param: Tensor) -> bool:
     return getattr(param, "_fsdp_flattened", False) or type(param).__name__ == "FlatParameter"
 
 
+def refuse_flattened(label: str, param: Tensor) -> NoReturn:
+    """FSDP1 cuts all parameters, as one long vector, into equal parts: a rank has pieces of rows."""
+    raise ValueError(
+        f"{label} is a flattened FSDP1 parameter of shape {tuple(param.shape)}: its rows are lost. "
+        "Shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"
+    )
+
+
 def check_table(label: str, param: Tensor) -> None:
     """Check that a tensor can be a vocabulary table."""
     if is_flattened(param):
-        raise ValueError(
-            f"{label} is a flattened FSDP1 parameter of shape {tuple(param.shape)}: its rows are lost. "
-            "Shard the model with torch.distributed.fsdp.fully_shard (FSDP2)"
-        )
+        refuse_flattened(label, param)
     check_placements(label, param)
     if param.is_complex():
         raise ValueError(f"{label} has complex dtype {param.dtype}; move it to a group without coupled=True")
     if param.dim() != 2:
         raise ValueError(
-            f"{label} has shape {tuple(param.shape)}, expected (V, H); move it to a group without coupled=True, "
-            "or, if FSDP1 flattened it, shard the model with fully_shard (FSDP2) before building the optimizer"
+            f"{label} has shape {tuple(param.shape)}, expected (V, H); move it to a group without coupled=True, or, "
+            "if FSDP1 or DeepSpeed ZeRO flattened it, shard the model with fully_shard (FSDP2) before building the "
+            "optimizer"
         )
     if param.shape[0] == 0 or param.shape[1] == 0:
         raise ValueError(
@@ -275,7 +286,7 @@ def check_gradients(group: dict[str, Any]) -> None:
             check_exponent(option, group[option])
     for i, param in enumerate(group["params"]):
         if param.dim() != 2:
-            check_table(f"coupled group: tensor {named_params(group)[i][0]!r}", param)
+            refuse_late_flattening(group, param)
         if param.grad is not None and param.grad.is_sparse:
             raise RuntimeError(
                 f"CoupledAdamW does not support sparse gradients: tensor {named_params(group)[i][0]!r} has one. "
@@ -283,11 +294,29 @@ def check_gradients(group: dict[str, Any]) -> None:
             )
 
 
+def refuse_late_flattening(group: dict[str, Any], param: Tensor) -> NoReturn:
+    """DeepSpeed ZeRO puts one flat partition into the group in place of all its tensors, and leaves their names."""
+    names = ", ".join(repr(name) for name in group.get("param_names", ())) or "a table"
+    raise ValueError(
+        f"coupled group with {names}: a tensor has shape {tuple(param.shape)} now, expected (V, H). DeepSpeed ZeRO "
+        "(stages 1 to 3) and FSDP1 flatten parameters, so that their rows are lost. Shard the model with "
+        "torch.distributed.fsdp.fully_shard (FSDP2), or use ZeRO stage 0"
+    )
+
+
 def check_state_shapes(group: dict[str, Any], state: dict[Tensor, Any]) -> None:
-    """The data of a parameter can be replaced in place, by data with more rows than its state has."""
+    """A parameter can get data with more rows than its state has, and hooks can make state before the first step."""
     for i, param in enumerate(group["params"]):
-        exp_avg = state[param].get("exp_avg") if param in state else None
-        if exp_avg is not None and exp_avg.shape != param.shape:
+        if "exp_avg" not in state.get(param, {}):
+            continue
+        exp_avg, exp_avg_sq = state[param]["exp_avg"], state[param]["exp_avg_sq"]
+        if exp_avg_sq.shape != (1, exp_avg.shape[1]):
+            raise ValueError(
+                f"coupled group: exp_avg_sq of tensor {named_params(group)[i][0]!r} has shape "
+                f"{tuple(exp_avg_sq.shape)}, expected (1, {exp_avg.shape[1]}). A hook made it as for AdamW, such as "
+                "that of torchtitan's implementation='fused_opt_states_bf16'; leave the state to CoupledAdamW"
+            )
+        if exp_avg.shape != param.shape:
             raise ValueError(
                 f"coupled group: tensor {named_params(group)[i][0]!r} has shape {tuple(param.shape)}, but its state "
                 f"{tuple(exp_avg.shape)}: it was resized after its first step. Build a new optimizer"

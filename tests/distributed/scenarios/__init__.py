@@ -13,6 +13,7 @@ from scenarios import (
     data_parallel,
     family,
     family_edges,
+    flattened,
     hidden_matrices,
     late_changes,
     placements,
@@ -37,6 +38,7 @@ MODULES = (
     conversion,
     zero_redundancy,
     late_changes,
+    flattened,
     two_optimizers,
 )
 
