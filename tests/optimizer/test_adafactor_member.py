@@ -24,13 +24,13 @@ def gradients() -> list[Tensor]:
     return [rows * columns * torch.randn(V, H, generator=generator, dtype=torch.float64) for _ in range(STEPS)]
 
 
-def ours(*, x: float, y: float, beta1: float = 0.0) -> list[Tensor]:
+def ours(*, x: float, y: float, beta1: float = 0.0, given: list[Tensor] | None = None) -> list[Tensor]:
     """The updates of a member of the family, step by step."""
     table = torch.nn.Parameter(torch.zeros(V, H, dtype=torch.float64))
     group = {"params": [table], "coupled": True, "column_exponent": x, "row_exponent": y}
     optimizer = CoupledAdamW([group], lr=LR, betas=(beta1, BETA2), eps=1e-300, weight_decay=0.0)
     updates = []
-    for gradient in gradients():
+    for gradient in given or gradients():
         before = table.detach().clone()
         table.grad = gradient.clone()
         optimizer.step()
@@ -90,3 +90,30 @@ def test_a_corner_of_the_family_is_its_equation_written_out(x: float, y: float, 
         v = moment(r, c, m) / (1 - BETA2**t)
         expected = -LR * first / (1 - beta1**t) / v.sqrt()
         torch.testing.assert_close(update, expected, rtol=1e-9, atol=0)
+
+
+def embers(gradients: list[Tensor]) -> list[Tensor]:
+    """The updates of Ember, its equations written out: columns are averaged over the rows that have a gradient."""
+    r = torch.zeros(V, 1, dtype=torch.float64)
+    c = torch.zeros(1, H, dtype=torch.float64)
+    updates = []
+    for t, gradient in enumerate(gradients, 1):
+        active = gradient.ne(0).any(dim=1).sum()
+        r = BETA2 * r + (1 - BETA2) * gradient.square().mean(dim=1, keepdim=True)
+        c = BETA2 * c + (1 - BETA2) * gradient.square().sum(dim=0, keepdim=True) / active
+        correction = 1 - BETA2**t
+        updates.append(-LR * gradient / torch.sqrt((r / correction) * (c / correction) / (r / correction).mean()))
+    return updates
+
+
+@pytest.mark.parametrize("absent", [0, 10])
+def test_the_factored_member_without_momentum_is_ember_up_to_the_share_of_active_rows(
+    absent: int,
+) -> None:
+    whole = gradients()
+    for gradient in whole:
+        gradient[V - absent :] = 0
+    for own, theirs in zip(ours(x=1.0, y=1.0, given=whole), embers(whole), strict=True):
+        present = slice(V - absent)
+        torch.testing.assert_close(own[present], theirs[present] * math.sqrt(V / (V - absent)), rtol=1e-9, atol=0)
+        assert not own[V - absent :].any()
