@@ -1,5 +1,4 @@
-"""docs/study.md and docs/study-reference.md: the example is a study, and the commands, options, studies, keys, tables and
-figures exist."""
+"""docs/study.md and docs/study-reference.md: the example is a study; commands, options, keys, tables, figures exist."""
 
 import itertools
 import re
@@ -133,7 +132,7 @@ def test_example_of_the_study_page_is_a_study_with_the_plan_that_is_shown() -> N
 
 def test_plan_of_the_paper_in_the_reference_is_the_one_that_is_printed() -> None:
     cells = cells_of(load_study("paper-small-scale"))
-    shown = section("--dry-run")
+    shown = section("Cost")
     rows = [[part.strip() for part in row.split("│")[1:-1]] for row in shown.splitlines() if row.startswith("│")]
     by_id = {row[0]: row[-1] for row in rows}
     for id in dict.fromkeys(cell.id for cell in cells):
