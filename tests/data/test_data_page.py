@@ -75,8 +75,8 @@ def test_the_page_knows_every_source_suffix_number_and_key() -> None:
         assert f"`{suffix}`" in PAGE
     for key in Manifest.model_fields:
         assert f"`{key}`" in PAGE
-    assert f" {BPE_CHARACTERS // 10**6} million characters" in PAGE
-    assert f" {SHARD_TOKENS // 10**6} million tokens" in PAGE
+    assert f" {BPE_CHARACTERS // 10**6}M characters" in PAGE
+    assert f" {SHARD_TOKENS // 10**6}M tokens" in PAGE
     assert f" {SMALL_BYTES // 10**6} MB" in PAGE
     for option in Settings.__dataclass_fields__.keys() - {"source", "shard_tokens"}:
         assert f"--{option.replace('_', '-')}" in PAGE

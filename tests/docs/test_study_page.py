@@ -1,4 +1,4 @@
-"""docs/study.md: its example is a study, and its commands, options, studies, keys, tables and figures exist."""
+"""docs/study.md and docs/study-reference.md: the example is a study; commands, options, keys, tables, figures exist."""
 
 import itertools
 import re
@@ -25,27 +25,34 @@ from coupled_adam.study.results import STORED, Result, to_json
 from coupled_adam.study.runner import LAUNCHERS
 from coupled_adam.study.selection import cells_in
 
-PAGE = ROOT / "docs" / "study.md"
-TEXT = PAGE.read_text(encoding="utf-8")
-MINE = next(block for block in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL) if block.startswith("name"))
+HOW_TO = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+REFERENCE_PAGE = ROOT / "docs" / "study-reference.md"
+REFERENCE = REFERENCE_PAGE.read_text(encoding="utf-8")
+MINE = next(block for block in re.findall(r"```toml\n(.*?)```", HOW_TO, re.DOTALL) if block.startswith("name"))
 COMMANDS = [
     words
-    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    for block in re.findall(r"```sh\n(.*?)```", HOW_TO + REFERENCE, re.DOTALL)
     for words in (shlex.split(line, comments=True) for line in block.splitlines())
     if words[0] == "coupled-adam"
 ]
 
 
 def section(heading: str) -> str:
-    """The text under the one heading that has these words, down to the next one."""
-    parts = [part.partition("\n") for part in re.split(r"^#+ ", TEXT, flags=re.MULTILINE)]
-    [found] = [text for title, _, text in parts if heading in title]
-    return found
+    """The text of the reference under the one heading that has these words, with its deeper headings."""
+    parts = re.split(r"^(#+) (.*)\n", REFERENCE, flags=re.MULTILINE)[1:]
+    [start] = [number for number in range(0, len(parts), 3) if heading in parts[number + 1]]
+    level = len(parts[start])
+    text = parts[start + 2]
+    for number in range(start + 3, len(parts), 3):
+        if len(parts[number]) <= level:
+            break
+        text += parts[number + 1] + "\n" + parts[number + 2]
+    return text
 
 
 def table(first: str) -> str:
-    """The one table whose first column has this title."""
-    [found] = re.findall(rf"^\| {first} \|.*?(?=\n\n|\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    """The one table of the reference whose first column has this title."""
+    [found] = re.findall(rf"^\| {first} \|.*?(?=\n\n|\Z)", REFERENCE, re.MULTILINE | re.DOTALL)
     return found
 
 
@@ -61,7 +68,7 @@ def load_named(spec: str) -> Study:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_command_of_the_study_page_names_commands_options_studies_and_runs_that_exist(command: list[str]) -> None:
+def test_command_of_the_study_pages_names_commands_options_studies_and_runs_that_exist(command: list[str]) -> None:
     found = get_command(app)
     words = command[1:]
     while hasattr(found, "commands"):
@@ -79,15 +86,15 @@ def test_command_of_the_study_page_names_commands_options_studies_and_runs_that_
         assert words[0] in STUDIES
 
 
-def test_every_option_and_launcher_of_study_run_is_on_the_study_page() -> None:
+def test_every_option_and_launcher_of_study_run_is_in_the_reference() -> None:
     options = get_command(app).commands["study"].commands["run"].params  # type: ignore[attr-defined]
-    for name in (name for option in options for name in option.opts if name.startswith("--")):
-        assert name in TEXT, name
+    named = {name.split()[0] for name in first_column(table("option of `study run`"))}
+    assert named == {name for option in options for name in option.opts if name.startswith("--")}
     assert first_column(table("launcher")) == list(LAUNCHERS)
 
 
-def test_tables_of_the_study_page_have_every_key_of_a_study_file() -> None:
-    named = [key.strip("[]") for key in first_column(section("Every key"))]
+def test_tables_of_the_reference_have_every_key_of_a_study_file() -> None:
+    named = [key.strip("[]") for key in first_column(section("The study file"))]
     kinds = (
         sections.ModelAxis,
         sections.OptimizerAxis,
@@ -101,13 +108,13 @@ def test_tables_of_the_study_page_have_every_key_of_a_study_file() -> None:
     expected += [key for kind in kinds for key in kind.model_fields]
     assert sorted(named) == sorted(expected)
     for part in parts:
-        assert f"[{part}]" in section("Every key")
+        assert f"[{part}]" in section("The study file")
 
 
-def test_defaults_on_the_study_page_are_those_of_the_study_file() -> None:
+def test_defaults_in_the_reference_are_those_of_the_study_file() -> None:
     parts = (sections.SelectSection, sections.EvaluationSection, sections.SlurmSection)
     kinds = {key: field for part in parts for key, field in part.model_fields.items()}
-    shown = dict(re.findall(r"^\| `(\w+)` \| `?(true|false|\d+)`? \|", section("Every key"), re.MULTILINE))
+    shown = dict(re.findall(r"^\| `(\w+)` \| `?(true|false|\d+)`? \|", section("The study file"), re.MULTILINE))
     selecting = {"trial_seed", "extend"}
     measured = {"test_loss", "quantised_loss", "measures", "theory", "theory_batches"}
     assert shown.keys() == measured | {"hours", "gpus", "cpus"} | selecting
@@ -117,15 +124,15 @@ def test_defaults_on_the_study_page_are_those_of_the_study_file() -> None:
 
 def test_example_of_the_study_page_is_a_study_with_the_plan_that_is_shown() -> None:
     cells = cells_of(parse_study(MINE, "mine.toml", Path()))
-    assert f"mine: {len(cells)} runs" in TEXT
-    assert len(re.findall(rf"\b{len(cells)} runs\b", TEXT)) > 1, "the text says how many, too"
+    assert f"mine: {len(cells)} runs" in HOW_TO
+    assert len(re.findall(rf"\b{len(cells)} runs\b", HOW_TO)) > 1, "the text says how many, too"
     for cell in cells:
-        assert f"│ {cell.id} " in TEXT, cell.id
+        assert f"│ {cell.id} " in HOW_TO, cell.id
 
 
-def test_plan_of_the_paper_on_the_study_page_is_the_one_that_is_printed() -> None:
+def test_plan_of_the_paper_in_the_reference_is_the_one_that_is_printed() -> None:
     cells = cells_of(load_study("paper-small-scale"))
-    shown = section("--dry-run")
+    shown = section("Cost")
     rows = [[part.strip() for part in row.split("│")[1:-1]] for row in shown.splitlines() if row.startswith("│")]
     by_id = {row[0]: row[-1] for row in rows}
     for id in dict.fromkeys(cell.id for cell in cells):
@@ -133,7 +140,7 @@ def test_plan_of_the_paper_on_the_study_page_is_the_one_that_is_printed() -> Non
     assert by_id == {"all runs": hours(gpu_hours(cells))}
 
 
-def test_list_of_studies_on_the_study_page_is_that_of_the_package(tmp_path: Path) -> None:
+def test_list_of_studies_in_the_reference_is_that_of_the_package(tmp_path: Path) -> None:
     rows = re.findall(r"^\| `([\w-]+)` \|[^|]+\| (.+) \| (.+) \| (.+) \|$", table("study"), re.MULTILINE)
     assert [row[0] for row in rows] == list(STUDIES)
     for name, runs, tokens, needed in rows:
@@ -143,7 +150,7 @@ def test_list_of_studies_on_the_study_page_is_that_of_the_package(tmp_path: Path
         assert needed == hours(gpu_hours(cells)), name
 
 
-def test_tables_of_the_study_page_have_every_key_of_a_result() -> None:
+def test_table_of_the_reference_has_every_key_of_a_result() -> None:
     text = section("results.jsonl")
     assert first_column(text) == list(STORED)
     metrics = next(row for row in text.splitlines() if row.startswith("| `metrics`"))
@@ -161,8 +168,8 @@ def test_tables_of_the_study_page_have_every_key_of_a_result() -> None:
     assert named <= METRICS.keys()
 
 
-def test_python_of_the_study_page_reads_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = read_examples(PAGE)
+def test_python_of_the_reference_reads_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = read_examples(REFERENCE_PAGE)
     values = dict.fromkeys(STORED) | {"cell": "tiny-102.4k-coupled", "seed": 2}
     values["metrics"] = {"loss": 6.25, "mu_norm_ratio": 0.02}
     file = tmp_path / "runs" / "mine" / "results.jsonl"
@@ -172,15 +179,8 @@ def test_python_of_the_study_page_reads_the_results(tmp_path: Path, monkeypatch:
     run_here(replace(example, output="tiny-102.4k-coupled 2 6.25 0.02\n"))
 
 
-def test_tables_and_figures_on_the_study_page_are_those_that_can_be_written() -> None:
+def test_tables_and_figures_in_the_reference_are_those_that_can_be_written() -> None:
     album = pytest.importorskip("coupled_adam.report.figures.figure_list")
     assert {*first_column(table("table"))} == {*tables.NAMES}
     drawn = {entry.name for entry in album.ENTRIES}
     assert {*first_column(table("figure"))} == {name for name in drawn if not name.endswith("_input")}
-
-
-def test_links_of_the_study_page_lead_somewhere() -> None:
-    targets = re.findall(r"\]\(([\w-]+\.md)\)", TEXT)
-    assert {"statistics.md", "report.md"} <= set(targets)
-    for target in targets:
-        assert (ROOT / "docs" / target).is_file(), target
