@@ -17,10 +17,12 @@ from coupled_adam.optimizer.checks import named_params
 from coupled_adam.optimizer.sharding import (
     PartialSum,
     Reduction,
+    first_row_and_column,
     local_gradient,
     local_part,
     local_real_rows,
 )
+from coupled_adam.optimizer.stochastic_rounding import Rounding, rounding_key
 from coupled_adam.optimizer.table import Hyperparameters, Table
 from coupled_adam.optimizer.table_step import TableStep, build_table_step
 
@@ -39,6 +41,8 @@ class GroupTensors:
     exp_avg_sqs: list[Tensor]
     steps: list[Tensor]
     row_avg_sqs: list[Tensor | None]
+    numbers: list[int]
+    """Of each table, which tell the random bits of one from those of another."""
     has_complex: bool
 
     def __post_init__(self) -> None:
@@ -144,11 +148,21 @@ def _table_steps(
             width=param.shape[1],
             real_rows=local_real_rows(param, vocabulary_size),
             row_avg_sq=None if row_avg_sq is None else local_part(row_avg_sq),
+            rounding=_rounding(tensors.group, param, tensors.numbers[i]),
         )
         steps.append(
             build_table_step(table, param, grad_factor=grad_factor, found_inf=found_inf, is_norm_needed=is_norm_needed)
         )
     return steps
+
+
+def _rounding(group: dict[str, Any], param: Tensor, number: int) -> Rounding | None:
+    """How the first moment of a table is rounded at random, if it is."""
+    if group["state_dtype"] != torch.bfloat16:
+        return None
+    row, column = first_row_and_column(param)
+    key = rounding_key(group["state_seed"], number)
+    return Rounding(key, first=row * param.shape[1] + column, is_large=param.numel() > 2**32)
 
 
 def _norm_sums(tables: list[TableStep], standard: list[GroupTensors]) -> list[PartialSum]:
