@@ -87,11 +87,12 @@ def round_like(typing_context, value, stored):
 
 
 @intrinsic
-def round_at_random(typing_context, value, x, middle_key):
-    """A float32 as the bits of a bfloat16; see `stochastic_rounding.random_bits`, whose x this is, with `index_key`."""
+def round_at_random(typing_context, value, x, column, middle_key):
+    """A float32 as the bits of a bfloat16; see `stochastic_rounding.random_bits`, whose x of column 0 this is."""
 
     def codegen(context, builder, signature, arguments):
-        value, x, middle_key = arguments
+        value, x, column, middle_key = arguments
+        x = builder.add(x, builder.mul(column, INT32(stochastic_rounding.SPREAD)))
         x = _xor_shifted(builder, x, 16)
         x = builder.mul(x, INT32(stochastic_rounding.MULTIPLIER1))
         x = builder.xor(_xor_shifted(builder, x, 15), middle_key)
@@ -102,7 +103,7 @@ def round_at_random(typing_context, value, x, middle_key):
         has_neighbours = builder.icmp_unsigned("<", size, INT32(LARGEST_BITS))
         return builder.trunc(builder.select(has_neighbours, rounded, _nearest_bits(builder, value)), INT16)
 
-    return types.uint16(types.float32, types.uint32, types.uint32), codegen
+    return types.uint16(types.float32, types.uint32, types.uint32, types.uint32), codegen
 
 
 def _xor_shifted(builder, x, shift):
@@ -136,22 +137,27 @@ def keys_of_row(i, rounding):
     """What the random bits of row i are made from; None where moments are rounded to nearest.
 
     Returns:
-        `index_key` plus the index of the row's first element, `middle_key` from there, from which column on it is
-        another one because the index has passed a multiple of 2^32, and that one.
+        x of the row's first element and `middle_key`; from which column on they are others, because the index has
+        passed a multiple of 2^32; and those.
     """
     if rounding is None:
         return None
     index_key, middle_key, first, width = rounding
     index = first + i * width
+    x = (index & stochastic_rounding.MASK) * stochastic_rounding.SPREAD + np.int64(index_key)
     high = index >> 32
-    before = np.uint32(middle_key ^ _mixed(high))
-    after = np.uint32(middle_key ^ _mixed(high + 1))
-    return np.uint32(index + index_key), before, ((high + 1) << 32) - index, after
+    before, after = _mixed(high), _mixed(high + 1)
+    x_before, x_after = (
+        np.uint32((x + before) & stochastic_rounding.MASK),
+        np.uint32((x + after) & stochastic_rounding.MASK),
+    )
+    last = ((high + 1) << 32) - index
+    return x_before, np.uint32(middle_key ^ before), last, x_after, np.uint32(middle_key ^ after)
 
 
 @part_of_a_loop()
 def _mixed(x):
-    """`stochastic_rounding.mix` of less than 2^32, which one reads from an int64."""
+    """`stochastic_rounding.mix` of an int64 below 2^32."""
     x = x ^ (x >> 16)
     x = (x * stochastic_rounding.MULTIPLIER1) & stochastic_rounding.MASK
     x = x ^ (x >> 15)
@@ -164,8 +170,11 @@ def stored_moment_like(moment, h, row_keys, stored):
     """m_t of column h, float32, as an element of an array like `stored` is."""
     if row_keys is None:
         return round_like(moment, stored)
-    index, before, last, after = row_keys
-    return round_at_random(moment, np.uint32(index + np.uint32(h)), before if h < last else after)
+    x_before, key_before, last, x_after, key_after = row_keys
+    is_before = h < last
+    return round_at_random(
+        moment, x_before if is_before else x_after, np.uint32(h), key_before if is_before else key_after
+    )
 
 
 def compiled_loop(function):

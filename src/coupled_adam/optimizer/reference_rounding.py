@@ -59,8 +59,9 @@ def random_bits(key: int, step: int, index: int) -> int:
         index: row times width plus column.
     """
     index_key = absorb(key, step)
-    middle_key = absorb(index_key, 0) ^ mix(index // WORD)
-    x = (index + index_key) % WORD
+    high = mix(index // WORD)
+    middle_key = absorb(index_key, 0) ^ high
+    x = (index * 0x2545F491 + index_key + high) % WORD
     x = (x ^ (x // 2**16)) * 0x21F0AAAD % WORD
     x = (x ^ (x // 2**15) ^ middle_key) * 0x735A2D97 % WORD
     return x // 2**16

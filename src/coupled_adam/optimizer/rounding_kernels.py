@@ -13,6 +13,7 @@ from coupled_adam.optimizer.table import Table
 
 MULTIPLIER1 = tl.constexpr(stochastic_rounding.MULTIPLIER1)
 MULTIPLIER2 = tl.constexpr(stochastic_rounding.MULTIPLIER2)
+SPREAD = tl.constexpr(stochastic_rounding.SPREAD)
 INCREMENT = tl.constexpr(stochastic_rounding.INCREMENT)
 LARGEST = tl.constexpr(stochastic_rounding.LARGEST)
 UPPER_HALF = tl.constexpr(0xFFFF0000)
@@ -62,13 +63,14 @@ def stored_moment(
     else:
         if IS_LARGE:
             index = rows.to(tl.int64)[:, None] * width + (columns.to(tl.int64) + first_element)[None, :]
-            x = index.to(tl.uint32) + index_key
-            middle_key ^= _mix((index >> 32).to(tl.uint32))
+            high = _mix((index >> 32).to(tl.uint32))
+            x = index.to(tl.uint32) * SPREAD + index_key + high
+            middle_key ^= high
         else:
             # Without `.to` on the arguments: Triton makes a constant of a 1.
-            row_index = (rows.to(tl.uint32) * width).to(tl.uint32)
-            column_index = (columns.to(tl.uint32) + first_element).to(tl.uint32) + index_key
-            x = row_index[:, None] + column_index[None, :]
+            row_index = (rows.to(tl.uint32) * width).to(tl.uint32) * SPREAD
+            column_index = (columns.to(tl.uint32) + first_element).to(tl.uint32) * SPREAD
+            x = row_index[:, None] + (column_index + index_key)[None, :]
         x ^= x >> 16
         x *= MULTIPLIER1
         x ^= (x >> 15) ^ middle_key

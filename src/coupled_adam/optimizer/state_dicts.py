@@ -250,6 +250,7 @@ class SavedMoments:
         state = {key: value for key, value in self.state.items() if key != "row_avg_sq"}
         if self.state["exp_avg_sq"].shape == self.param.shape:
             return state
+        state["exp_avg"] = state["exp_avg"].to(self.param.dtype)  # which may have been narrower
         second_moment = _repeated_row(self.state["exp_avg_sq"], self.param)
         if self.column_total is not None and self._has_row_moments():
             mean = self.column_total.values / self.param.shape[1]

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-# Multipliers and shifts of a hash of 32 bits that changes half of the bits for each bit of its input. Both multipliers
-# are below 2^31: products with 32 bits fit into int64.
-MULTIPLIER1, MULTIPLIER2, INCREMENT = 0x21F0AAAD, 0x735A2D97, 0x61C88647
+# Multipliers of a hash of 32 bits that changes half of the bits for each bit of its input, and what indices are
+# multiplied with before: without it, elements whose indices differ by a power of two have bits that are a little alike.
+# All are below 2^31: products with 32 bits fit into int64.
+MULTIPLIER1, MULTIPLIER2, INCREMENT, SPREAD = 0x21F0AAAD, 0x735A2D97, 0x61C88647, 0x2545F491
 MASK = 0xFFFFFFFF
 # The largest finite bfloat16. Beyond it there is no upper neighbour.
 LARGEST = (2 - 2**-7) * 2.0**127
@@ -94,11 +95,13 @@ def random_bits(
     # Indices in the whole table, as int64.
     row = (torch.arange(*rows.indices(V), device=device) * width + rounding.first).unsqueeze(1)  # (rows, 1)
     column = torch.arange(H, device=device)
+    # Then 32 bits as int32, which is four times as fast: sums and products wrap around, and a shift copies the sign.
+    x = ((row & MASK) * SPREAD).to(torch.int32) + (column * SPREAD + keys.index_key).to(torch.int32)
     middle_key = signed(keys.middle_key)
     if rounding.is_large:
-        middle_key = middle_key ^ mix((row + column) >> 32).to(torch.int32)
-    # Then 32 bits as int32, which is four times as fast: sums and products wrap around, and a shift copies the sign.
-    x = row.to(torch.int32) + (column + keys.index_key).to(torch.int32)
+        high = mix((row + column) >> 32).to(torch.int32)
+        x.add_(high)
+        middle_key = middle_key ^ high
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
     x.mul_(MULTIPLIER1)
     x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).bitwise_xor_(middle_key)

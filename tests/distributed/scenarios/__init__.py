@@ -16,6 +16,7 @@ from scenarios import (
     hidden_matrices,
     late_changes,
     placements,
+    rounded_moments,
     standard_groups,
     tensor_parallel,
     two_optimizers,
@@ -38,6 +39,7 @@ MODULES = (
     zero_redundancy,
     late_changes,
     two_optimizers,
+    rounded_moments,
 )
 
 
