@@ -106,11 +106,11 @@ def round_at_random(typing_context, value, x, column, middle_key):
     return types.uint16(types.float32, types.uint32, types.uint32, types.uint32), codegen
 
 
-def _xor_shifted(builder, x, shift):
+def _xor_shifted(builder: Any, x: Any, shift: int) -> Any:
     return builder.xor(x, builder.lshr(x, INT32(shift)))
 
 
-def _nearest_bits(builder, value):
+def _nearest_bits(builder: Any, value: Any) -> Any:
     """The bits of the nearest bfloat16, ties to even, in the lower half of 32."""
     bits = builder.bitcast(value, INT32)
     odd = builder.and_(builder.lshr(bits, INT32(16)), INT32(1))

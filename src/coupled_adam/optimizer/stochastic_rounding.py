@@ -55,7 +55,8 @@ def rounding_key(seed: int, table: int) -> int:
         >>> rounding_key(0, table=0) != rounding_key(0, table=1)
         True
     """
-    return absorb(absorb(absorb(0, seed & MASK), seed >> 32), table)
+    key: int = absorb(absorb(absorb(0, seed & MASK), seed >> 32), table)
+    return key
 
 
 def mix(x: Word) -> Word:
@@ -96,7 +97,7 @@ def random_bits(
     row = (torch.arange(*rows.indices(V), device=device) * width + rounding.first).unsqueeze(1)  # (rows, 1)
     column = torch.arange(H, device=device)
     # Then 32 bits as int32, which is four times as fast: sums and products wrap around, and a shift copies the sign.
-    x = ((row & MASK) * SPREAD).to(torch.int32) + (column * SPREAD + keys.index_key).to(torch.int32)
+    x: Tensor = ((row & MASK) * SPREAD).to(torch.int32) + (column * SPREAD + keys.index_key).to(torch.int32)
     middle_key = signed(keys.middle_key)
     if rounding.is_large:
         high = mix((row + column) >> 32).to(torch.int32)
