@@ -52,7 +52,7 @@ def square_sums(grad: Tensor, real_rows: int) -> tuple[Tensor, Tensor]:
     return _total(column_sums, real_pieces), row_sums
 
 
-def first_pass(table: Table, factor: float, keys: StepKeys | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def first_pass(table: Table, factor: float, keys: StepKeys | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Update r_t and m_t of one table in place; see `family_blockwise.first_pass`.
 
     Args:
@@ -108,7 +108,9 @@ def advance_row_moment(table: Table, row_sums: Tensor, factor: float) -> Tensor:
     return row_factor
 
 
-def advance_first_moment(table: Table, row_factor: Tensor | None, factor: float, keys: StepKeys | None) -> Tensor:
+def advance_first_moment(
+    table: Table, row_factor: Tensor | None, factor: float, keys: StepKeys | None = None
+) -> Tensor:
     """Update m_t of one table in place; see `family_blockwise.advance_first_moment`.
 
     Args:
@@ -130,7 +132,7 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, factor: float,
 
 
 def apply_update(
-    table: Table, coefficient: Tensor, row_factor: Tensor | None, factor: float, keys: StepKeys | None
+    table: Table, coefficient: Tensor, row_factor: Tensor | None, factor: float, keys: StepKeys | None = None
 ) -> None:
     """Update m_t and e_t of one table in place; see `family_blockwise.apply_update`.
 

@@ -51,7 +51,7 @@ def column_square_sums(grad: Tensor) -> Tensor:
     return torch.from_numpy(partial_sums.sum(axis=0, keepdims=True))
 
 
-def apply_update(table: Table, coefficient: Tensor, factor: float, keys: StepKeys | None) -> None:
+def apply_update(table: Table, coefficient: Tensor, factor: float, keys: StepKeys | None = None) -> None:
     """Update m_t and e_t of one table in place; see `blockwise.apply_update`.
 
     Args:
