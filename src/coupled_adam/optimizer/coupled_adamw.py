@@ -20,7 +20,7 @@ from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_diff
 from coupled_adam.optimizer import checks, state_dicts
 from coupled_adam.optimizer.groups import ParamGroups, param_groups
 from coupled_adam.optimizer.sharding import row_moment_like, second_moment_like
-from coupled_adam.optimizer.step import GradientNorm, GroupTensors, coupled_adamw_step, idle_tables
+from coupled_adam.optimizer.step import GradientNorm, GroupTensors, coupled_adamw_step, idle_tables, table_numbers
 from coupled_adam.optimizer.table import needs_row_moments
 
 # What a copy or a pickle keeps beside torch's own `defaults`, `state` and `param_groups`.
@@ -34,8 +34,6 @@ FAMILY_OPTIONS = {
     "state_dtype": None,
     "state_seed": 0,
 }
-# More tables than a group has: see `_table_numbers`.
-TABLES_PER_GROUP = 2**16
 
 
 class CoupledAdamW(AdamW):
@@ -352,7 +350,7 @@ class CoupledAdamW(AdamW):
                 loss = closure()
         checks.check_agreement(self.param_groups, self.defaults)
         collected = []
-        for group, numbers in zip(self.param_groups, _table_numbers(self.param_groups), strict=True):
+        for group, numbers in zip(self.param_groups, table_numbers(self.param_groups), strict=True):
             params: list[Tensor] = []
             grads: list[Tensor] = []
             exp_avgs: list[Tensor] = []
@@ -398,14 +396,3 @@ class CoupledAdamW(AdamW):
         # Renamed in torch 2.12 or so; the old name warns where the new one exists.
         check = getattr(self, "_accelerator_graph_capture_health_check", None)
         cast(Callable[[], None], check or self._cuda_graph_capture_health_check)()
-
-
-def _table_numbers(groups: list[dict[str, Any]]) -> list[list[int]]:
-    """For each group a number for each table that has a gradient; groups that are not coupled do not count."""
-    numbers = []
-    coupled = 0
-    for group in groups:
-        first = coupled * TABLES_PER_GROUP
-        numbers.append([first + i for i, p in enumerate(group["params"]) if p.grad is not None])
-        coupled += bool(group["coupled"])
-    return numbers

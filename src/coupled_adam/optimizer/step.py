@@ -26,6 +26,9 @@ from coupled_adam.optimizer.stochastic_rounding import Rounding, rounding_key
 from coupled_adam.optimizer.table import Hyperparameters, Table
 from coupled_adam.optimizer.table_step import TableStep, build_table_step
 
+# More tables than a group has: see `table_numbers`.
+TABLES_PER_GROUP = 2**16
+
 
 @dataclass(slots=True)
 class GroupTensors:
@@ -56,6 +59,25 @@ class GradientNorm(NamedTuple):
     """Of the unscaled gradients, before clipping."""
     factor: Tensor
     """What clips (and unscales) the gradients: they are multiplied with it, unless there is no limit."""
+
+
+def table_numbers(groups: list[dict[str, Any]]) -> list[list[int]]:
+    """For each group a number for each table that has a gradient; groups that are not coupled do not count.
+
+    Example:
+        >>> table = torch.zeros(2, 2)
+        >>> table.grad = torch.zeros(2, 2)
+        >>> groups = [{"params": [], "coupled": False}, *({"params": [table], "coupled": True} for _ in range(2))]
+        >>> table_numbers(groups)
+        [[], [0], [65536]]
+    """
+    numbers = []
+    coupled = 0
+    for group in groups:
+        first = coupled * TABLES_PER_GROUP
+        numbers.append([first + i for i, p in enumerate(group["params"]) if p.grad is not None])
+        coupled += bool(group["coupled"])
+    return numbers
 
 
 def idle_tables(groups: list[GroupTensors]) -> list[str]:

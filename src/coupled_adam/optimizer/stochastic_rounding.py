@@ -94,7 +94,8 @@ def random_bits(
     """
     V, H = shape
     # Indices in the whole table, as int64.
-    row = (torch.arange(*rows.indices(V), device=device) * width + rounding.first).unsqueeze(1)  # (rows, 1)
+    first, last = rows.start or 0, V if rows.stop is None else min(rows.stop, V)
+    row = (torch.arange(first, last, device=device) * width + rounding.first).unsqueeze(1)  # (rows, 1)
     column = torch.arange(H, device=device)
     # Then 32 bits as int32, which is four times as fast: sums and products wrap around, and a shift copies the sign.
     x: Tensor = ((row & MASK) * SPREAD).to(torch.int32) + (column * SPREAD + keys.index_key).to(torch.int32)

@@ -14,6 +14,7 @@ from scenarios.checkpoints import checkpoint, load, save
 from scenarios.common import GPT, LR, H, V, backward, full, mesh_of, place, random_tensor, runs_on
 from scenarios.data_parallel import fsdp2
 from scenarios.placements import meshes_and_placements
+from scenarios.zero_redundancy import ranks_with_tables, zero
 
 MEMBERS: tuple[dict[str, Any], ...] = ({}, {"row_exponent": 0.25}, {"row_exponent": 0.25, "mean_free": True})
 STATE: dict[str, Any] = {"state_dtype": torch.bfloat16, "state_seed": 3}
@@ -36,6 +37,26 @@ def moments_under_any_placement_have_the_bits_of_the_literal_rounding() -> None:
                 assert moment.placements == table.placements, moment.placements
                 expected = rounded_table(gradient, seed=3, table=0, step=step)
                 assert torch.equal(full(moment).double(), expected), f"{placements} {shape} {member}"
+
+
+@runs_on(2)
+def tables_under_zero_have_the_bits_of_a_single_process() -> None:
+    model, reference = GPT(tied=False), GPT(tied=False)
+    optimizer = zero(model, couple="all", **STATE)
+    plain = CoupledAdamW(reference, lr=LR, weight_decay=0.1, couple="all", **STATE)
+    assert any(ranks_with_tables(optimizer))
+    for step in range(2):
+        for each in (model, reference):
+            backward(each, step)
+        optimizer.step()
+        plain.step()
+    expected = moments(reference, plain)
+    mine = {p for group in optimizer.optim.param_groups if group["coupled"] for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        if parameter in mine:
+            moment = optimizer.optim.state[parameter]["exp_avg"]
+            assert moment.dtype == torch.bfloat16, moment.dtype
+            assert torch.equal(moment, expected[name]), name
 
 
 def steps(model: nn.Module, optimizer: CoupledAdamW, numbers: range) -> None:
