@@ -51,7 +51,7 @@ class CoupledAdamW(AdamW):
         \end{aligned}
 
     All other parameters are updated by torch's AdamW, bitwise. State of a coupled table: `step`, `exp_avg` (V, H)
-    in the parameter's dtype, `exp_avg_sq` (1, H) in float32.
+    in the parameter's dtype or in `state_dtype`, `exp_avg_sq` (1, H) in float32.
 
     This is one point of a family. With the moving averages :math:`c_h` and :math:`r_i` of the mean squares of column
     :math:`h` and row :math:`i`, bias-corrected, and their common mean :math:`s`, the second moment is
@@ -266,8 +266,8 @@ class CoupledAdamW(AdamW):
 
         A (V, H) second moment of a coupled table is averaged over its rows, and over its columns where row moments are
         kept, which continues an AdamW run exactly as if it had been coupled from here on. Row moments that the file
-        lacks start at the mean of the column moments. Whether a group is coupled, and its `vocabulary_size`, is
-        decided by this optimizer, never by the file. `scale_exponent`, `row_exponent`, `column_exponent`, `mean_free`
+        lacks start at the mean of the column moments. Whether a group is coupled, its `vocabulary_size` and its
+        `state_dtype` are decided by this optimizer, never by the file. `scale_exponent`, `row_exponent`, `column_exponent`, `mean_free`
         and `max_grad_norm` are taken from the file, as `lr` is, where it has them and they are not None.
         A coupled group keeps its own weight decay when the file was written by torch.optim.AdamW.
 
