@@ -267,9 +267,9 @@ class CoupledAdamW(AdamW):
         A (V, H) second moment of a coupled table is averaged over its rows, and over its columns where row moments are
         kept, which continues an AdamW run exactly as if it had been coupled from here on. Row moments that the file
         lacks start at the mean of the column moments. Whether a group is coupled, its `vocabulary_size` and its
-        `state_dtype` are decided by this optimizer, never by the file. `scale_exponent`, `row_exponent`, `column_exponent`, `mean_free`
-        and `max_grad_norm` are taken from the file, as `lr` is, where it has them and they are not None.
-        A coupled group keeps its own weight decay when the file was written by torch.optim.AdamW.
+        `state_dtype` are decided by this optimizer, never by the file. `scale_exponent`, `row_exponent`,
+        `column_exponent`, `mean_free` and `max_grad_norm` are taken from the file, as `lr` is, where it has them and
+        they are not None. A coupled group keeps its own weight decay when the file was written by torch.optim.AdamW.
 
         Args:
             state_dict: what `state_dict()` returned. If its groups are not those of this optimizer, see
