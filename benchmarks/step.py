@@ -3,6 +3,7 @@
     python benchmarks/step.py                 CUDA when there is one, else the CPU
     python benchmarks/step.py --device cpu --shapes 50304x768
     python benchmarks/step.py --dtype bfloat16
+    python benchmarks/step.py --state-dtype bfloat16   CoupledAdamW with first moments in bfloat16 as well
     python benchmarks/step.py --device cpu --busy 1    beside that many processes that never rest
     python benchmarks/step.py --json OUT.json
     python benchmarks/step.py --back-to-back  the host launches step after step and the cache stays warm
@@ -55,6 +56,8 @@ class Measurement:
     """Time until `step` returns with the device still busy; hidden behind it in training. CPU: the whole step."""
     passes: int
     """How often the algorithm must read or write V x H elements."""
+    bytes_per_number: int
+    """What these passes move for each number of the table."""
     gigabytes_per_second: float
     state_bytes: int
     temporary_bytes: int
@@ -67,7 +70,11 @@ class Peer:
 
     name: str
     passes: int
-    build: Callable[[nn.Parameter], torch.optim.Optimizer]
+    build: Callable[..., torch.optim.Optimizer]
+    """Takes the table and, for CoupledAdamW, `state_dtype`."""
+    moment_passes: int = 2
+    """How many of the passes are over the first moment."""
+    state_dtype: torch.dtype | None = None
     clip_outside: bool = False
     numba: bool = True
 
@@ -75,7 +82,8 @@ class Peer:
         generator = torch.Generator(device).manual_seed(0)
         self.table = nn.Parameter(torch.randn(V, H, device=device, generator=generator).to(dtype))
         self.table.grad = (torch.randn(V, H, device=device, generator=generator) * 1e-3).to(dtype)
-        self.optimizer = self.build(self.table)
+        options = {} if self.state_dtype is None else {"state_dtype": self.state_dtype}
+        self.optimizer = self.build(self.table, **options)
 
     def step(self) -> None:
         if self.clip_outside:
@@ -85,6 +93,10 @@ class Peer:
             return
         with mock.patch.object(blockwise, "NUMBA_ELEMENTS", sys.maxsize):
             self.optimizer.step()
+
+    def bytes_per_number(self) -> int:
+        moment_bytes = (self.state_dtype or self.table.dtype).itemsize
+        return (self.passes - self.moment_passes) * self.table.itemsize + self.moment_passes * moment_bytes
 
     def state_bytes(self) -> int:
         return sum(t.numel() * t.itemsize for t in self.optimizer.state[self.table].values())
@@ -98,12 +110,12 @@ def partially_coupled_group(table: nn.Parameter) -> list[dict[str, object]]:
     return coupled_group(table, row_exponent=0.25, mean_free=True)
 
 
-def peers(device: str) -> list[Peer]:
+def peers(device: str, state_dtype: torch.dtype | None) -> list[Peer]:
     numba = device == "cpu" and blockwise._numba_kernels() is not None
     everywhere = [
         Peer("AdamW fused", 7, lambda table: torch.optim.AdamW([table], fused=True, weight_decay=0.0)),
         Peer("AdamW foreach", 7, lambda table: torch.optim.AdamW([table], foreach=True, weight_decay=0.0)),
-        Peer("CoupledAdamW", 6, lambda table: CoupledAdamW(coupled_group(table), fused=True)),
+        Peer("CoupledAdamW", 6, lambda table, **state: CoupledAdamW(coupled_group(table), fused=True, **state)),
         Peer(
             "clip_grad_norm_ + AdamW fused",
             10,
@@ -113,19 +125,27 @@ def peers(device: str) -> list[Peer]:
         Peer(
             "CoupledAdamW(max_grad_norm)",
             6,
-            lambda table: CoupledAdamW(coupled_group(table), fused=True, max_grad_norm=1.0),
+            lambda table, **state: CoupledAdamW(coupled_group(table), fused=True, max_grad_norm=1.0, **state),
         ),
         Peer(
             "CoupledAdamW, partially coupled",
             6,
-            lambda table: CoupledAdamW(partially_coupled_group(table), fused=True),
+            lambda table, **state: CoupledAdamW(partially_coupled_group(table), fused=True, **state),
+            moment_passes=3,
         ),
         Peer(
             "CoupledAdamW(max_grad_norm), partially coupled",
             7,
-            lambda table: CoupledAdamW(partially_coupled_group(table), fused=True, max_grad_norm=1.0),
+            lambda table, **state: CoupledAdamW(partially_coupled_group(table), fused=True, max_grad_norm=1.0, **state),
+            moment_passes=3,
         ),
     ]
+    if state_dtype is not None:
+        everywhere += [
+            replace(peer, name=f"{peer.name}, {name_of(state_dtype)} state", state_dtype=state_dtype)
+            for peer in everywhere
+            if peer.name.startswith("CoupledAdamW")
+        ]
     if not numba:
         return everywhere
     without = [replace(peer, name=f"{peer.name}, torch operations", numba=False) for peer in everywhere]
@@ -209,10 +229,16 @@ def never_rest() -> None:
 
 
 def measure_shape(
-    shape: str, dtype: torch.dtype, device: str, rounds: int, repeats: int, timer: Timer
+    shape: str,
+    dtype: torch.dtype,
+    state_dtype: torch.dtype | None,
+    device: str,
+    rounds: int,
+    repeats: int,
+    timer: Timer,
 ) -> list[Measurement]:
     V, H = (int(number) for number in shape.split("x"))
-    contestants = peers(device)
+    contestants = peers(device, state_dtype)
     for peer in contestants:
         peer.prepare(V, H, dtype, device)
         for _ in range(3):
@@ -233,7 +259,8 @@ def measure_shape(
                 milliseconds=seconds * 1e3,
                 host_microseconds=host * 1e6,
                 passes=peer.passes,
-                gigabytes_per_second=peer.passes * V * H * dtype.itemsize / seconds / 1e9,
+                bytes_per_number=peer.bytes_per_number(),
+                gigabytes_per_second=peer.bytes_per_number() * V * H / seconds / 1e9,
                 state_bytes=peer.state_bytes(),
                 temporary_bytes=temporary_bytes(peer.step, device),
             )
@@ -268,7 +295,8 @@ def show(measurements: list[Measurement], ceiling: float, console: Console) -> N
     table = Table(title=f"one step of one table, {measurements[0].dtype}{copy}")
     table.add_column("V x H")
     table.add_column("optimizer")
-    for column in ("ms", "x fused", "x clip + fused", "GB/s", "% of copy", "host µs", "state MB", "temp. MB"):
+    times = ("ms", "x fused", "x clip + fused", "B/number", "GB/s", "% of copy", "host µs")
+    for column in (*times, "state MB", "temp. MB"):
         table.add_column(column, justify="right")
     for m in measurements:
         same = {other.peer: other.milliseconds for other in measurements if other.shape == m.shape}
@@ -278,6 +306,7 @@ def show(measurements: list[Measurement], ceiling: float, console: Console) -> N
             f"{m.milliseconds:.3f}",
             f"{m.milliseconds / same['AdamW fused']:.2f}",
             f"{m.milliseconds / same['clip_grad_norm_ + AdamW fused']:.2f}",
+            str(m.bytes_per_number),
             f"{m.gigabytes_per_second:,.0f}",
             f"{100 * m.gigabytes_per_second / ceiling:.0f}" if ceiling else "-",
             f"{m.host_microseconds:,.0f}",
@@ -303,6 +332,9 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shapes", nargs="+", metavar="VxH", help="default: the vocabularies of GPT-2, Llama 3, Gemma")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of table and state")
+    parser.add_argument(
+        "--state-dtype", choices=["float32", "bfloat16"], help="of first moments, for more rows with CoupledAdamW"
+    )
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="start N processes that never rest")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--repeats", type=int, help="steps in a row per round (default: 20 on CUDA, 3 on the CPU)")
@@ -317,10 +349,11 @@ def main() -> None:
     ceiling = copy_bandwidth(device)
     timer = back_to_back_seconds_of if arguments.back_to_back else seconds_of
     dtype = getattr(torch, arguments.dtype)
+    state_dtype = getattr(torch, arguments.state_dtype) if arguments.state_dtype else None
     measurements = []
     with busy_processes(arguments.busy):
         for shape in arguments.shapes or SHAPES[device]:
-            measurements += measure_shape(shape, dtype, device, arguments.rounds, repeats, timer)
+            measurements += measure_shape(shape, dtype, state_dtype, device, arguments.rounds, repeats, timer)
     show(measurements, ceiling, console)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     console.print(f"{arguments.busy} busy processes beside it; load average of the machine {load:.1f}")

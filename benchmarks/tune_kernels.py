@@ -1,6 +1,7 @@
 """Try tile shapes for the Triton kernels on this GPU; the best become constants of the modules that launch them.
 
 python benchmarks/tune_kernels.py coupled   # triton_kernels.py
+python benchmarks/tune_kernels.py rounding  # the tile of its update with first moments in bfloat16
 python benchmarks/tune_kernels.py compile   # all that the next one tries, on all cores
 python benchmarks/tune_kernels.py family    # family_triton.py
 python benchmarks/tune_kernels.py steps     # whole steps of both, with the constants as they are
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from coupled_adam.optimizer import family_triton, triton_kernels
 from coupled_adam.optimizer.family_tiling import MAX_WIDTH, Tiling
+from coupled_adam.optimizer.kernel_launch import Launcher
+from coupled_adam.optimizer.stochastic_rounding import Rounding
 from coupled_adam.optimizer.table import Hyperparameters, Table
-from coupled_adam.optimizer.triton_kernels import Launcher
 
 SHAPES = [(50304, 768), (128256, 4096), (50304, 2560), (262144, 2304)]
 # Bytes that this GPU copies in a millisecond, read and written: no pass over a table can be faster.
@@ -237,6 +239,23 @@ def tune_coupled(shapes: list[tuple[int, int]]) -> None:
         torch.cuda.empty_cache()
 
 
+def tune_rounding(shapes: list[tuple[int, int]]) -> None:
+    for V, H in shapes:
+        table = random_table(V, H)
+        table.exp_avg, table.rounding = table.exp_avg.bfloat16(), Rounding(key=1, first=0, is_large=False)
+        results = []
+        for block_h, block_v, warps in itertools.product((128, 256, 512, 1024, 2048), (1, 2, 4, 8), (4, 8)):
+            if not 512 <= block_h * block_v <= 4096:
+                continue
+            triton_kernels.ROUNDING_BLOCK_V, triton_kernels.ROUNDING_BLOCK_H = block_v, block_h
+            triton_kernels.ROUNDING_UPDATE = with_warps(triton_kernels.ROUNDING_UPDATE, warps)
+            label = f"ROUNDING_BLOCK_V {block_v} ROUNDING_BLOCK_H {block_h} warps {warps}"
+            results.append((milliseconds(functools.partial(coupled_step, table)), label))
+        report(f"{V}x{H} sums and update, first moments in bfloat16", results, 20 * V * H / BYTES_PER_MS)
+        del table
+        torch.cuda.empty_cache()
+
+
 def with_warps(launcher: Launcher, warps: int) -> Launcher:
     return Launcher(launcher.kernel, warps)
 
@@ -280,7 +299,7 @@ def time_steps(shapes: list[tuple[int, int]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("what", choices=["coupled", "compile", "family", "steps"])
+    parser.add_argument("what", choices=["coupled", "rounding", "compile", "family", "steps"])
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first so many shapes")
     parser.add_argument("--dtype", default="float32", help="of the table; for compile and family")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="for compile and family")
@@ -288,6 +307,8 @@ def main() -> None:
     shapes = SHAPES[: arguments.shapes]
     if arguments.what == "coupled":
         tune_coupled(shapes)
+    elif arguments.what == "rounding":
+        tune_rounding(shapes)
     elif arguments.what == "compile":
         compile_family(shapes, getattr(torch, arguments.dtype), arguments.parts)
     elif arguments.what == "family":

@@ -106,6 +106,16 @@ def _(names: Names) -> None:
     assert group["vocabulary_size"] == 101 < model.head.weight.shape[0]
 
 
+@after("State in fewer bytes")
+def _(names: Names) -> None:
+    model, expected = names["model"], fresh_model()
+    trained = train_by_algorithm_1(expected, tokens_of(3), state_seed=0)
+    assert_same_weights(model, expected)
+    moment = names["optimizer"].state[model.embedding.weight]["exp_avg"]
+    assert moment.dtype == torch.bfloat16
+    assert float((moment.double() != trained.table.first_moment).double().mean()) < 0.01
+
+
 @after("Clip inside the step")
 def _(names: Names) -> None:
     from tiny import loss_of

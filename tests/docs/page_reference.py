@@ -50,6 +50,7 @@ def train_by_algorithm_1(
     max_norm: float | None = None,
     learning_rates: Iterable[float] | None = None,
     adamw: torch.optim.Optimizer | None = None,
+    state_seed: int | None = None,
 ) -> Trained:
     """Train one table by the literal Algorithm 1 and the rest by torch's AdamW, going on from `adamw` if given."""
     from tiny import loss_of as loss_of_tiny
@@ -76,7 +77,7 @@ def train_by_algorithm_1(
         for group in rest.param_groups:
             group["lr"] = lr
         rest.step()
-        state = reference_step(state, weight.grad, lr=lr)
+        state = reference_step(state, weight.grad, lr=lr, state_seed=state_seed)
         weight.data.copy_(state.embeddings)
     return Trained(state, rest)
 

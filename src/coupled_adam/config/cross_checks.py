@@ -181,6 +181,7 @@ def _without_effect(config: "Config") -> Iterator[str]:
         ("optimizer", "mean_free", "embeddings", embeddings, ("coupled",)),
         ("optimizer", "row_exponent_start", "embeddings", embeddings, ("coupled",)),
         ("optimizer", "anneal", "embeddings", embeddings, ("coupled",)),
+        ("optimizer", "state_dtype", "embeddings", embeddings, ("coupled",)),
         ("optimizer", "sgd_factor", "embeddings", embeddings, ("sgd",)),
         ("optimizer", "sgd_momentum", "embeddings", embeddings, ("sgd",)),
         ("schedule", "final_fraction", "kind", kind, ("cosine", "wsd")),

@@ -46,6 +46,7 @@ SYNONYMS = {
         "optimizer.mean_free": "meanfree mean_free_updates zero_mean",
         "optimizer.anneal": "annealing anneal_steps row_exponent_anneal",
         "optimizer.row_exponent_start": "row_exponent_initial initial_row_exponent start_row_exponent",
+        "optimizer.state_dtype": "optimizer_dtype moment_dtype exp_avg_dtype",
         "optimizer.centre": "center centering centring",
         "schedule.kind": "scheduler lr_scheduler lr_schedule lr_scheduler_type",
         "schedule.warmup": "warmup_steps warmup_iters warmup_ratio warm_up",

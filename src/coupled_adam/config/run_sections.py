@@ -124,6 +124,9 @@ class OptimizerSection(Section):
     anneal: Steps | None = None
     """coupled only: how long row_exponent takes from row_exponent_start to its end: steps, or a share of the run such
     as "10%"."""
+    state_dtype: Literal["float32", "bfloat16"] = "float32"
+    """coupled only: type of the tables' first moments. bfloat16: half the bytes; rounded up or down at random, by the
+    run's seed, so that the rounding is right on average."""
     sgd_factor: Positive | None = None
     """sgd only, and needed there: the embeddings' learning rate is this factor f times lr."""
     sgd_momentum: Decay = 0.9

@@ -190,10 +190,17 @@ def _groups_around_tables(
 
 
 def _take_dtypes_of(state_dict: StateDict, names: Sequence[str], model: ModelParameters) -> None:
-    """Give the parameters the dtypes that they had in training, which AdamW's first moments have too."""
+    """Give the parameters the dtypes that they had in training, which AdamW's first moments have too.
+
+    Where the first moments have a dtype of their own (`state_dtype`), the parameters count as float32: what will load
+    the file converts it.
+    """
+    groups = chain.from_iterable([group] * len(group["params"]) for group in state_dict["param_groups"])
+    of_its_own = {name for name, group in zip(names, groups, strict=True) if group.get("state_dtype") is not None}
     for name, state in _states_by_name(state_dict, names).items():
         if name in model.named:
-            model.named[name].data = model.named[name].data.to(state["exp_avg"].dtype)
+            dtype = torch.float32 if name in of_its_own else state["exp_avg"].dtype
+            model.named[name].data = model.named[name].data.to(dtype)
 
 
 def _states_by_name(state_dict: StateDict, names: Sequence[str]) -> dict[str, dict[str, Any]]:

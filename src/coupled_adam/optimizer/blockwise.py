@@ -18,7 +18,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from coupled_adam.optimizer import stochastic_rounding
 from coupled_adam.optimizer.row_threads import run_on_threads
+from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table, sum_dtype
 
 # Of all temporaries of all blocks that are worked on at one time.
@@ -116,20 +118,40 @@ def apply_update(table: Table, coefficient: Tensor, grad_factor: Tensor | None) 
         grad_factor: what the gradient must be multiplied with, None for 1.
     """
     factor = gradient_weight(table, grad_factor)
-    kernels = numba_kernels_for(table.param, table.grad, table.exp_avg)
+    keys = rounding_keys(table, table.step)  # which has been counted
+    kernels = numba_kernels_for(table.param, table.grad, moment=table.exp_avg)
     if kernels is not None:
-        kernels.apply_update(table, coefficient, factor)
-    elif table.param.dtype == coefficient.dtype or torch.compiler.is_compiling():
-        _update(table.param, table.grad, table.exp_avg, table, coefficient, factor)
+        kernels.apply_update(table, coefficient, factor, keys)
+    elif table.param.dtype == table.exp_avg.dtype == coefficient.dtype or torch.compiler.is_compiling():
+        _update(table, slice(None), coefficient, factor, keys)
     else:
         # Gradient, moment and embedding are converted.
-        rows, threads = blocks_at_a_time(table.param, 3 * coefficient.itemsize)
+        rows, threads = blocks_at_a_time(table.param, converted_bytes(table))
+        starts = range(0, table.param.shape[0], rows)
+        for_each(starts, lambda start: _update(table, slice(start, start + rows), coefficient, factor, keys), threads)
 
-        def update_block(start: int) -> None:
-            block = slice(start, start + rows)
-            _update(table.param[block], table.grad[block], table.exp_avg[block], table, coefficient, factor)
 
-        for_each(range(0, table.param.shape[0], rows), update_block, threads)
+def rounding_keys(table: Table, t: float | Tensor) -> StepKeys | None:
+    """What the random bits of step t are made from; None where moments are not rounded at random."""
+    if table.rounding is None:
+        return None
+    if isinstance(t, Tensor) and t.is_cpu and not torch.compiler.is_compiling():
+        t = t.item()
+    return stochastic_rounding.step_keys(table.rounding, t)
+
+
+def converted_bytes(table: Table) -> int:
+    """Temporaries for each element of a block: gradient, moment and embedding, and what rounding needs."""
+    converted = 3 * table.exp_avg_sq.itemsize
+    return converted if table.rounding is None else converted + stochastic_rounding.BYTES_PER_ELEMENT
+
+
+def store_moment(table: Table, block: slice, moment: Tensor, keys: StepKeys | None) -> None:
+    """Write m_t of some rows, rounded to the dtype in which it is kept."""
+    exp_avg = table.exp_avg[block]
+    if table.rounding is not None and keys is not None:
+        moment = stochastic_rounding.round_rows(moment, block, table.param.shape, table.width, table.rounding, keys)
+    exp_avg.copy_(moment)
 
 
 def gradient_weight(table: Table, grad_factor: Tensor | None) -> float | Tensor:
@@ -143,19 +165,18 @@ def gradient_weight(table: Table, grad_factor: Tensor | None) -> float | Tensor:
     return factor
 
 
-def _update(
-    param: Tensor, grad: Tensor, exp_avg: Tensor, table: Table, coefficient: Tensor, factor: float | Tensor
-) -> None:
+def _update(table: Table, block: slice, coefficient: Tensor, factor: float | Tensor, keys: StepKeys | None) -> None:
     """Update the given rows of a table: without a temporary where no conversion is needed."""
     hyper, compute_dtype = table.hyper, coefficient.dtype
+    param, exp_avg = table.param[block], table.exp_avg[block]
     moment = exp_avg.to(compute_dtype)  # the tensor itself when no conversion is needed
     embedding = param.to(compute_dtype)
-    advance_moment(moment, grad.to(compute_dtype), hyper.beta1, factor)
+    advance_moment(moment, table.grad[block].to(compute_dtype), hyper.beta1, factor)
     if hyper.weight_decay != 0:
         embedding.mul_(1 - hyper.lr * hyper.weight_decay)
     embedding.addcmul_(moment, coefficient)
     if moment is not exp_avg:
-        exp_avg.copy_(moment)
+        store_moment(table, block, moment, keys)
     if embedding is not param:
         param.copy_(embedding)
 
@@ -255,18 +276,24 @@ def for_each(starts: range, work: Callable[[int], None], threads: int) -> None:
     run_on_threads(work_on_what_is_left, min(threads, len(starts)))
 
 
-def numba_kernels_for(*tensors: Tensor) -> ModuleType | None:
-    """The compiled loops, where numba is installed and they can work on these tensors."""
+def numba_kernels_for(*tensors: Tensor, moment: Tensor | None = None) -> ModuleType | None:
+    """The compiled loops, where numba is installed and they can work on these tensors.
+
+    Args:
+        *tensors: of one dtype.
+        moment: the first moment, which may have another one.
+    """
     first = tensors[0]
     if torch.compiler.is_compiling() or not first.is_cpu or first.numel() < NUMBA_ELEMENTS:
         return None
     kernels = _numba_kernels()
-    if kernels is None or first.dtype not in kernels.DTYPES:
+    if kernels is None or not all(tensor.dtype == first.dtype for tensor in tensors):
         return None
+    every = tensors if moment is None else (*tensors, moment)
     # A tensor subclass may have no memory of its own.
-    plain = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
-    alike = all(tensor.dtype == first.dtype and tensor.is_contiguous() for tensor in tensors)
-    return kernels if plain and alike else None
+    plain = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in every)
+    fit = all(tensor.dtype in kernels.DTYPES and tensor.is_contiguous() for tensor in every)
+    return kernels if plain and fit else None
 
 
 @functools.cache

@@ -43,6 +43,21 @@ def check_mean_free(value: object) -> None:
         raise ValueError(f"Invalid mean_free value: {value!r}. Use True or False")
 
 
+def check_state_dtype(value: object) -> None:
+    """What first moments can be kept in."""
+    if value not in (None, torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"Invalid state_dtype value: {value!r}. Use torch.bfloat16, torch.float32, or None for the dtype of the "
+            "parameter"
+        )
+
+
+def check_state_seed(value: object) -> None:
+    """An integer of 64 bits, as torch.manual_seed takes."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
+        raise ValueError(f"Invalid state_seed value: {value!r}. Use an integer in [0, 2^64)")
+
+
 def check_options_have_effect(index: int, given: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Options of the coupled second moment in a group that has none.
 
@@ -53,7 +68,14 @@ def check_options_have_effect(index: int, given: dict[str, Any], defaults: dict[
         given: the group as the user gave it.
         defaults: of the optimizer.
     """
-    neutral = {"row_exponent": 0, "column_exponent": 1, "mean_free": False, "vocabulary_size": None}
+    neutral = {
+        "row_exponent": 0,
+        "column_exponent": 1,
+        "mean_free": False,
+        "vocabulary_size": None,
+        "state_dtype": None,
+        "state_seed": 0,
+    }
     if given.get("coupled"):
         return
     for option in [option for option in neutral if option in given]:
@@ -194,8 +216,15 @@ def check_group(index: int, group: dict[str, Any], defaults: dict[str, Any]) -> 
     for option in ("row_exponent", "column_exponent"):
         check_exponent(option, group[option])
     check_mean_free(group["mean_free"])
+    check_state_dtype(group["state_dtype"])
+    check_state_seed(group["state_seed"])
     for name, param in named_params(group):
         check_table(f"coupled group {index}: tensor {name!r}", param)
+        if group["state_dtype"] is not None and param.dtype == torch.float64:
+            raise ValueError(
+                f"coupled group {index}: state_dtype is {group['state_dtype']}, but tensor {name!r} is float64, whose "
+                "moments are kept in float64; leave state_dtype out, or convert the model"
+            )
     check_vocabulary_size(index, group)
 
 

@@ -20,13 +20,20 @@ from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_diff
 from coupled_adam.optimizer import checks, state_dicts
 from coupled_adam.optimizer.groups import ParamGroups, param_groups
 from coupled_adam.optimizer.sharding import row_moment_like, second_moment_like
-from coupled_adam.optimizer.step import GradientNorm, GroupTensors, coupled_adamw_step, idle_tables
+from coupled_adam.optimizer.step import GradientNorm, GroupTensors, coupled_adamw_step, idle_tables, table_numbers
 from coupled_adam.optimizer.table import needs_row_moments
 
 # What a copy or a pickle keeps beside torch's own `defaults`, `state` and `param_groups`.
 COPIED_ATTRIBUTES = ("grad_norm", "grad_factor", "_is_in_zero", "_has_warned_of_idle_tables")
 # Options that a pickle of 0.1.0 lacks, with the values of the paper's method. Groups that are not coupled have these.
-FAMILY_OPTIONS = {"row_exponent": 0.0, "column_exponent": 1.0, "mean_free": False, "vocabulary_size": None}
+FAMILY_OPTIONS = {
+    "row_exponent": 0.0,
+    "column_exponent": 1.0,
+    "mean_free": False,
+    "vocabulary_size": None,
+    "state_dtype": None,
+    "state_seed": 0,
+}
 
 
 class CoupledAdamW(AdamW):
@@ -44,7 +51,7 @@ class CoupledAdamW(AdamW):
         \end{aligned}
 
     All other parameters are updated by torch's AdamW, bitwise. State of a coupled table: `step`, `exp_avg` (V, H)
-    in the parameter's dtype, `exp_avg_sq` (1, H) in float32.
+    in the parameter's dtype or in `state_dtype`, `exp_avg_sq` (1, H) in float32.
 
     This is one point of a family. With the moving averages :math:`c_h` and :math:`r_i` of the mean squares of column
     :math:`h` and row :math:`i`, bias-corrected, and their common mean :math:`s`, the second moment is
@@ -81,6 +88,10 @@ class CoupledAdamW(AdamW):
             same probabilities with and without its mean; an input table does not.
         vocabulary_size: rows of a coupled table that are not padding; all means are taken over the first that many.
             None for all rows. Tables of another vocabulary need a group of their own.
+        state_dtype: of `exp_avg` of coupled tables. None (default) for that of the parameter; torch.bfloat16 to keep it
+            in 2 bytes, rounded at random so that the rounding is right on average; torch.float32. Groups that are not
+            coupled keep their state as torch.optim.AdamW does.
+        state_seed: of that random rounding. The bits depend on it, the table, the step and the element, not on ranks.
         max_grad_norm: clip the global norm of all gradients inside the step, as torch.nn.utils.clip_grad_norm_
             before it would; the norm before clipping is then in :attr:`grad_norm`. Gradients of other optimizers
             count for it through :attr:`other_square_norm`; see :func:`coupled_adam.clip_together`.
@@ -131,6 +142,8 @@ class CoupledAdamW(AdamW):
         column_exponent: float | Tensor = 1.0,
         mean_free: bool = False,
         vocabulary_size: int | None = None,
+        state_dtype: torch.dtype | None = None,
+        state_seed: int = 0,
         max_grad_norm: float | None = None,
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
@@ -144,6 +157,8 @@ class CoupledAdamW(AdamW):
         checks.check_exponent("row_exponent", row_exponent)
         checks.check_exponent("column_exponent", column_exponent)
         checks.check_mean_free(mean_free)
+        checks.check_state_dtype(state_dtype)
+        checks.check_state_seed(state_seed)
         checks.check_max_grad_norm(max_grad_norm)
         checks.check_amsgrad(amsgrad)
         self._is_in_zero = checks.is_built_by_zero()
@@ -157,6 +172,8 @@ class CoupledAdamW(AdamW):
             "column_exponent": column_exponent if isinstance(column_exponent, Tensor) else float(column_exponent),
             "mean_free": mean_free,
             "vocabulary_size": vocabulary_size,
+            "state_dtype": state_dtype,
+            "state_seed": state_seed,
             "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
@@ -249,10 +266,10 @@ class CoupledAdamW(AdamW):
 
         A (V, H) second moment of a coupled table is averaged over its rows, and over its columns where row moments are
         kept, which continues an AdamW run exactly as if it had been coupled from here on. Row moments that the file
-        lacks start at the mean of the column moments. Whether a group is coupled, and its `vocabulary_size`, is
-        decided by this optimizer, never by the file. `scale_exponent`, `row_exponent`, `column_exponent`, `mean_free`
-        and `max_grad_norm` are taken from the file, as `lr` is, where it has them and they are not None.
-        A coupled group keeps its own weight decay when the file was written by torch.optim.AdamW.
+        lacks start at the mean of the column moments. Whether a group is coupled, its `vocabulary_size` and its
+        `state_dtype` are decided by this optimizer, never by the file. `scale_exponent`, `row_exponent`,
+        `column_exponent`, `mean_free` and `max_grad_norm` are taken from the file, as `lr` is, where it has them and
+        they are not None. A coupled group keeps its own weight decay when the file was written by torch.optim.AdamW.
 
         Args:
             state_dict: what `state_dict()` returned. If its groups are not those of this optimizer, see
@@ -266,7 +283,7 @@ class CoupledAdamW(AdamW):
             return adapted
 
         def keep_precision(_: torch.optim.Optimizer) -> None:
-            state_dicts.restore_second_moments(adapted, self)
+            state_dicts.restore_dtypes(adapted, self)
 
         before = self.register_load_state_dict_pre_hook(adapt)
         after = self.register_load_state_dict_post_hook(keep_precision, prepend=True)
@@ -299,12 +316,17 @@ class CoupledAdamW(AdamW):
                             dtype=_get_scalar_dtype(is_fused=group["fused"]),
                             device=p.device if on_device else "cpu",
                         ),
-                        "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),  # (V, H)
+                        "exp_avg": torch.zeros_like(
+                            p, memory_format=torch.preserve_format, dtype=group["state_dtype"]
+                        ),  # (V, H)
                         "exp_avg_sq": second_moment_like(p),  # (1, H) float32
                     }
                 if p.grad is not None and needs_row_moments(group) and "row_avg_sq" not in self.state[p]:
                     exp_avg_sq = self.state[p]["exp_avg_sq"]
                     self.state[p]["row_avg_sq"] = row_moment_like(p, exp_avg_sq)  # (V, 1) float32
+                if p.grad is not None and group["state_dtype"] not in (None, self.state[p]["exp_avg"].dtype):
+                    # The option was changed during training.
+                    self.state[p]["exp_avg"] = self.state[p]["exp_avg"].to(group["state_dtype"])
             checks.check_state_shapes(group, self.state)
         has_complex = super()._init_group(  # type: ignore[no-untyped-call]
             group, params_with_grad, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
@@ -328,7 +350,7 @@ class CoupledAdamW(AdamW):
                 loss = closure()
         checks.check_agreement(self.param_groups, self.defaults)
         collected = []
-        for group in self.param_groups:
+        for group, numbers in zip(self.param_groups, table_numbers(self.param_groups), strict=True):
             params: list[Tensor] = []
             grads: list[Tensor] = []
             exp_avgs: list[Tensor] = []
@@ -337,7 +359,8 @@ class CoupledAdamW(AdamW):
             steps: list[Tensor] = []
             has_complex = self._init_group(group, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps)
             row_avg_sqs = [self.state[p].get("row_avg_sq") if group["coupled"] else None for p in params]
-            collected.append(GroupTensors(group, params, grads, exp_avgs, exp_avg_sqs, steps, row_avg_sqs, has_complex))
+            tensors = (params, grads, exp_avgs, exp_avg_sqs, steps, row_avg_sqs)
+            collected.append(GroupTensors(group, *tensors, numbers, has_complex))
         if not self._has_warned_of_idle_tables and (names := idle_tables(collected)):
             self._warn_of_idle_tables(names)
         gradient_norm = coupled_adamw_step(

@@ -28,10 +28,14 @@ from coupled_adam.optimizer.blockwise import (
     bias_correction,
     blocks_at_a_time,
     column_square_sums,
+    converted_bytes,
     for_each,
     gradient_weight,
     numba_kernels_for,
+    rounding_keys,
+    store_moment,
 )
+from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table, sum_dtype
 
 __all__ = [
@@ -78,9 +82,10 @@ def first_pass(table: Table, grad_factor: Tensor | None) -> FirstPass:
         table: the table.
         grad_factor: what the gradient must be multiplied with (loss scale), None for 1.
     """
-    loops = _loops_for(table.grad, table.exp_avg)
+    loops = _loops_for(table.grad, moment=table.exp_avg)
     if loops is not None:
-        return FirstPass(*loops.first_pass(table, gradient_weight(table, grad_factor)))
+        keys = rounding_keys(table, _next_step(table))
+        return FirstPass(*loops.first_pass(table, gradient_weight(table, grad_factor), keys))
     column_sums, row_sums = square_sums(table)
     row_factor = None if row_sums is None else advance_row_moment(table, row_sums, grad_factor)
     return FirstPass(column_sums, advance_first_moment(table, row_factor, grad_factor), row_factor)
@@ -123,16 +128,16 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: T
     Returns:
         (P, H) partial sums, still to be added up over P, in float64 where the device has it.
     """
-    weight = gradient_weight(table, grad_factor)
+    weight, keys = gradient_weight(table, grad_factor), rounding_keys(table, _next_step(table))
     if torch.compiler.is_compiling():
-        _advance_rows(table, slice(None), weight)
+        _advance_rows(table, slice(None), weight, keys)
         return _weighted_sum(table, slice(0, table.real_rows), row_factor)
-    loops = _loops_for(table.grad, table.exp_avg)
+    loops = _loops_for(table.grad, moment=table.exp_avg)
     if loops is not None:
-        sums: Tensor = loops.advance_first_moment(table, row_factor, weight)
+        sums: Tensor = loops.advance_first_moment(table, row_factor, weight, keys)
         return sums
     V, H = table.param.shape
-    rows, threads = blocks_at_a_time(table.param, 3 * table.exp_avg_sq.itemsize)
+    rows, threads = blocks_at_a_time(table.param, converted_bytes(table))
     # Pieces of blocks, so few that their sums stay small.
     pieces = max(min(-(-V // rows), ONE_THREAD_ELEMENTS // max(H, 1)), 1)
     rows_per_piece = max(-(-V // (pieces * rows)), 1) * rows
@@ -142,7 +147,7 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: T
 
     def advance_piece(start: int) -> None:
         for first in range(start, min(start + rows_per_piece, V), rows):
-            _advance_rows(table, slice(first, first + rows), weight)
+            _advance_rows(table, slice(first, first + rows), weight, keys)
             real = slice(first, min(first + rows, table.real_rows))
             if real.start < real.stop:
                 sums[start // rows_per_piece] += _weighted_sum(table, real, row_factor)[0]
@@ -194,15 +199,15 @@ def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, g
         row_factor: rho, (V, 1), None for ones.
         grad_factor: what the gradient must be multiplied with, None for 1.
     """
-    weight = gradient_weight(table, grad_factor)
+    weight, keys = gradient_weight(table, grad_factor), rounding_keys(table, _next_step(table))
 
     def update(block: slice) -> None:
-        _advance_rows(table, block, weight)
-        _move_rows(table, block, coefficient, row_factor, None)
+        moment = _advance_rows(table, block, weight, keys)
+        _move_rows(table, block, moment, coefficient, row_factor, None)
 
-    loops = _loops_for(table.param, table.grad, table.exp_avg)
+    loops = _loops_for(table.param, table.grad, moment=table.exp_avg)
     if loops is not None:
-        loops.apply_update(table, coefficient, row_factor, weight)
+        loops.apply_update(table, coefficient, row_factor, weight, keys)
     else:
         _for_blocks(table, update)
     table.step.add_(1)
@@ -217,11 +222,15 @@ def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offs
         row_factor: rho, (V, 1), None for ones.
         offset: the mean update, (1, H).
     """
-    loops = _loops_for(table.param, table.exp_avg)
+    loops = _loops_for(table.param, moment=table.exp_avg)
+
+    def move(block: slice) -> None:
+        _move_rows(table, block, table.exp_avg[block].to(coefficient.dtype), coefficient, row_factor, offset)
+
     if loops is not None:
         loops.move_rows(table, coefficient, row_factor, offset)
     else:
-        _for_blocks(table, lambda block: _move_rows(table, block, coefficient, row_factor, offset))
+        _for_blocks(table, move)
     table.step.add_(1)
 
 
@@ -256,9 +265,9 @@ def row_square_sums(grad: Tensor) -> Tensor:
     return sums
 
 
-def _loops_for(*tensors: Tensor) -> ModuleType | None:
+def _loops_for(*tensors: Tensor, moment: Tensor | None = None) -> ModuleType | None:
     """The compiled loops, where numba is installed and they can work on these tensors."""
-    if numba_kernels_for(*tensors) is None:
+    if numba_kernels_for(*tensors, moment=moment) is None:
         return None
     from coupled_adam.optimizer import family_numba  # imports numba, which takes a second
 
@@ -271,13 +280,15 @@ def _next_step(table: Table) -> float | Tensor:
     return (table.step.item() if on_host else table.step) + 1
 
 
-def _advance_rows(table: Table, block: slice, weight: float | Tensor) -> None:
-    """m_t of some rows, in place."""
+def _advance_rows(table: Table, block: slice, weight: float | Tensor, keys: StepKeys | None) -> Tensor:
+    """m_t of some rows, in place, and what moves the rows: m_t as it is stored, but before it is rounded at random."""
     exp_avg = table.exp_avg[block]
     moment = exp_avg.to(table.exp_avg_sq.dtype)  # the tensor itself when no conversion is needed
     advance_moment(moment, table.grad[block].to(moment.dtype), table.hyper.beta1, weight)
-    if moment is not exp_avg:
-        exp_avg.copy_(moment)
+    if moment is exp_avg:
+        return moment
+    store_moment(table, block, moment, keys)
+    return exp_avg.to(moment.dtype) if keys is None else moment
 
 
 def _weighted_sum(table: Table, block: slice, row_factor: Tensor | None) -> Tensor:
@@ -289,12 +300,11 @@ def _weighted_sum(table: Table, block: slice, row_factor: Tensor | None) -> Tens
 
 
 def _move_rows(
-    table: Table, block: slice, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None
+    table: Table, block: slice, moment: Tensor, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None
 ) -> None:
-    """e_t of some rows, in place."""
+    """e_t of some rows by their m_t, in place."""
     hyper, param = table.hyper, table.param[block]
     embedding = param.to(coefficient.dtype)
-    moment = table.exp_avg[block].to(coefficient.dtype)
     if row_factor is not None:
         moment = moment * row_factor[block]
     if hyper.weight_decay != 0:
@@ -310,5 +320,5 @@ def _for_blocks(table: Table, work: Callable[[slice], None]) -> None:
     if torch.compiler.is_compiling():
         work(slice(None))
         return
-    rows, threads = blocks_at_a_time(table.param, 3 * table.exp_avg_sq.itemsize)
+    rows, threads = blocks_at_a_time(table.param, converted_bytes(table))
     for_each(range(0, table.param.shape[0], rows), lambda start: work(slice(start, start + rows)), threads)

@@ -11,7 +11,6 @@ range of rows that one thread works on at a time.
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -24,10 +23,15 @@ from coupled_adam.optimizer.numba_elements import (
     claim_piece,
     compiled_loop,
     count_as_written,
+    keys_of_row,
     load,
+    part_of_a_loop,
     round_like,
+    rounding_numbers,
     run_loop,
+    stored_moment_like,
 )
+from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table
 
 # Rows whose rho_i m_ih are added up in float32 before they are added to a float64 sum: float32 is twice as fast.
@@ -48,13 +52,13 @@ def square_sums(grad: Tensor, real_rows: int) -> tuple[Tensor, Tensor]:
     return _total(column_sums, real_pieces), row_sums
 
 
-def first_pass(table: Table, factor: float) -> tuple[Tensor, Tensor, Tensor | None]:
+def first_pass(table: Table, factor: float, keys: StepKeys | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Update r_t and m_t of one table in place; see `family_blockwise.first_pass`.
 
     Args:
-        table: the table; grad and exp_avg contiguous and of the same of `numba_kernels.DTYPES`, numbers of `hyper`
-            on the host.
+        table: the table; grad and exp_avg contiguous and of `numba_kernels.DTYPES`, numbers of `hyper` on the host.
         factor: what the gradient is multiplied with: loss scale, -1 for maximize.
+        keys: of this step where m_t is rounded at random.
 
     Returns:
         Sums of g^2 and of rho_i m_ih over the real rows, (1, H) float64, and rho, (V, 1), or None for ones.
@@ -78,6 +82,7 @@ def first_pass(table: Table, factor: float) -> tuple[Tensor, Tensor, Tensor | No
         weighted_sums,
         _row_numbers(table, row_exponent, factor),
         _moment_numbers(table, factor),
+        rounding_numbers(table, keys),
         FLOAT32_ROWS,
     )
     count_as_written(table.exp_avg, row_avg_sq)
@@ -103,13 +108,16 @@ def advance_row_moment(table: Table, row_sums: Tensor, factor: float) -> Tensor:
     return row_factor
 
 
-def advance_first_moment(table: Table, row_factor: Tensor | None, factor: float) -> Tensor:
+def advance_first_moment(
+    table: Table, row_factor: Tensor | None, factor: float, keys: StepKeys | None = None
+) -> Tensor:
     """Update m_t of one table in place; see `family_blockwise.advance_first_moment`.
 
     Args:
         table: as for `first_pass`.
         row_factor: rho, (V, 1) float32, None for ones.
         factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
+        keys: of this step where m_t is rounded at random.
 
     Returns:
         Sums of rho_i m_ih over the real rows, (1, H) float64.
@@ -117,12 +125,15 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, factor: float)
     starts, real_pieces = _pieces_of_sums(table.grad, table.real_rows)
     weighted_sums = _partial_sums(starts, table.grad)
     arrays = (array_of(table.grad), array_of(table.exp_avg), _row_factors(table, row_factor))
-    run_loop(_advance_rows, *arrays, starts, weighted_sums, _moment_numbers(table, factor), FLOAT32_ROWS)
+    numbers = (_moment_numbers(table, factor), rounding_numbers(table, keys))
+    run_loop(_advance_rows, *arrays, starts, weighted_sums, *numbers, FLOAT32_ROWS)
     count_as_written(table.exp_avg)
     return _total(weighted_sums, real_pieces)
 
 
-def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, factor: float) -> None:
+def apply_update(
+    table: Table, coefficient: Tensor, row_factor: Tensor | None, factor: float, keys: StepKeys | None = None
+) -> None:
     """Update m_t and e_t of one table in place; see `family_blockwise.apply_update`.
 
     Args:
@@ -130,10 +141,12 @@ def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, f
         coefficient: a, (1, H) float32.
         row_factor: rho, (V, 1) float32, None for ones.
         factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
+        keys: of this step where m_t is rounded at random.
     """
     arrays = [array_of(tensor) for tensor in (table.param, table.grad, table.exp_avg)]
     vectors = (_row_factors(table, row_factor), coefficient.numpy().reshape(-1))
-    run_loop(_update_rows, *arrays, *vectors, _decay(table), _moment_numbers(table, factor), _rows_of_piece(table))
+    numbers = (_moment_numbers(table, factor), rounding_numbers(table, keys))
+    run_loop(_update_rows, *arrays, *vectors, _decay(table), *numbers, _rows_of_piece(table))
     count_as_written(table.param, table.exp_avg)
 
 
@@ -141,7 +154,7 @@ def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offs
     """Update e_t of one table, whose m_t is there, in place; see `family_blockwise.move_rows`.
 
     Args:
-        table: the table; param and exp_avg contiguous and of the same of `numba_kernels.DTYPES`.
+        table: the table; param and exp_avg contiguous and of `numba_kernels.DTYPES`.
         coefficient: a, (1, H) float32.
         row_factor: rho, (V, 1) float32, None for ones.
         offset: the mean update, (1, H) float32, None for zeros.
@@ -204,13 +217,8 @@ def _rows_of_piece(table: Table) -> int:
     return max(numba_kernels.PIECE_ELEMENTS // table.param.shape[1], 1)
 
 
-def _part_of_a_loop(**options: Any) -> Any:
-    """A function that the loops below call for each row or element, and are compiled with."""
-    return numba.njit(nogil=True, error_model="numpy", **options)
-
-
 # `reassoc` lets the sum over a row be vectorised, and no more: NaN and infinity are still treated as such.
-@_part_of_a_loop(fastmath={"reassoc"})
+@part_of_a_loop(fastmath={"reassoc"})
 def _add_row_squares(grad, column_sums):
     """Add the squares of one row to the column sums, and return their sum."""
     row_sum = 0.0
@@ -221,7 +229,7 @@ def _add_row_squares(grad, column_sums):
     return row_sum
 
 
-@_part_of_a_loop()
+@part_of_a_loop()
 def _row_factor(row_avg_sq, i, row_sum, numbers):
     """Advance r_t of row i and return its rho."""
     square_factor, width, beta2, bias_correction2, eps, row_exponent = numbers
@@ -231,27 +239,34 @@ def _row_factor(row_avg_sq, i, row_sum, numbers):
     return np.float32(0.0 if np.isinf(factor) else factor)
 
 
-@_part_of_a_loop()
+@part_of_a_loop()
 def _next_moment(g, m, numbers):
-    """m_t of one element, as it is stored."""
+    """m_t of one element, before it is rounded."""
     beta1, one_minus_beta1, factor = numbers
     g = factor * load(g)
     moment = load(m)
     # torch.lerp: beta1 and 1 - beta1 add up to one whatever their rounding, and beta1 = 0 gives g.
-    moment = moment + one_minus_beta1 * (g - moment) if one_minus_beta1 < 0.5 else g - beta1 * (g - moment)
-    return round_like(moment, m)
+    return moment + one_minus_beta1 * (g - moment) if one_minus_beta1 < 0.5 else g - beta1 * (g - moment)
 
 
-@_part_of_a_loop()
-def _advance_row(grad, exp_avg, rho, numbers, sums):
+@part_of_a_loop()
+def _advance_row(grad, exp_avg, rho, numbers, row_keys, sums):
     """Advance m_t of one row and add rho_i m_ih to the sums, in float32."""
     for h in range(sums.shape[0]):
-        m = _next_moment(grad[h], exp_avg[h], numbers)
+        m = stored_moment_like(_next_moment(grad[h], exp_avg[h], numbers), h, row_keys, exp_avg[h])
         exp_avg[h] = m
         sums[h] += rho * load(m)
 
 
-@_part_of_a_loop()
+@part_of_a_loop()
+def _moving(moment, stored, row_keys):
+    """What moves a row: m_t as it is stored, but before it is rounded at random."""
+    if row_keys is None:
+        return load(stored)
+    return moment
+
+
+@part_of_a_loop()
 def _flush(sums, wide_sums):
     """Move float32 sums to float64 ones."""
     for h in range(sums.shape[0]):
@@ -292,6 +307,7 @@ def _take_first_pass(
     weighted_sums,
     row_numbers,
     moment_numbers,
+    rounding,
     float32_rows,
     next_piece,
 ):
@@ -306,12 +322,13 @@ def _take_first_pass(
             for i in range(first, min(first + float32_rows, starts[piece + 1])):
                 row_sum = _add_row_squares(grad[i], column_sums[piece])
                 row_factor[i] = _row_factor(row_avg_sq, i, row_sum, row_numbers)
-                _advance_row(grad[i], exp_avg[i], row_factor[i], moment_numbers, sums)
+                row_keys = keys_of_row(i, rounding)
+                _advance_row(grad[i], exp_avg[i], row_factor[i], moment_numbers, row_keys, sums)
             _flush(sums, weighted_sums[piece])
 
 
 @compiled_loop
-def _advance_rows(grad, exp_avg, row_factor, starts, weighted_sums, moment_numbers, float32_rows, next_piece):
+def _advance_rows(grad, exp_avg, row_factor, starts, weighted_sums, moment_numbers, rounding, float32_rows, next_piece):
     sums = np.zeros(grad.shape[1], np.float32)
     while True:
         # From the last row to the first, here and below: the end of a table is what the pass before left in the cache.
@@ -321,12 +338,13 @@ def _advance_rows(grad, exp_avg, row_factor, starts, weighted_sums, moment_numbe
         weighted_sums[piece] = 0.0
         for first in range(starts[piece], starts[piece + 1], float32_rows):
             for i in range(first, min(first + float32_rows, starts[piece + 1])):
-                _advance_row(grad[i], exp_avg[i], row_factor[i], moment_numbers, sums)
+                row_keys = keys_of_row(i, rounding)
+                _advance_row(grad[i], exp_avg[i], row_factor[i], moment_numbers, row_keys, sums)
             _flush(sums, weighted_sums[piece])
 
 
 @compiled_loop
-def _update_rows(param, grad, exp_avg, row_factor, coefficient, decay, moment_numbers, rows, next_piece):
+def _update_rows(param, grad, exp_avg, row_factor, coefficient, decay, moment_numbers, rounding, rows, next_piece):
     V, H = param.shape
     pieces = (V + rows - 1) // rows
     while True:
@@ -334,10 +352,12 @@ def _update_rows(param, grad, exp_avg, row_factor, coefficient, decay, moment_nu
         if piece < 0:
             return
         for i in range(piece * rows, min((piece + 1) * rows, V)):
+            row_keys = keys_of_row(i, rounding)
             for h in range(H):
-                m = _next_moment(grad[i, h], exp_avg[i, h], moment_numbers)
-                exp_avg[i, h] = m
-                e = decay * load(param[i, h]) + coefficient[h] * (row_factor[i] * load(m))
+                moment = _next_moment(grad[i, h], exp_avg[i, h], moment_numbers)
+                exp_avg[i, h] = stored_moment_like(moment, h, row_keys, exp_avg[i, h])
+                m = _moving(moment, exp_avg[i, h], row_keys)
+                e = decay * load(param[i, h]) + coefficient[h] * (row_factor[i] * m)
                 param[i, h] = round_like(e, param[i, h])
 
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from coupled_adam.optimizer.family_moment_kernels import bias_correction_at, is_skipped, number, row_factor_of
+from coupled_adam.optimizer.rounding_kernels import load_keys, stored_moment
 from coupled_adam.optimizer.triton_kernels import SHRINK, UNSHRINK_SQUARE
 
 
@@ -60,6 +61,10 @@ def first_pass_kernel(
     stride_grad_h,
     stride_exp_avg_v,
     stride_exp_avg_h,
+    keys_ptr,
+    first_element,
+    width,
+    IS_LARGE: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_H: tl.constexpr,
     STAGES: tl.constexpr,
@@ -80,6 +85,7 @@ def first_pass_kernel(
     exp_avg_columns = columns.to(tl.int64) * stride_exp_avg_h
     column_sums = tl.zeros((BLOCK_H,), dtype=tl.float32)
     weighted_sums = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    index_key, middle_key = load_keys(keys_ptr)
     if row_avg_sq_ptr is not None:
         correction = bias_correction_at(step_ptr, log_beta2, bias_correction2)
         inverse_root_correction = (1.0 / tl.sqrt(correction)).to(tl.float32)
@@ -94,7 +100,10 @@ def first_pass_kernel(
         # Neither is read again; the moment as it is written is, by `move_rows_kernel`.
         g = tl.load(grad_offsets, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
         m = tl.load(exp_avg_offsets, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        stored = (beta1 * m + grad_weight * g).to(exp_avg_ptr.dtype.element_ty)
+        m = beta1 * m + grad_weight * g
+        stored = stored_moment(
+            m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE
+        )
         tl.store(exp_avg_offsets, stored, mask=mask)
         is_real = (rows < real_rows)[:, None]
         squares = g * g
@@ -219,6 +228,10 @@ def advance_first_moment_kernel(
     stride_grad_h,
     stride_exp_avg_v,
     stride_exp_avg_h,
+    keys_ptr,
+    first_element,
+    width,
+    IS_LARGE: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_H: tl.constexpr,
     STAGES: tl.constexpr,
@@ -233,6 +246,7 @@ def advance_first_moment_kernel(
     grad_columns = columns.to(tl.int64) * stride_grad_h
     exp_avg_columns = columns.to(tl.int64) * stride_exp_avg_h
     sums = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    index_key, middle_key = load_keys(keys_ptr)
     for first in tl.range(tl.program_id(0) * BLOCK_V, V, tl.num_programs(0) * BLOCK_V, num_stages=STAGES):
         rows = first + tl.arange(0, BLOCK_V)
         mask = (rows < V)[:, None] & in_table[None, :]
@@ -241,7 +255,10 @@ def advance_first_moment_kernel(
         grad_offsets = grad_ptr + row * stride_grad_v + grad_columns[None, :]
         g = tl.load(grad_offsets, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
         m = tl.load(exp_avg_offsets, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        stored = (beta1 * m + grad_weight * g).to(exp_avg_ptr.dtype.element_ty)
+        m = beta1 * m + grad_weight * g
+        stored = stored_moment(
+            m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE
+        )
         tl.store(exp_avg_offsets, stored, mask=mask)
         weighted = stored.to(tl.float32)
         if row_factor_ptr is not None:
@@ -274,6 +291,10 @@ def update_rows_kernel(
     stride_grad_h,
     stride_exp_avg_v,
     stride_exp_avg_h,
+    keys_ptr,
+    first_element,
+    width,
+    IS_LARGE: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
@@ -302,9 +323,14 @@ def update_rows_kernel(
         if grad_factor_ptr is not None:
             grad_weight *= tl.load(grad_factor_ptr)
         g = tl.load(grad_ptr + row * stride_grad_v + column * stride_grad_h, mask=mask).to(tl.float32)
-        stored = (beta1 * m + grad_weight * g).to(exp_avg_ptr.dtype.element_ty)
+        m = beta1 * m + grad_weight * g
+        index_key, middle_key = load_keys(keys_ptr)
+        stored = stored_moment(
+            m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE
+        )
         tl.store(exp_avg_offsets, stored, mask=mask)
-        m = stored.to(tl.float32)
+        if keys_ptr is None:
+            m = stored.to(tl.float32)
     if row_factor_ptr is not None:
         m *= tl.load(row_factor_ptr + rows, mask=rows < V)[:, None]
     update = coefficient * m

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coupled_adam.optimizer.triton_kernels import ceil_div
+from coupled_adam.optimizer.kernel_launch import ceil_div
 
 # Wider rows are not kept in registers.
 MAX_WIDTH = 8192

@@ -20,15 +20,10 @@ from coupled_adam.optimizer import family_moment_kernels as moment_kernels
 from coupled_adam.optimizer import family_pass_kernels as pass_kernels
 from coupled_adam.optimizer.family_blockwise import FirstPass
 from coupled_adam.optimizer.family_tiling import MAX_WIDTH, Tiling, next_power_of_2, tile_for
+from coupled_adam.optimizer.kernel_launch import Launcher, ceil_div, on_device_of, step_on_device
+from coupled_adam.optimizer.rounding_kernels import NO_ROUNDING, RoundingArguments, rounding_arguments
 from coupled_adam.optimizer.table import Hyperparameters, Table
-from coupled_adam.optimizer.triton_kernels import (
-    Launcher,
-    ceil_div,
-    column_square_sums,
-    log_beta,
-    on_device_of,
-    step_on_device,
-)
+from coupled_adam.optimizer.triton_kernels import column_square_sums, log_beta
 
 # Found by benchmarks/tune_kernels.py on an H200.
 FIRST_PASS = Tiling(MAX_WIDTH, 128, 8192, 2, 3)
@@ -98,10 +93,11 @@ def first_pass(table: Table, grad_factor: Tensor | None, found_inf: Tensor | Non
     alignment = (grad.data_ptr() % 16, exp_avg.data_ptr() % 16, _alignment(row_avg_sq), programs * H % 2)
     dtypes = (grad.dtype, exp_avg.dtype, _dtype(exponent))
     missing = (row_avg_sq is None, grad_factor is None, found_inf is None, step is None)
+    rounding = _rounding(table)
     with on_device_of(grad):
         FIRST_PASS_LAUNCHERS[warps].launch(
             (programs, 1, 1),
-            (grad.device, V, H, table.real_rows, strides, alignment, dtypes, missing, tile),
+            (grad.device, V, H, table.real_rows, strides, alignment, dtypes, missing, rounding.kind, tile),
             grad,
             exp_avg,
             row_avg_sq,
@@ -125,6 +121,7 @@ def first_pass(table: Table, grad_factor: Tensor | None, found_inf: Tensor | Non
             V,
             H,
             *strides,
+            *rounding,
             *tile,
         )
     return FirstPass(sums[0], sums[1], row_factor)
@@ -203,10 +200,12 @@ def advance_first_moment(
     strides = (*grad.stride(), *exp_avg.stride())
     alignment = (grad.data_ptr() % 16, exp_avg.data_ptr() % 16, _alignment(row_factor))
     missing = (row_factor is None, grad_factor is None, found_inf is None)
+    rounding = _rounding(table)
+    dtypes = (grad.dtype, exp_avg.dtype)
     with on_device_of(grad):
         FIRST_MOMENT_LAUNCHERS[warps].launch(
             (programs, max(ceil_div(H, tile[1]), 1), 1),
-            (grad.device, grad.dtype, exp_avg.dtype, V, H, table.real_rows, strides, alignment, missing, tile),
+            (grad.device, dtypes, V, H, table.real_rows, strides, alignment, missing, rounding.kind, tile),
             grad,
             exp_avg,
             row_factor,
@@ -219,6 +218,7 @@ def advance_first_moment(
             V,
             H,
             *strides,
+            *rounding,
             *tile,
         )
     return weighted_sums
@@ -311,11 +311,12 @@ def _update_rows(
     alignment = tuple(map(_alignment, (param, grad, exp_avg, coefficient, row_factor, offset)))
     dtypes = (param.dtype, exp_avg.dtype, _dtype(grad), _dtype(lr))
     missing = (grad_factor is None, found_inf is None, step is None)
+    rounding = NO_ROUNDING if grad is None else _rounding(table)
     tile = (UPDATE_BLOCK_V, UPDATE_BLOCK_H)
     with on_device_of(param):
         UPDATE_LAUNCHERS[UPDATE_WARPS].launch(
             (max(ceil_div(H, UPDATE_BLOCK_H) * ceil_div(V, UPDATE_BLOCK_V), 1), 1, 1),
-            (param.device, V, H, strides, alignment, dtypes, missing, tile),
+            (param.device, V, H, strides, alignment, dtypes, missing, rounding.kind, tile),
             param,
             grad,
             exp_avg,
@@ -333,6 +334,7 @@ def _update_rows(
             V,
             H,
             *strides,
+            *rounding,
             *tile,
         )
     if step is None:
@@ -357,6 +359,11 @@ def _step(table: Table) -> tuple[Tensor | None, float, float]:
         return table.step, 1.0, 1.0
     t = table.step.item() + 1
     return None, 1 - table.hyper.beta1**t, 1 - table.hyper.beta2**t
+
+
+def _rounding(table: Table) -> RoundingArguments:
+    step = table.step if step_on_device(table) else None
+    return rounding_arguments(table, step, t=0 if step is not None else table.step.item() + 1)
 
 
 def _number(value: float | Tensor) -> tuple[Tensor | None, float]:

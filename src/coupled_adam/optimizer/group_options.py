@@ -12,7 +12,15 @@ from torch import Tensor
 
 # Every group's: below these limits, and not negative.
 LIMITS = {"lr": float("inf"), "betas": 1.0, "eps": float("inf"), "weight_decay": float("inf")}
-OF_COUPLED_GROUPS = ("scale_exponent", "row_exponent", "column_exponent", "mean_free", "vocabulary_size")
+OF_COUPLED_GROUPS = (
+    "scale_exponent",
+    "row_exponent",
+    "column_exponent",
+    "mean_free",
+    "vocabulary_size",
+    "state_dtype",
+    "state_seed",
+)
 
 
 def check_options(

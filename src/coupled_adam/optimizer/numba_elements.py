@@ -15,7 +15,13 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from coupled_adam.optimizer import stochastic_rounding
 from coupled_adam.optimizer.row_threads import run_on_threads
+from coupled_adam.optimizer.stochastic_rounding import StepKeys
+from coupled_adam.optimizer.table import Table
+
+INT16, INT32 = ir.IntType(16), ir.IntType(32)
+LARGEST_BITS = 0x7F7F0000  # of the largest finite bfloat16, as a float32
 
 
 def run_loop(loop: Any, *arguments: Any) -> None:
@@ -74,17 +80,101 @@ def round_like(typing_context, value, stored):
     def codegen(context, builder, signature, arguments):
         value = arguments[0]
         if signature.args[1] == types.uint16:
-            bits = builder.bitcast(value, ir.IntType(32))
-            number = ir.Constant(ir.IntType(32), 0x7FFF)
-            upper = ir.Constant(ir.IntType(32), 16)
-            odd = builder.and_(builder.lshr(bits, upper), ir.Constant(ir.IntType(32), 1))
-            rounded = builder.lshr(builder.add(builder.add(bits, number), odd), upper)
-            is_nan = builder.fcmp_unordered("uno", value, value)
-            rounded = builder.select(is_nan, ir.Constant(ir.IntType(32), 0x7FC0), rounded)
-            value = builder.trunc(rounded, ir.IntType(16))
+            value = builder.trunc(_nearest_bits(builder, value), INT16)
         return value
 
     return stored(types.float32, stored), codegen
+
+
+@intrinsic
+def round_at_random(typing_context, value, x, column, middle_key):
+    """A float32 as the bits of a bfloat16; see `stochastic_rounding.random_bits`, whose x of column 0 this is."""
+
+    def codegen(context, builder, signature, arguments):
+        value, x, column, middle_key = arguments
+        x = builder.add(x, builder.mul(column, INT32(stochastic_rounding.SPREAD)))
+        x = _xor_shifted(builder, x, 16)
+        x = builder.mul(x, INT32(stochastic_rounding.MULTIPLIER1))
+        x = builder.xor(_xor_shifted(builder, x, 15), middle_key)
+        x = builder.mul(x, INT32(stochastic_rounding.MULTIPLIER2))
+        bits = builder.bitcast(value, INT32)
+        rounded = builder.lshr(builder.add(bits, builder.lshr(x, INT32(16))), INT32(16))
+        size = builder.and_(bits, INT32(0x7FFFFFFF))
+        has_neighbours = builder.icmp_unsigned("<", size, INT32(LARGEST_BITS))
+        return builder.trunc(builder.select(has_neighbours, rounded, _nearest_bits(builder, value)), INT16)
+
+    return types.uint16(types.float32, types.uint32, types.uint32, types.uint32), codegen
+
+
+def _xor_shifted(builder: Any, x: Any, shift: int) -> Any:
+    return builder.xor(x, builder.lshr(x, INT32(shift)))
+
+
+def _nearest_bits(builder: Any, value: Any) -> Any:
+    """The bits of the nearest bfloat16, ties to even, in the lower half of 32."""
+    bits = builder.bitcast(value, INT32)
+    odd = builder.and_(builder.lshr(bits, INT32(16)), INT32(1))
+    rounded = builder.lshr(builder.add(builder.add(bits, INT32(0x7FFF)), odd), INT32(16))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.select(is_nan, INT32(0x7FC0), rounded)
+
+
+def part_of_a_loop(**options: Any) -> Any:
+    """A function that loops call for each row or element, and are compiled with."""
+    return numba.njit(nogil=True, error_model="numpy", **options)
+
+
+def rounding_numbers(table: Table, keys: StepKeys | None) -> tuple[Any, ...] | None:
+    """What `keys_of_row` needs, None where moments are rounded to nearest."""
+    if table.rounding is None or keys is None:
+        return None
+    index_key, middle_key = np.uint32(keys.index_key), np.uint32(keys.middle_key)
+    return index_key, middle_key, np.int64(table.rounding.first), np.int64(table.width)
+
+
+@part_of_a_loop()
+def keys_of_row(i, rounding):
+    """What the random bits of row i are made from; None where moments are rounded to nearest.
+
+    Returns:
+        x of the row's first element and `middle_key`; from which column on they are others, because the index has
+        passed a multiple of 2^32; and those.
+    """
+    if rounding is None:
+        return None
+    index_key, middle_key, first, width = rounding
+    index = first + i * width
+    x = (index & stochastic_rounding.MASK) * stochastic_rounding.SPREAD + np.int64(index_key)
+    high = index >> 32
+    before, after = _mixed(high), _mixed(high + 1)
+    x_before, x_after = (
+        np.uint32((x + before) & stochastic_rounding.MASK),
+        np.uint32((x + after) & stochastic_rounding.MASK),
+    )
+    last = ((high + 1) << 32) - index
+    return x_before, np.uint32(middle_key ^ before), last, x_after, np.uint32(middle_key ^ after)
+
+
+@part_of_a_loop()
+def _mixed(x):
+    """`stochastic_rounding.mix` of an int64 below 2^32."""
+    x = x ^ (x >> 16)
+    x = (x * stochastic_rounding.MULTIPLIER1) & stochastic_rounding.MASK
+    x = x ^ (x >> 15)
+    x = (x * stochastic_rounding.MULTIPLIER2) & stochastic_rounding.MASK
+    return x ^ (x >> 15)
+
+
+@part_of_a_loop()
+def stored_moment_like(moment, h, row_keys, stored):
+    """m_t of column h, float32, as an element of an array like `stored` is."""
+    if row_keys is None:
+        return round_like(moment, stored)
+    x_before, key_before, last, x_after, key_after = row_keys
+    is_before = h < last
+    return round_at_random(
+        moment, x_before if is_before else x_after, np.uint32(h), key_before if is_before else key_after
+    )
 
 
 def compiled_loop(function):

@@ -17,10 +17,14 @@ from coupled_adam.optimizer.numba_elements import (
     claim_piece,
     compiled_loop,
     count_as_written,
+    keys_of_row,
     load,
     round_like,
+    rounding_numbers,
     run_loop,
+    stored_moment_like,
 )
+from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table
 
 # Elements of a table in one piece: 50 to 100 microseconds of work, so that no thread waits long for the last one.
@@ -47,20 +51,21 @@ def column_square_sums(grad: Tensor) -> Tensor:
     return torch.from_numpy(partial_sums.sum(axis=0, keepdims=True))
 
 
-def apply_update(table: Table, coefficient: Tensor, factor: float) -> None:
+def apply_update(table: Table, coefficient: Tensor, factor: float, keys: StepKeys | None = None) -> None:
     """Update m_t and e_t of one table in place; see `blockwise.apply_update`.
 
     Args:
-        table: the table; param, grad and exp_avg contiguous and of the same of DTYPES, numbers of `hyper` on the host.
+        table: the table; param, grad and exp_avg contiguous and of DTYPES, numbers of `hyper` on the host.
         coefficient: what a row's first moment is multiplied with, (1, H) float32.
         factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
+        keys: of this step where m_t is rounded at random.
     """
     hyper = table.hyper
     arrays = [array_of(tensor) for tensor in (table.param, table.grad, table.exp_avg)]
     columns = coefficient.numpy().reshape(-1)
     numbers = [np.float32(x) for x in (hyper.beta1, 1 - hyper.beta1, factor, 1 - hyper.lr * hyper.weight_decay)]
     rows = max(PIECE_ELEMENTS // table.param.shape[1], 1)
-    run_loop(_update_rows, *arrays, columns, *numbers, rows)
+    run_loop(_update_rows, *arrays, columns, *numbers, rounding_numbers(table, keys), rows)
     count_as_written(table.param, table.exp_avg)
 
 
@@ -88,7 +93,7 @@ def _add_squares(grad, rows, partial_sums, next_piece):
 
 
 @compiled_loop
-def _update_rows(param, grad, exp_avg, coefficient, beta1, one_minus_beta1, factor, decay, rows, next_piece):
+def _update_rows(param, grad, exp_avg, coefficient, beta1, one_minus_beta1, factor, decay, rounding, rows, next_piece):
     V, H = param.shape
     pieces = (V + rows - 1) // rows
     while True:
@@ -97,11 +102,12 @@ def _update_rows(param, grad, exp_avg, coefficient, beta1, one_minus_beta1, fact
         if piece < 0:
             return
         for i in range(piece * rows, min((piece + 1) * rows, V)):
+            row_keys = keys_of_row(i, rounding)
             for h in range(H):
                 g = factor * load(grad[i, h])
                 m = load(exp_avg[i, h])
                 # torch.lerp: beta1 and 1 - beta1 add up to one whatever their rounding, and beta1 = 0 gives g.
                 m = m + one_minus_beta1 * (g - m) if one_minus_beta1 < 0.5 else g - beta1 * (g - m)
                 e = decay * load(param[i, h]) + coefficient[h] * m
-                exp_avg[i, h] = round_like(m, exp_avg[i, h])
+                exp_avg[i, h] = stored_moment_like(m, h, row_keys, exp_avg[i, h])
                 param[i, h] = round_like(e, param[i, h])

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from coupled_adam.optimizer.reference_rounding import rounded_table
+
 
 class ReferenceState(NamedTuple):
     """What Algorithm 1 carries from one step to the next."""
@@ -47,6 +49,8 @@ def reference_step(
     column_exponent: float = 1.0,
     mean_free: bool = False,
     vocabulary_size: int | None = None,
+    state_seed: int | None = None,
+    table: int = 0,
 ) -> ReferenceState:
     """One pass through the loop of Algorithm 1, or of another member of the family of second moments.
 
@@ -64,6 +68,8 @@ def reference_step(
         column_exponent: x; 1 is Coupled Adam.
         mean_free: subtract the mean update from every row.
         vocabulary_size: take all means over the first that many rows; None for all.
+        state_seed: keep m in bfloat16, rounded at random with this seed; None to keep it as it is.
+        table: number of the table, for the random bits.
 
     Returns:
         The state after the update; the given one is not changed.
@@ -81,7 +87,9 @@ def reference_step(
     t = state.step + 1
     m = beta1 * state.first_moment + (1 - beta1) * g
     v = beta2 * state.second_moment + (1 - beta2) * g**2
-    m_hat = m / (1 - beta1**t)
+    stored = m if state_seed is None else rounded_table(m, seed=state_seed, table=table, step=t)
+    # The mean update is that of the moments as they are stored, so that what is left adds up to zero.
+    m_hat = (stored if mean_free else m) / (1 - beta1**t)
     v_hat = v / (1 - beta2**t)
     if coupled:
         n, x, y = scale_exponent, column_exponent, row_exponent
@@ -92,7 +100,7 @@ def reference_step(
     if mean_free:
         update = update - update[:vocabulary_size].mean(dim=0, keepdim=True)
     e = state.embeddings * (1 - lr * weight_decay) - lr * update
-    return ReferenceState(e, m, v, t)
+    return ReferenceState(e, stored, v, t)
 
 
 def family_denominator(

@@ -132,17 +132,22 @@ def local_real_rows(param: Tensor, vocabulary_size: int | None) -> int:
     local_rows = local_part(param).shape[0]
     if vocabulary_size is None or not is_distributed(param):
         return local_rows if vocabulary_size is None else min(vocabulary_size, local_rows)
-    offset = _first_row(param.shape, param.device_mesh, tuple(param.placements))  # type: ignore[attr-defined]
-    return max(min(vocabulary_size - offset, local_rows), 0)
+    return max(min(vocabulary_size - first_row_and_column(param)[0], local_rows), 0)
+
+
+def first_row_and_column(param: Tensor) -> tuple[int, int]:
+    """The row and the column of the whole table that this rank's part begins with."""
+    if not is_distributed(param):
+        return 0, 0
+    return _offsets(param.shape, param.device_mesh, tuple(param.placements))  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=64)
-def _first_row(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> int:
-    """The row of the whole table that this rank's part begins with."""
+def _offsets(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> tuple[int, int]:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return int(offset[0])
+    return int(offset[0]), int(offset[1])
 
 
 def process_groups(param: Tensor, tensor_dim: int | None = None) -> tuple[Any, ...]:

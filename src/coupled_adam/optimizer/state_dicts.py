@@ -115,18 +115,21 @@ def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
     return adapted
 
 
-def restore_second_moments(adapted: StateDict, optimizer: Optimizer) -> None:
-    """Put back the row and column moments that torch cast to the dtype of a bfloat16 or float16 parameter."""
+def restore_dtypes(adapted: StateDict, optimizer: Optimizer) -> None:
+    """Put back the moments of coupled tables that torch cast to the dtype of the parameter."""
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    coupled = {param for group in optimizer.param_groups if group["coupled"] for param in group["params"]}
+    coupled = {param: group for group in optimizer.param_groups if group["coupled"] for param in group["params"]}
     for saved_id, param in zip(_saved_ids(adapted), params, strict=True):
         if param not in coupled:
             continue
         dtype = torch.promote_types(param.dtype, torch.float32)
-        for key in ("exp_avg_sq", "row_avg_sq"):
+        dtypes = {"exp_avg_sq": dtype, "row_avg_sq": dtype}
+        if coupled[param]["state_dtype"] not in (None, param.dtype):
+            dtypes["exp_avg"] = coupled[param]["state_dtype"]
+        for key, kept_dtype in dtypes.items():
             if key in adapted["state"].get(saved_id, {}):
                 moment = adapted["state"][saved_id][key]
-                optimizer.state[param][key] = moment.to(device=param.device, dtype=dtype, copy=True)
+                optimizer.state[param][key] = moment.to(device=param.device, dtype=kept_dtype, copy=True)
 
 
 def _refuse_amsgrad(state_dict: StateDict) -> None:
@@ -157,6 +160,10 @@ def _adapted_group(saved: dict[str, Any], live: dict[str, Any]) -> dict[str, Any
     group["coupled"] = live["coupled"]
     group["error_if_nonfinite"] = live["error_if_nonfinite"]
     group["vocabulary_size"] = live["vocabulary_size"]
+    group["state_dtype"] = live["state_dtype"]
+    # A file whose moments were not rounded at random says nothing about the seed.
+    is_rounded = saved.get("coupled") and saved.get("state_dtype") == torch.bfloat16
+    group["state_seed"] = saved["state_seed"] if is_rounded and live["coupled"] else live["state_seed"]
     for key in ("scale_exponent", "row_exponent", "column_exponent", "mean_free"):
         group[key] = group.get(key, live[key]) if live["coupled"] == saved.get("coupled", False) else live[key]
     for key in ("row_exponent", "column_exponent"):
@@ -243,6 +250,7 @@ class SavedMoments:
         state = {key: value for key, value in self.state.items() if key != "row_avg_sq"}
         if self.state["exp_avg_sq"].shape == self.param.shape:
             return state
+        state["exp_avg"] = state["exp_avg"].to(self.param.dtype)  # which may have been narrower
         second_moment = _repeated_row(self.state["exp_avg_sq"], self.param)
         if self.column_total is not None and self._has_row_moments():
             mean = self.column_total.values / self.param.shape[1]

@@ -17,12 +17,17 @@ from coupled_adam.optimizer.checks import named_params
 from coupled_adam.optimizer.sharding import (
     PartialSum,
     Reduction,
+    first_row_and_column,
     local_gradient,
     local_part,
     local_real_rows,
 )
+from coupled_adam.optimizer.stochastic_rounding import Rounding, rounding_key
 from coupled_adam.optimizer.table import Hyperparameters, Table
 from coupled_adam.optimizer.table_step import TableStep, build_table_step
+
+# More tables than a group has: see `table_numbers`.
+TABLES_PER_GROUP = 2**16
 
 
 @dataclass(slots=True)
@@ -39,6 +44,8 @@ class GroupTensors:
     exp_avg_sqs: list[Tensor]
     steps: list[Tensor]
     row_avg_sqs: list[Tensor | None]
+    numbers: list[int]
+    """Of each table, which tell the random bits of one from those of another."""
     has_complex: bool
 
     def __post_init__(self) -> None:
@@ -52,6 +59,25 @@ class GradientNorm(NamedTuple):
     """Of the unscaled gradients, before clipping."""
     factor: Tensor
     """What clips (and unscales) the gradients: they are multiplied with it, unless there is no limit."""
+
+
+def table_numbers(groups: list[dict[str, Any]]) -> list[list[int]]:
+    """For each group a number for each table that has a gradient; groups that are not coupled do not count.
+
+    Example:
+        >>> table = torch.zeros(2, 2)
+        >>> table.grad = torch.zeros(2, 2)
+        >>> groups = [{"params": [], "coupled": False}, *({"params": [table], "coupled": True} for _ in range(2))]
+        >>> table_numbers(groups)
+        [[], [0], [65536]]
+    """
+    numbers = []
+    coupled = 0
+    for group in groups:
+        first = coupled * TABLES_PER_GROUP
+        numbers.append([first + i for i, p in enumerate(group["params"]) if p.grad is not None])
+        coupled += bool(group["coupled"])
+    return numbers
 
 
 def idle_tables(groups: list[GroupTensors]) -> list[str]:
@@ -144,11 +170,21 @@ def _table_steps(
             width=param.shape[1],
             real_rows=local_real_rows(param, vocabulary_size),
             row_avg_sq=None if row_avg_sq is None else local_part(row_avg_sq),
+            rounding=_rounding(tensors.group, param, tensors.numbers[i]),
         )
         steps.append(
             build_table_step(table, param, grad_factor=grad_factor, found_inf=found_inf, is_norm_needed=is_norm_needed)
         )
     return steps
+
+
+def _rounding(group: dict[str, Any], param: Tensor, number: int) -> Rounding | None:
+    """How the first moment of a table is rounded at random, if it is."""
+    if group["state_dtype"] != torch.bfloat16:
+        return None
+    row, column = first_row_and_column(param)
+    key = rounding_key(group["state_seed"], number)
+    return Rounding(key, first=row * param.shape[1] + column, is_large=param.numel() > 2**32)
 
 
 def _norm_sums(tables: list[TableStep], standard: list[GroupTensors]) -> list[PartialSum]:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coupled_adam.optimizer.stochastic_rounding import Rounding
+
 
 def sum_dtype(device: torch.device) -> torch.dtype:
     """What sums of squares are kept in: float64, since those of finite float32 gradients overflow float32.
@@ -114,6 +116,8 @@ class Table:
     real_rows: int
     """The first rows of this rank's part, those that are not padding."""
     row_avg_sq: Tensor | None = None  # (V, 1) float32, kept once row_exponent was not zero
+    rounding: Rounding | None = None
+    """How `exp_avg`, then in bfloat16, is rounded at random; None for rounding to nearest."""
 
     @property
     def is_coupled_adam(self) -> bool:

@@ -9,17 +9,15 @@ by the kernels themselves. Only numbers per column are float64, never one per el
 Legend: V vocabulary rows, H hidden size, t optimizer step. A program works on tiles of BLOCK_V x BLOCK_H.
 """
 
-import contextlib
-import functools
 import math
-from collections.abc import Hashable
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from coupled_adam.optimizer.kernel_launch import Launcher, ceil_div, on_device_of, step_on_device
+from coupled_adam.optimizer.rounding_kernels import load_keys, rounding_arguments, stored_moment
 from coupled_adam.optimizer.table import Table
 
 # Tile shapes and numbers of programs, found by benchmarks/tune_kernels.py on an H200. SUM_PROGRAMS is eight per
@@ -28,6 +26,8 @@ BLOCK_H = 256
 SUM_BLOCK_V, SUM_PROGRAMS = 16, 1056
 ADVANCE_BLOCK_P, ADVANCE_BLOCK_H = 64, 16
 UPDATE_BLOCK_V = 2
+# Of the update with stochastic rounding: four elements for each thread, in 16 and 8 bytes. Not tuned yet.
+ROUNDING_BLOCK_V, ROUNDING_BLOCK_H = 4, 256
 
 # A gradient times 2^-100 has a square, and a sum of squares over any table, that float32 can hold.
 SHRINK = tl.constexpr(2.0**-100)
@@ -152,6 +152,10 @@ def _update_kernel(
     stride_grad_h,
     stride_exp_avg_v,
     stride_exp_avg_h,
+    keys_ptr,
+    first_element,
+    width,
+    IS_LARGE: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
@@ -181,7 +185,11 @@ def _update_kernel(
     coefficient = tl.load(coefficient_ptr + columns, mask=columns < H)[None, :]
     m = beta1 * m + grad_weight * g
     e = e * (1.0 - lr * weight_decay) + coefficient * m
-    tl.store(exp_avg_offsets, m.to(exp_avg_ptr.dtype.element_ty), mask=mask)
+    index_key, middle_key = load_keys(keys_ptr)
+    stored = stored_moment(
+        m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE
+    )
+    tl.store(exp_avg_offsets, stored, mask=mask)
     tl.store(param_offsets, e.to(param_ptr.dtype.element_ty), mask=mask)
 
 
@@ -198,38 +206,10 @@ def _clip_factor_kernel(total_square_ptr, grad_scale_ptr, norm_ptr, grad_factor_
     tl.store(grad_factor_ptr, (factor * inverse_scale).to(tl.float32))
 
 
-class Launcher:
-    """A kernel together with what Triton compiled of it for each kind of arguments.
-
-    Triton's own launch works out the kind from every argument, each time, in 20 to 35 microseconds of CPU time; three
-    of them would take as long as the GPU needs for GPT-2's table. Here the caller names the kind.
-    """
-
-    def __init__(self, kernel: Any, num_warps: int) -> None:
-        self.kernel = kernel
-        self.num_warps = num_warps
-        self.compiled: dict[Hashable, Any] = {}
-
-    def launch(self, grid: tuple[int, int, int], kind: Hashable, *arguments: Any) -> None:
-        """Run the kernel.
-
-        Args:
-            grid: number of programs along each axis.
-            kind: everything Triton specialises on: device, dtypes, alignments, integers, which pointers are None.
-            *arguments: all arguments of the kernel in order, tile shapes included.
-        """
-        compiled = self.compiled.get(kind)
-        if compiled is not None:
-            compiled[grid](*arguments)
-            return
-        compiled = self.kernel[grid](*arguments, num_warps=self.num_warps)
-        if compiled is not None:  # the interpreter compiles nothing
-            self.compiled[kind] = compiled
-
-
 SUM = Launcher(_column_square_sums_kernel, num_warps=4)
 ADVANCE = Launcher(_advance_second_moment_kernel, num_warps=4)
 UPDATE = Launcher(_update_kernel, num_warps=8)
+ROUNDING_UPDATE = Launcher(_update_kernel, num_warps=8)
 CLIP = Launcher(_clip_factor_kernel, num_warps=1)
 
 
@@ -304,10 +284,15 @@ def apply_update(
     alignment = (param.data_ptr() % 16, grad.data_ptr() % 16, exp_avg.data_ptr() % 16)
     dtypes = (param.dtype, grad.dtype, exp_avg.dtype, None if lr is None else lr.dtype)
     missing = (grad_factor is None, found_inf is None, step is None)
+    # A step count on the host has been counted by now.
+    rounding = rounding_arguments(table, step, t=0 if step is not None else table.step.item())
+    update, tile = UPDATE, (UPDATE_BLOCK_V, BLOCK_H)
+    if table.rounding is not None:
+        update, tile = ROUNDING_UPDATE, (ROUNDING_BLOCK_V, ROUNDING_BLOCK_H)
     with on_device_of(param):
-        UPDATE.launch(
-            (max(ceil_div(H, BLOCK_H) * ceil_div(V, UPDATE_BLOCK_V), 1), 1, 1),
-            (param.device, V, H, strides, alignment, dtypes, missing, UPDATE_BLOCK_V, BLOCK_H),
+        update.launch(
+            (max(ceil_div(H, tile[1]) * ceil_div(V, tile[0]), 1), 1, 1),
+            (param.device, V, H, strides, alignment, dtypes, missing, rounding.kind, tile),
             param,
             grad,
             exp_avg,
@@ -323,8 +308,8 @@ def apply_update(
             V,
             H,
             *strides,
-            UPDATE_BLOCK_V,
-            BLOCK_H,
+            *rounding,
+            *tile,
         )
 
 
@@ -338,28 +323,5 @@ def clip_factor(total_square: Tensor, grad_scale: Tensor | None, max_norm: float
     return norm, grad_factor
 
 
-def step_on_device(table: Table) -> bool:
-    return table.step.is_cpu == table.param.is_cpu
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)  # triton.cdiv is meant for kernels and takes microseconds here
-
-
 def log_beta(beta: float) -> float:
     return math.log(beta) if beta > 0 else -math.inf
-
-
-_NO_CHANGE = contextlib.nullcontext()
-
-
-@functools.cache
-def _several_devices() -> bool:
-    return torch.cuda.device_count() > 1
-
-
-def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the tensor's."""
-    if _several_devices() and tensor.device.index != torch.cuda.current_device():
-        return torch.cuda.device(tensor.device)
-    return _NO_CHANGE

@@ -108,15 +108,16 @@ def memory(config: Config) -> Memory:
 def optimizer_bytes(config: Config) -> int:
     """Bytes of the optimizer's state: two float32 moments of each number, less what the embeddings and Muon save.
 
-    A coupled table keeps one second moment for all its rows, (1, H); with SGD a table has a momentum only, and so has a
-    matrix with Muon.
+    A coupled table keeps one second moment for all its rows, (1, H), and its first moments may be in bfloat16; with SGD
+    a table has a momentum only, and so has a matrix with Muon.
     """
     model = config.to_model_config()
     adamw = 8 * parameter_count(model)
     tables = 2 if config.optimizer.couple == "all" else 1
     table = 4 * model.vocabulary_size * model.width
     of_sgd = table if config.optimizer.sgd_momentum else 2 * table
-    saved = {"adamw": 0, "coupled": table - 4 * model.width, "sgd": of_sgd}
+    narrower = table // 2 if config.optimizer.state_dtype == "bfloat16" else 0
+    saved = {"adamw": 0, "coupled": table - 4 * model.width + narrower, "sgd": of_sgd}
     of_muon = 4 * sum(m * n for m, n in hidden_matrices(config)) if config.optimizer.matrices == "muon" else 0
     return adamw - tables * saved[config.optimizer.embeddings] - of_muon
 

@@ -85,7 +85,12 @@ class EmbeddingOptimizers:
 
 
 def build_optimizers(
-    model: nn.Module, section: "OptimizerSection", *, capturable: bool = False, vocabulary_size: int | None = None
+    model: nn.Module,
+    section: "OptimizerSection",
+    *,
+    capturable: bool = False,
+    vocabulary_size: int | None = None,
+    seed: int = 0,
 ) -> EmbeddingOptimizers:
     """The optimizers that the section [optimizer] of a config asks for.
 
@@ -94,6 +99,7 @@ def build_optimizers(
         section: which optimizer the tables get, and all its numbers.
         capturable: keep step counts and learning rates on the device, for CUDA graphs.
         vocabulary_size: rows of the tables from this one on are padding; None for none.
+        seed: of the rounding of first moments in bfloat16.
     """
     device = next(model.parameters()).device
     max_grad_norm = section.max_grad_norm or math.inf  # without clipping the norm is still wanted, to be shown
@@ -117,6 +123,8 @@ def build_optimizers(
             lr=section.lr,
             scale_exponent=section.scale_exponent,
             **family_of(section, device, vocabulary_size),
+            state_dtype=torch.bfloat16 if section.state_dtype == "bfloat16" else None,  # the weights are float32
+            state_seed=seed,
             max_grad_norm=None if matrices else max_grad_norm,  # inside its step it sees its own gradients only
             **common,
         )

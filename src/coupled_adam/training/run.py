@@ -195,7 +195,11 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
     unigram = None if config.model.output_bias == "none" else ranks.all_get(counts)
     module, model = build(config.to_model_config(), config.seed, ranks, bf16=bf16, compile=compile, unigram=unigram)
     optimizers = build_optimizers(
-        model, config.optimizer, capturable=uses_graphs, vocabulary_size=corpus.vocabulary_size
+        model,
+        config.optimizer,
+        capturable=uses_graphs,
+        vocabulary_size=corpus.vocabulary_size,
+        seed=config.seed,
     )
     # From the start, so that the first step of a new and of a resumed run are alike.
     make_optimizer_state(optimizers.optimizers)

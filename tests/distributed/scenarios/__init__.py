@@ -17,6 +17,7 @@ from scenarios import (
     hidden_matrices,
     late_changes,
     placements,
+    rounded_moments,
     standard_groups,
     tensor_parallel,
     two_optimizers,
@@ -40,6 +41,7 @@ MODULES = (
     late_changes,
     flattened,
     two_optimizers,
+    rounded_moments,
 )
 
 

@@ -1,0 +1,120 @@
+"""Stochastic rounding in Triton kernels, with the random bits of `stochastic_rounding`."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from coupled_adam.optimizer import stochastic_rounding
+from coupled_adam.optimizer.kernel_launch import Launcher, on_device_of
+from coupled_adam.optimizer.table import Table
+
+MULTIPLIER1 = tl.constexpr(stochastic_rounding.MULTIPLIER1)
+MULTIPLIER2 = tl.constexpr(stochastic_rounding.MULTIPLIER2)
+SPREAD = tl.constexpr(stochastic_rounding.SPREAD)
+INCREMENT = tl.constexpr(stochastic_rounding.INCREMENT)
+LARGEST = tl.constexpr(stochastic_rounding.LARGEST)
+UPPER_HALF = tl.constexpr(0xFFFF0000)
+
+
+@triton.jit
+def _mix(x):
+    x ^= x >> 16
+    x *= MULTIPLIER1
+    x ^= x >> 15
+    x *= MULTIPLIER2
+    return x ^ (x >> 15)
+
+
+@triton.jit(do_not_specialize=["t", "key"])
+def step_keys_kernel(keys_ptr, step_ptr, t, key):
+    """See `stochastic_rounding.step_keys`. On the device, so that a CUDA graph replays with the keys of its step."""
+    if step_ptr is not None:
+        t = tl.load(step_ptr).to(tl.int32) + 1
+    index_key = _mix((key.to(tl.uint32) ^ t.to(tl.uint32)) + INCREMENT)
+    middle_key = _mix(index_key + INCREMENT)
+    tl.store(keys_ptr, index_key.to(tl.int32, bitcast=True))
+    tl.store(keys_ptr + 1, middle_key.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def load_keys(keys_ptr):
+    """The two keys of a step; loaded before a loop over tiles, since Triton would not move loads out of it."""
+    index_key = tl.zeros((), dtype=tl.uint32)
+    middle_key = tl.zeros((), dtype=tl.uint32)
+    if keys_ptr is not None:
+        index_key = tl.load(keys_ptr).to(tl.uint32, bitcast=True)
+        middle_key = tl.load(keys_ptr + 1).to(tl.uint32, bitcast=True)
+    return index_key, middle_key
+
+
+@triton.jit
+def stored_moment(
+    m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE: tl.constexpr
+):
+    """Float32 moments of a tile as they are stored: rounded at random where there are keys, else to nearest.
+
+    See `stochastic_rounding.random_bits` and `stochastic_rounding.round_with_bits`.
+    """
+    if keys_ptr is None:
+        stored = m.to(exp_avg_ptr.dtype.element_ty)
+    else:
+        if IS_LARGE:
+            index = rows.to(tl.int64)[:, None] * width + (columns.to(tl.int64) + first_element)[None, :]
+            high = _mix((index >> 32).to(tl.uint32))
+            x = index.to(tl.uint32) * SPREAD + index_key + high
+            middle_key ^= high
+        else:
+            # Without `.to` on the arguments: Triton makes a constant of a 1.
+            row_index = (rows.to(tl.uint32) * width).to(tl.uint32) * SPREAD
+            column_index = (columns.to(tl.uint32) + first_element).to(tl.uint32) * SPREAD
+            x = row_index[:, None] + (column_index + index_key)[None, :]
+        x ^= x >> 16
+        x *= MULTIPLIER1
+        x ^= (x >> 15) ^ middle_key
+        x *= MULTIPLIER2
+        bits = (m.to(tl.uint32, bitcast=True) + (x >> 16)) & UPPER_HALF
+        rounded = bits.to(tl.float32, bitcast=True)
+        stored = tl.where(tl.abs(m) < LARGEST, rounded, m).to(exp_avg_ptr.dtype.element_ty)
+    return stored
+
+
+STEP_KEYS = Launcher(step_keys_kernel, num_warps=1)
+
+
+class RoundingArguments(NamedTuple):
+    """What the kernels that write first moments need for rounding, in their order."""
+
+    keys: Tensor | None  # (2,) int32
+    first_element: int
+    width: int
+    is_large: bool
+
+    @property
+    def kind(self) -> tuple[bool, int, int, bool]:
+        """What Triton specialises on."""
+        return self.keys is None, self.first_element, self.width, self.is_large
+
+
+NO_ROUNDING = RoundingArguments(None, 0, 0, False)
+
+
+def rounding_arguments(table: Table, step: Tensor | None, t: float) -> RoundingArguments:
+    """What a kernel needs to round the first moments of a table in this step.
+
+    Args:
+        table: the table.
+        step: t - 1 where the step count lives on the device, else None.
+        t: the step where it lives on the host.
+    """
+    rounding = table.rounding
+    if rounding is None:
+        return NO_ROUNDING
+    keys = torch.empty(2, dtype=torch.int32, device=table.param.device)
+    signed_key = stochastic_rounding.signed(rounding.key)
+    with on_device_of(table.param):
+        kind = (table.param.device, None if step is None else step.dtype)
+        STEP_KEYS.launch((1, 1, 1), kind, keys, step, int(t), signed_key)
+    return RoundingArguments(keys, rounding.first, table.width, rounding.is_large)
