@@ -1,6 +1,8 @@
 """What a newcomer and a host read: workflows, hooks, templates, the citation, metadata. They name things that exist."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from datetime import date
 from pathlib import Path
@@ -42,6 +44,23 @@ def test_a_workflow_may_only_read_ends_in_time_and_calls_make_targets_that_exist
         for step in job["steps"]:
             assert ("uses" in step) != ("run" in step)
     assert set(re.findall(r"\bmake ([a-z]+)", commands(path))) <= MAKE_TARGETS
+
+
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("github-workflows", WORKFLOWS),
+        ("github-issue-forms", FORMS),
+        ("github-issue-config", [ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml"]),
+        ("citation-file-format", [ROOT / "CITATION.cff"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_file_follows_the_published_schema_of_its_format(schema: str, files: list[Path]) -> None:
+    pytest.importorskip("check_jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_workflows_test_every_python_that_the_metadata_names() -> None:

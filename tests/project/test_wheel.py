@@ -52,10 +52,11 @@ def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     [packages] = folder.glob("lib/python*/site-packages")
-    # A path in a .pth file is searched, but .pth files in it are not read: an editable installation stays unseen.
-    (packages / "installed_here.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(pip, check=True, capture_output=True, text=True)
+    # After pip, which counts what it sees as installed. The path in a .pth file is searched, but .pth files in it are
+    # not read: an editable installation stays unseen.
+    (packages / "installed_here.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "bin" / "coupled-adam"
 
 
