@@ -21,22 +21,16 @@ from markdown_it import MarkdownIt
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "website"))
-from docstrings import as_markdown
 from mkdocs.exceptions import PluginError
 from report_browser import CHROMIUM, Browser
+from site_docstrings import as_markdown
 from site_formulas import with_formulas
+from site_hooks import PAGES_OUTSIDE
 from site_links import dead_links
 
 ROOT = Path(__file__).parents[2]
-# Pages of the site that are written elsewhere, and where.
-ELSEWHERE = {
-    "index": "README.md",
-    "changelog": "CHANGELOG.md",
-    "contributing": "CONTRIBUTING.md",
-    "security": "SECURITY.md",
-}
 PAGES = {path.stem: path for path in (ROOT / "docs").glob("*.md")}
-PAGES |= {name: ROOT / source for name, source in ELSEWHERE.items()}
+PAGES |= {Path(page).stem: ROOT / source for source, page in PAGES_OUTSIDE.items() if source.endswith(".md")}
 COUNTED = ("h1", "h2", "h3", "h4", "table", "tr", "th", "td", "ul", "ol", "li", "pre", "blockquote", "img")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
@@ -155,10 +149,10 @@ def test_no_file_of_the_build_is_published(site: Path) -> None:
 
 
 def test_a_dead_link_a_missing_heading_and_a_page_without_a_place_end_the_build(tmp_path: Path) -> None:
-    for name in ("mkdocs.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    for folder in ("docs", "notebooks"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("mkdocs.yml", "LICENSE", *PAGES_OUTSIDE):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     # Without the API, which takes most of the time.
     (tmp_path / "docs" / "api.md").write_text(
         "# API\n\n[gone](no-such-page.md) [nor this](rivals.md#no-such-heading)\n"

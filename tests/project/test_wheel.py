@@ -93,7 +93,7 @@ def test_the_source_distribution_can_be_tested_and_documented(dist: Path) -> Non
     [path] = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = "Makefile constraints.txt mkdocs.yml README.md CONTRIBUTING.md CITATION.cff docs/website/hooks.py"
+    wanted = "Makefile constraints.txt mkdocs.yml README.md CONTRIBUTING.md CITATION.cff docs/website/site_hooks.py"
     assert {*wanted.split(), "tests/conftest.py", "notebooks/coupled_adam_in_five_minutes.ipynb"} <= names
     assert not any(name.startswith((".ci/", ".venv/", "site/")) for name in names)
 
