@@ -7,7 +7,6 @@ per process group.
 Legend: V vocabulary rows, H hidden size.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from coupled_adam.optimizer.table import sum_dtype
+from coupled_adam.optimizer.torch_versions import first_row
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -132,17 +132,8 @@ def local_real_rows(param: Tensor, vocabulary_size: int | None) -> int:
     local_rows = local_part(param).shape[0]
     if vocabulary_size is None or not is_distributed(param):
         return local_rows if vocabulary_size is None else min(vocabulary_size, local_rows)
-    offset = _first_row(param.shape, param.device_mesh, tuple(param.placements))  # type: ignore[attr-defined]
+    offset = first_row(param.shape, param.device_mesh, tuple(param.placements))  # type: ignore[attr-defined]
     return max(min(vocabulary_size - offset, local_rows), 0)
-
-
-@functools.lru_cache(maxsize=64)
-def _first_row(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> int:
-    """The row of the whole table that this rank's part begins with."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return int(offset[0])
 
 
 def process_groups(param: Tensor, tensor_dim: int | None = None) -> tuple[Any, ...]:
