@@ -7,8 +7,9 @@
 The first text is the documentation of Python, torch and numpy that every installation has, the second the source code
 of Python's standard library. The model is trained on the first as by `coupled-adam train`, with AdamW. Then it is
 trained on the second, in a plain loop: warm-up over a tenth of the steps, a cosine down to a tenth of the learning
-rate, gradients clipped to 1. "Kept" is the state of AdamW at the end of the first training, "fresh" an optimizer without any.
-Losses are those of held-out documents of both texts. Runs that differ in the optimizer alone see the same batches.
+rate, gradients clipped to 1. "Kept" is the state of AdamW at the end of the first training, "fresh" an optimizer
+without any. Losses are those of held-out documents of both texts. Runs that differ in the optimizer alone see the same
+batches.
 
 Legend: V vocabulary rows, H hidden size.
 """
