@@ -82,6 +82,7 @@ class Numbers:
     """On those of the first text."""
     mean_ratio: float
     iso: float
+    """Over both signs of every eigenvector: the mean of a centred table is too short to choose one."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def measured(model: LanguageModel, texts: Texts) -> Numbers:
     embeddings = measure(table)
     assert embeddings.mu_norm_ratio is not None
     loss, old_loss = (loss_over(model, corpus.tokens("val")).loss for corpus in (texts.second, texts.first))
-    return Numbers(loss, old_loss, embeddings.mu_norm_ratio, embeddings.iso)
+    return Numbers(loss, old_loss, embeddings.mu_norm_ratio, embeddings.iso_both_signs)
 
 
 def fine_tunings(runs: dict[bool, Path], texts: Texts, options: argparse.Namespace) -> Iterator[Finished]:
@@ -186,7 +187,7 @@ def cell(values: list[float], decimals: int) -> str:
 def markdown(before: Numbers, finished: list[Finished]) -> str:
     """One row a setting, as a table of Markdown."""
     lines = [
-        "| method | AdamW's state | learning rate | loss, new text | loss, old text | mean ratio | ISO |",
+        "| method | AdamW's state | learning rate | loss, new text | loss, old text | mean ratio | ISO, both signs |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
         f"| before | | | {before.loss:.3f} | {before.old_loss:.3f} | {before.mean_ratio:.3f} | {before.iso:.3f} |",
     ]
@@ -234,7 +235,7 @@ def main() -> None:
     print(f"{hardware('cpu')}, torch {torch.__version__}, {date.today()}, commit {commit()}")
     seconds = time.monotonic() - started
     print(f"{options.tokens} tokens, then {options.steps} steps; {options.seeds} seeds; {seconds:.0f} s")
-    print(f"recentred, before: mean ratio {before[True].mean_ratio:.3f}, ISO {before[True].iso:.3f}, ", end="")
+    print(f"recentred, before: mean ratio {before[True].mean_ratio:.3f}, ISO, both signs {before[True].iso:.3f}, ", end="")
     print(f"loss {before[True].loss:.3f} and {before[True].old_loss:.3f}\n")
     print(markdown(before[False], finished))
     if options.json:

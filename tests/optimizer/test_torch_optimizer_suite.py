@@ -30,8 +30,8 @@ from torch_optimizer_info import (
 
 from coupled_adam import CoupledAdamW
 
-# AdamW of torch 2.6 takes a learning rate of shape () only.
-LRS_OF_ONE_ELEMENT = [torch.tensor([0.01])] if torch.__version__ >= "2.7" else []
+# AdamW of torch 2.6 and 2.7 takes a learning rate of shape () only.
+LRS_OF_ONE_ELEMENT = [torch.tensor([0.01])] if torch.__version__ >= "2.8" else []
 
 
 def least_squares(seed: int = 0) -> tuple[list[nn.Parameter], Any]:

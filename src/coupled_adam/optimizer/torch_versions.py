@@ -52,7 +52,7 @@ def collect_adamw_group(
 
 def check_graph_capture(optimizer: Optimizer) -> None:
     """Let torch refuse or warn of a step that is captured without `capturable=True`."""
-    # Renamed in torch 2.12; the old name warns where the new one exists.
+    # Renamed after torch 2.11; the old name warns where the new one exists.
     check = getattr(optimizer, "_accelerator_graph_capture_health_check", None)
     cast(Callable[[], None], check or optimizer._cuda_graph_capture_health_check)()
 
