@@ -21,6 +21,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -104,14 +105,13 @@ class Texts:
     second: Corpus
 
 
-def source_code(path: Path) -> Path:
-    """Python's standard library without its tests, one file a document, as JSON lines."""
+def source_code(path: Path) -> None:
+    """Write Python's standard library without its tests, one file a document, as JSON lines."""
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for file in library.rglob("*.py") if not SKIPPED_FOLDERS & set(file.relative_to(library).parts))
     with path.open("w", encoding="utf-8") as lines:
         for file in files:
             lines.write(json.dumps({"text": file.read_text(encoding="utf-8", errors="replace")}) + "\n")
-    return path
 
 
 def pretrain(folder: Path, tokens: str) -> Path:
@@ -119,7 +119,8 @@ def pretrain(folder: Path, tokens: str) -> Path:
     data = folder / "docs"
     overrides = ["optimizer.embeddings=adamw", f"training.tokens={tokens}", f"data.folder={data}"]
     run = folder / "pretrained"
-    run_training(load_config("tiny", overrides), run, console=Console(stderr=True))
+    if not run.exists():
+        run_training(load_config("tiny", overrides), run, console=Console(stderr=True))
     return run
 
 
@@ -205,17 +206,20 @@ def main() -> None:
     parser.add_argument("--tokens", default="2M", help="of the first training")
     parser.add_argument("--steps", type=int, default=200, help="of each fine-tuning, 16 x 64 tokens each")
     parser.add_argument("--lrs", nargs="+", type=float, default=[3e-4, 1e-3, 3e-3])
-    parser.add_argument("--seeds", type=int, default=2, help="orders of the batches")
+    parser.add_argument("--seeds", type=int, default=1, help="orders of the batches")
+    parser.add_argument("--folder", type=Path, help="keep the model there, and use the one that is there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all runs there as well")
     options = parser.parse_args()
 
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
+    with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = pretrain(folder, options.tokens)
         _, _, first = load_run(run)
         assert first is not None
-        code = source_code(folder / "code.jsonl")
+        code = folder / "code.jsonl"
+        if not code.exists():
+            source_code(code)
         second = prepare(
             f"text:{code}",
             str(folder / "docs" / "tokenizer.json"),
@@ -225,7 +229,8 @@ def main() -> None:
             max_tokens=1_000_000,
         )
         texts = Texts(first, second)
-        recentre(run, folder / "recentred")
+        if not (folder / "recentred").exists():
+            recentre(run, folder / "recentred")
         runs = {False: run, True: folder / "recentred"}
         before = {key: measured(load_start(path)[0], texts) for key, path in runs.items()}
         finished = []
@@ -234,12 +239,13 @@ def main() -> None:
             Console(stderr=True).print(f"{done}", highlight=False)
     print(f"{hardware('cpu')}, torch {torch.__version__}, {date.today()}, commit {commit()}")
     seconds = time.monotonic() - started
-    print(f"{options.tokens} tokens, then {options.steps} steps; {options.seeds} seeds; {seconds:.0f} s")
-    print(f"recentred, before: mean ratio {before[True].mean_ratio:.3f}, ISO, both signs {before[True].iso:.3f}, ", end="")
-    print(f"loss {before[True].loss:.3f} and {before[True].old_loss:.3f}\n")
+    print(f"{options.tokens} tokens, then {options.steps} steps; seeds: {options.seeds}; {seconds:.0f} s")
+    centred = before[True]
+    print(f"recentred, before: loss {centred.loss:.3f} and {centred.old_loss:.3f}, ", end="")
+    print(f"mean ratio {centred.mean_ratio:.3f}, ISO, both signs {centred.iso:.3f}\n")
     print(markdown(before[False], finished))
     if options.json:
-        content = {"before": {str(key): asdict(value) for key, value in before.items()}}
+        content = {"before": {"as it is": asdict(before[False]), "recentred": asdict(before[True])}}
         options.json.write_text(json.dumps(content | {"runs": [asdict(run) for run in finished]}, indent=1))
 
 
