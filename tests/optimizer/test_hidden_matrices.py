@@ -31,7 +31,9 @@ from test_model_families import (
 )
 from torch import nn
 
-from coupled_adam import CoupledAdamW, check_muon, hidden_matrices, param_groups
+from coupled_adam import BatchedMuon, CoupledAdamW, check_muon, hidden_matrices, param_groups
+
+Muon = getattr(torch.optim, "Muon", BatchedMuon)  # torch has one from 2.9 on
 
 # The matrices of a layer by the class of the config, each in every layer and in nothing else.
 GPT2 = "h.*.attn.c_attn h.*.attn.c_proj h.*.mlp.c_fc h.*.mlp.c_proj"
@@ -123,7 +125,7 @@ def test_all_other_parameters_go_to_coupled_adamw(
 ) -> None:
     built = build(model, config, options)
     matrices = hidden_matrices(built)
-    muon, coupled = torch.optim.Muon(matrices), CoupledAdamW(built, exclude=matrices)
+    muon, coupled = Muon(matrices), CoupledAdamW(built, exclude=matrices)
     check_muon(built, muon, coupled)
     mine = {name for group in coupled.param_groups for name in group["param_names"]}
     trainable = {name for name, parameter in built.named_parameters() if parameter.requires_grad}
@@ -135,7 +137,7 @@ def test_all_other_parameters_go_to_coupled_adamw(
 def test_tables_in_muon_are_seen(model: str, config: str, options: dict[str, Any], tables: dict[str, str]) -> None:
     """torch's own example gives Muon every two-dimensional parameter."""
     built = build(model, config, options)
-    muon = torch.optim.Muon([p for p in built.parameters() if p.ndim == 2])
+    muon = Muon([p for p in built.parameters() if p.ndim == 2])
     with pytest.raises(ValueError, match="Muon has") as raised:
         check_muon(built, muon)
     for name in tables:
@@ -250,13 +252,13 @@ def test_printed_the_matrices_are_counted_and_the_rest_has_a_reason() -> None:
 def test_a_parameter_in_two_optimizers_is_seen() -> None:
     model = nano_gpt()
     with pytest.raises(ValueError, match=r"'transformer\.h\.0\.fc\.weight' is in 2 optimizers"):
-        check_muon(model, torch.optim.Muon(hidden_matrices(model)), CoupledAdamW(model))
+        check_muon(model, Muon(hidden_matrices(model)), CoupledAdamW(model))
 
 
 def test_a_parameter_in_no_optimizer_is_seen_and_a_frozen_one_need_not_be_in_any() -> None:
     model = nano_gpt()
     matrices = hidden_matrices(model)
-    muon, coupled = torch.optim.Muon(matrices[1:]), CoupledAdamW(model, exclude=matrices)
+    muon, coupled = Muon(matrices[1:]), CoupledAdamW(model, exclude=matrices)
     with pytest.raises(ValueError, match=rf"{re.escape(repr(matrices[0][0]))}.* no optimizer"):
         check_muon(model, muon, coupled)
     matrices[0][1].requires_grad_(False)
@@ -265,7 +267,7 @@ def test_a_parameter_in_no_optimizer_is_seen_and_a_frozen_one_need_not_be_in_any
 
 def test_a_tensor_that_the_model_no_longer_has_is_seen() -> None:
     model = nano_gpt()
-    muon = torch.optim.Muon(hidden_matrices(model))
+    muon = Muon(hidden_matrices(model))
     model.transformer.h[0].fc.weight = nn.Parameter(torch.zeros(MLP, H))
     with pytest.raises(ValueError, match="not a parameter of the model"):
         check_muon(model, muon)
@@ -274,4 +276,4 @@ def test_a_tensor_that_the_model_no_longer_has_is_seen() -> None:
 def test_matrices_outside_the_layers_may_be_added_by_hand() -> None:
     transformers_bert = build("BertModel", "BertConfig", SIZES | {"max_position_embeddings": 24})
     pooler = ("pooler.dense.weight", transformers_bert.pooler.dense.weight)
-    check_muon(transformers_bert, torch.optim.Muon([*hidden_matrices(transformers_bert), pooler]))
+    check_muon(transformers_bert, Muon([*hidden_matrices(transformers_bert), pooler]))

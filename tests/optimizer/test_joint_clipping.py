@@ -11,8 +11,9 @@ from oracle import relative_error
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from coupled_adam import CoupledAdamW, clip_together, hidden_matrices
+from coupled_adam import BatchedMuon, CoupledAdamW, clip_together, hidden_matrices
 
+Muon = getattr(torch.optim, "Muon", BatchedMuon)  # torch has one from 2.9 on
 IMPLEMENTATIONS = [{}, {"fused": True}, {"foreach": False}, {"foreach": True}, {"row_exponent": 0.5, "mean_free": True}]
 
 
@@ -93,7 +94,7 @@ def test_muon_beside_coupled_adamw_is_clipped_as_by_torch(start: nn.Module) -> N
     for together in (True, False):
         model = copy.deepcopy(start)
         matrices = hidden_matrices(model)
-        coupled, muon = CoupledAdamW(model, lr=0.01, exclude=matrices), torch.optim.Muon(matrices, lr=0.02)
+        coupled, muon = CoupledAdamW(model, lr=0.01, exclude=matrices), Muon(matrices, lr=0.02)
         if together:
             clip_together(coupled, muon, max_norm=0.1)
         for step in range(3):

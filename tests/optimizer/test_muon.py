@@ -16,6 +16,7 @@ from torch import nn
 from coupled_adam.optimizer import BatchedMuon, muon_step
 from coupled_adam.optimizer.newton_schulz import COEFFICIENTS, orthogonalised
 
+beside_torch = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon: torch 2.9 or newer")
 SHAPES = ((6, 10), (10, 6), (8, 8), (6, 10), (1, 7), (7, 1), (10, 6))
 
 
@@ -63,6 +64,7 @@ def test_eps_is_the_smallest_norm_that_a_matrix_is_divided_by() -> None:
     assert relative_error(orthogonalised(tiny.clone(), COEFFICIENTS, 5, 1e-4)[0], expected) < 1e-5
 
 
+@beside_torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 def test_bfloat16_iteration_agrees_with_torch_within_bfloat16(dtype: torch.dtype, adjust: str) -> None:
@@ -156,6 +158,7 @@ def test_update_has_singular_values_near_one() -> None:
     assert values.max() < 1.3
 
 
+@beside_torch
 @pytest.mark.parametrize("direction", ["from torch", "to torch"])
 def test_state_dicts_go_both_ways(direction: str) -> None:
     kinds = (torch.optim.Muon, BatchedMuon) if direction == "from torch" else (BatchedMuon, torch.optim.Muon)
@@ -176,6 +179,7 @@ def test_state_dicts_go_both_ways(direction: str) -> None:
     run(second, params, steps[2:])
 
 
+@beside_torch
 def test_options_that_a_file_of_torch_lacks_stay_those_of_the_live_group() -> None:
     params = matrices((3, 4), (4, 3))
     groups = [{"params": params[:1], "ns_dtype": "float32"}, {"params": params[1:], "capturable": True}]

@@ -30,6 +30,9 @@ from torch_optimizer_info import (
 
 from coupled_adam import CoupledAdamW
 
+# AdamW of torch 2.6 and 2.7 takes a learning rate of shape () only.
+LRS_OF_ONE_ELEMENT = [torch.tensor([0.01])] if torch.__version__ >= "2.8" else []
+
 
 def least_squares(seed: int = 0) -> tuple[list[nn.Parameter], Any]:
     """The problem of torch's own tests: a matrix, a bias and a vector."""
@@ -187,7 +190,7 @@ def test_a_learning_rate_in_a_tensor_is_the_number_in_it(given: Any) -> None:
     if given.kwargs.get("foreach") and not given.kwargs.get("capturable"):
         pytest.skip("torch refuses a tensor lr with foreach=True and capturable=False")
     results = []
-    for lr in (0.01, torch.tensor(0.01), torch.tensor([0.01])):
+    for lr in (0.01, torch.tensor(0.01), *LRS_OF_ONE_ELEMENT):
         params = new_params()
         optimizer = build(params, {**given.kwargs, "lr": lr})
         take_steps(optimizer, params)

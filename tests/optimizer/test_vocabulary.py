@@ -44,14 +44,15 @@ def test_only_embedding_of_a_plain_model_counts_as_tied_because_its_code_may_use
     assert re.search(r"nn\.Embedding\b.*\bhead\b", rule)
 
 
-def test_a_position_table_with_a_usual_name_leaves_one_embedding() -> None:
-    groups = param_groups(Headless(wpe=2 * V, tokens=V), couple="input")
+@pytest.mark.parametrize("name", ["wpe", "position_embeddings", "embed_positions", "relative_position_embedding"])
+def test_a_position_table_with_a_usual_name_leaves_one_embedding(name: str) -> None:
+    groups = param_groups(Headless(**{name: 2 * V}, tokens=V), couple="input")
     assert coupled_names(groups) == ["tokens.weight"]
-    assert names(groups)["no_decay"] == ["wpe.weight"]
+    assert names(groups)["no_decay"] == [f"{name}.weight"]
     assert re.search(r"nn\.Embedding\b.*\bposition tables\b", found_by(groups)["tokens.weight"][1])
 
 
-@pytest.mark.parametrize("name", ["pos", "positions", "pe", "position_encoding", "embed_positions", "types"])
+@pytest.mark.parametrize("name", ["pos", "positions", "pe", "position_encoding", "types"])
 @pytest.mark.parametrize("rows", [T, V, 256])
 def test_several_embeddings_that_no_head_belongs_to_are_ambiguous(name: str, rows: int) -> None:
     model = Parts(tok=nn.Embedding(65, H), **{name: nn.Embedding(rows, H)})

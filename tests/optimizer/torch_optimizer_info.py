@@ -53,11 +53,17 @@ def marked(params: Any) -> Any:
     if not isinstance(params, list):
         return params
     if params and isinstance(params[0], dict):
-        return [{"coupled": True, **group} for group in params]
+        return [group if _has_vectors(group) else {"coupled": True, **group} for group in params]
     if all(isinstance(param, Tensor) for param in params):
         tables, others = [p for p in params if p.dim() == 2], [p for p in params if p.dim() != 2]
         return [{"params": tables, "coupled": True}] + ([{"params": others}] if others else [])
     return [{"params": params, "coupled": True}]
+
+
+def _has_vectors(group: dict[str, Any]) -> bool:
+    """Whether a group of torch's is none of tables, as those of torch 2.6 are."""
+    params = group["params"] if isinstance(group["params"], list) else [group["params"]]
+    return any(isinstance(param, Tensor) and param.dim() < 2 for param in params)
 
 
 def build(params: list[nn.Parameter], kwargs: dict[str, Any]) -> CoupledAdamW:

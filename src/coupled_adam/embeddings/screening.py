@@ -71,8 +71,9 @@ def moment_bounds(first: Tensor, second: Tensor, longest: float) -> tuple[Tensor
 
 def float32_is_float32(table: EmbeddingMatrix) -> bool:
     """Products in float32 are of use on the CPU only, and only while they are not set to mean bfloat16 or TF32."""
-    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    return table.device.type == "cpu" and precision in ("none", "ieee")
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)  # from torch 2.9 on, with a setting of its own
+    precision = torch.get_float32_matmul_precision() if matmul is None else matmul.fp32_precision
+    return table.device.type == "cpu" and precision in ("none", "ieee", "highest")
 
 
 def float32_bounds(

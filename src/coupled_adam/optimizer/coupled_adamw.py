@@ -9,19 +9,25 @@ Legend: V vocabulary rows, H hidden size, t optimizer step.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 from torch.optim.adamw import AdamW
-from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_differentiable
+from torch.optim.optimizer import ParamsT
 
 from coupled_adam.optimizer import checks, state_dicts
 from coupled_adam.optimizer.groups import ParamGroups, param_groups
 from coupled_adam.optimizer.sharding import row_moment_like, second_moment_like
 from coupled_adam.optimizer.step import GradientNorm, GroupTensors, coupled_adamw_step, idle_tables, table_numbers
 from coupled_adam.optimizer.table import needs_row_moments
+from coupled_adam.optimizer.torch_versions import (
+    check_graph_capture,
+    collect_adamw_group,
+    disable_dynamo,
+    scalar_dtype,
+    use_grad_for_differentiable,
+)
 
 # What a copy or a pickle keeps beside torch's own `defaults`, `state` and `param_groups`.
 COPIED_ATTRIBUTES = ("grad_norm", "grad_factor", "_is_in_zero", "_has_warned_of_idle_tables")
@@ -303,8 +309,12 @@ class CoupledAdamW(AdamW):
         exp_avg_sqs: list[Tensor],
         max_exp_avg_sqs: list[Tensor],
         state_steps: list[Tensor],
+        row_avg_sqs: list[Tensor | None] | None = None,
     ) -> bool:
-        """Collect the tensors of a group, creating their state at their first gradient (torch's name and order)."""
+        """Collect the tensors of a group, creating their state at their first gradient.
+
+        Name and order are torch's, whose Dynamo calls this method and takes over what it has appended to the lists.
+        """
         if group["coupled"]:
             checks.check_gradients(group)
             for p in group["params"]:
@@ -313,7 +323,7 @@ class CoupledAdamW(AdamW):
                     self.state[p] = {
                         "step": torch.zeros(
                             (),
-                            dtype=_get_scalar_dtype(is_fused=group["fused"]),
+                            dtype=scalar_dtype(is_fused=group["fused"]),
                             device=p.device if on_device else "cpu",
                         ),
                         "exp_avg": torch.zeros_like(
@@ -328,12 +338,14 @@ class CoupledAdamW(AdamW):
                     # The option was changed during training.
                     self.state[p]["exp_avg"] = self.state[p]["exp_avg"].to(group["state_dtype"])
             checks.check_state_shapes(group, self.state)
-        has_complex = super()._init_group(  # type: ignore[no-untyped-call]
-            group, params_with_grad, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
+        if row_avg_sqs is not None:
+            with_grad = [p for p in group["params"] if p.grad is not None]
+            row_avg_sqs += [self.state[p].get("row_avg_sq") if group["coupled"] else None for p in with_grad]
+        return collect_adamw_group(
+            self, group, params_with_grad, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
         )
-        return bool(has_complex)
 
-    @_use_grad_for_differentiable
+    @use_grad_for_differentiable
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step.
 
@@ -343,7 +355,7 @@ class CoupledAdamW(AdamW):
         Returns:
             What the closure returned, else None.
         """
-        self._check_graph_capture()
+        check_graph_capture(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -357,8 +369,10 @@ class CoupledAdamW(AdamW):
             exp_avg_sqs: list[Tensor] = []
             max_exp_avg_sqs: list[Tensor] = []
             steps: list[Tensor] = []
-            has_complex = self._init_group(group, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps)
-            row_avg_sqs = [self.state[p].get("row_avg_sq") if group["coupled"] else None for p in params]
+            row_avg_sqs: list[Tensor | None] = []
+            has_complex = self._init_group(
+                group, params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, row_avg_sqs
+            )
             tensors = (params, grads, exp_avgs, exp_avg_sqs, steps, row_avg_sqs)
             collected.append(GroupTensors(group, *tensors, numbers, has_complex))
         if not self._has_warned_of_idle_tables and (names := idle_tables(collected)):
@@ -375,12 +389,12 @@ class CoupledAdamW(AdamW):
             self._remember(gradient_norm)
         return loss
 
-    @_disable_dynamo  # Dynamo of torch 2.11 cannot set attributes of an optimizer
+    @disable_dynamo  # Dynamo of torch 2.11 cannot set attributes of an optimizer
     def _remember(self, gradient_norm: GradientNorm) -> None:
         self.grad_norm = gradient_norm.norm
         self.grad_factor = None if self.max_grad_norm is None else gradient_norm.factor
 
-    @_disable_dynamo
+    @disable_dynamo
     def _warn_of_idle_tables(self, names: list[str]) -> None:
         self._has_warned_of_idle_tables = True
         tables = ", ".join(map(repr, names))
@@ -391,8 +405,3 @@ class CoupledAdamW(AdamW):
             "If the tables are left out of this step on purpose, ignore this warning; it is shown once",
             stacklevel=7,  # the caller of step, past torch's hooks
         )
-
-    def _check_graph_capture(self) -> None:
-        # Renamed in torch 2.12 or so; the old name warns where the new one exists.
-        check = getattr(self, "_accelerator_graph_capture_health_check", None)
-        cast(Callable[[], None], check or self._cuda_graph_capture_health_check)()

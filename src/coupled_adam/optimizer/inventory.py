@@ -23,7 +23,12 @@ from coupled_adam.optimizer.computed_tables import (
 
 # Components that DDP, torch.compile and activation checkpointing put into parameter names.
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
-POSITION_TABLES = re.compile(r"wpe|pos(ition(al)?)?_emb(ed(ding)?)?s?(_table)?")
+POSITION_TABLES = re.compile(
+    r"wpe|embed_positions|rel_pos_[hw]|"
+    r"(gated_|rel(ative)?_)?pos(ition(al)?)?_(emb(ed(ding)?)?s?|bias)(_table|_vlm)?"
+)
+# Of any number of dimensions: experts have a row of biases each, attention a row for each head.
+BIASES = re.compile(r"(\w+_)?bias(_[a-z])?")
 # A Linear with such a name predicts tokens, whatever its size; padded heads have more rows than the embedding.
 HEADS = re.compile(r"lm_head|embed_out|unembed|unembedding|output_projection")
 # Other layers have these names too: a head is one outside the numbered layers, at least half as tall as the embedding.
@@ -197,7 +202,7 @@ class Inventory:
             # A factor of an embedding is no more decayed than the embedding, a vector (n, 1) no more than a bias.
             if isinstance(base, LOOKUPS) or (1 in parameter.shape and parameter not in matrices)
         }
-        vectors = {parameter for parameter in self.names if parameter.ndim < 2}
+        vectors = {parameter for parameter, names in self.names.items() if _is_vector(names[0], parameter)}
         return direct | positions | adapters | vectors | self.called_heads().keys()
 
 
@@ -206,6 +211,14 @@ def _may_be_head(shape: tuple[int, ...], rows: list[int]) -> bool:
     outputs, inputs = shape
     # A square one, such as the pooler of BERT, maps hidden states to hidden states.
     return outputs in rows or (outputs != inputs and any(count <= 2 * outputs <= 4 * count for count in rows))
+
+
+def _is_vector(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a bias or a vector, such as the class token that vision models keep as (1, 1, H)."""
+    last = name.rpartition(".")[2]
+    # A layer with one output has a matrix all the same, of one row.
+    is_row = last != "weight" and parameter.numel() == max(parameter.shape, default=1)
+    return parameter.ndim < 2 or is_row or bool(BIASES.fullmatch(last))
 
 
 def _is_of_positions(name: str) -> bool:

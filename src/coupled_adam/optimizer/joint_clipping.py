@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from coupled_adam.optimizer import clipping
 from coupled_adam.optimizer.coupled_adamw import CoupledAdamW
 from coupled_adam.optimizer.sharding import Reduction, local_gradient, local_part
+from coupled_adam.optimizer.torch_versions import disable_dynamo
 
 Arguments = tuple[Any, ...]
 Options = dict[str, Any]
@@ -62,18 +62,18 @@ def clip_together(coupled: CoupledAdamW, *others: Optimizer, max_norm: float | N
         coupled.other_square_norm = square_norm_of(others)
 
     # Not to be compiled with a step: Dynamo would not see the attributes that they set.
-    @_disable_dynamo
+    @disable_dynamo
     def before_coupled(_: Optimizer, args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
         _refuse_grad_scaler()
         return _after_closure(count_others, args, kwargs)
 
-    @_disable_dynamo
+    @disable_dynamo
     def after_coupled(*_: object) -> None:
         coupled.other_square_norm = None
         factor = None if coupled.max_grad_norm is None else coupled.grad_factor
         due.update(dict.fromkeys(others, factor))
 
-    @_disable_dynamo
+    @disable_dynamo
     def before_other(other: Optimizer, args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
         _refuse_grad_scaler()
         if other not in due:

@@ -8,7 +8,7 @@ as a CUDA graph. The arithmetic is in `muon_step`; this is the class: options, g
 import math
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from coupled_adam.optimizer.checks import is_flattened
 from coupled_adam.optimizer.muon_step import NS_DTYPES, MuonMatrix, muon_step
 from coupled_adam.optimizer.newton_schulz import COEFFICIENTS, EPS, STEPS
 from coupled_adam.optimizer.sharding import local_gradient, local_part
+from coupled_adam.optimizer.torch_versions import check_graph_capture
 
 ADJUSTMENTS = ("original", "match_rms_adamw")
 # Options that a file of torch.optim.Muon lacks.
@@ -155,9 +156,7 @@ class BatchedMuon(Optimizer):
         Returns:
             What the closure returned, else None.
         """
-        # Renamed in torch 2.12 or so; the old name warns where the new one exists.
-        check = getattr(self, "_accelerator_graph_capture_health_check", None)
-        cast(Callable[[], None], check or self._cuda_graph_capture_health_check)()
+        check_graph_capture(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():

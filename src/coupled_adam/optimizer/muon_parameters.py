@@ -24,7 +24,7 @@ ROUTERS = re.compile(r"gate|gating|router|wg")
 
 TABLE = "vocabulary table or head"
 EMBEDDING = "embedding"
-UNDECAYED = "position table or norm"
+UNDECAYED = "position table, norm or bias"
 # What must never be orthogonalized. A matrix with another reason may be, if the user says so.
 NEVER = (TABLE, EMBEDDING, UNDECAYED)
 

@@ -7,7 +7,6 @@ per process group.
 Legend: V vocabulary rows, H hidden size.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from coupled_adam.optimizer.table import sum_dtype
+from coupled_adam.optimizer.torch_versions import global_offset
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -139,15 +139,7 @@ def first_row_and_column(param: Tensor) -> tuple[int, int]:
     """The row and the column of the whole table that this rank's part begins with."""
     if not is_distributed(param):
         return 0, 0
-    return _offsets(param.shape, param.device_mesh, tuple(param.placements))  # type: ignore[attr-defined]
-
-
-@functools.lru_cache(maxsize=64)
-def _offsets(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> tuple[int, int]:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return int(offset[0]), int(offset[1])
+    return global_offset(param.shape, param.device_mesh, tuple(param.placements))  # type: ignore[attr-defined]
 
 
 def process_groups(param: Tensor, tensor_dim: int | None = None) -> tuple[Any, ...]:

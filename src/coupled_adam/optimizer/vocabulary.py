@@ -9,7 +9,7 @@ Legend: V vocabulary rows, H hidden size.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -45,9 +45,13 @@ class VocabularyCandidate:
 
 def find_candidates(inventory: Inventory) -> list[VocabularyCandidate]:
     """All candidates that the first applicable rule allows; none for a model without nn.Embedding."""
-    certain = _from_accessors(inventory) or _from_tied_linears(inventory)
-    if certain:
-        return [_with_all_tables(candidate, inventory) for candidate in certain]
+    if accessed := _from_accessors(inventory):
+        # A model that names its head has projections beside it, such as one of images, which take other widths.
+        heads = [table for candidate in accessed for table in candidate.tables if table.role != "input"]
+        widths = {table.weight.shape[1] for table in heads} or None
+        return [_with_all_tables(candidate, inventory, widths) for candidate in accessed]
+    if tied := _from_tied_linears(inventory):
+        return [_with_all_tables(candidate, inventory) for candidate in tied]
     return _from_equal_rows(inventory) or _from_embeddings_alone(inventory)
 
 
@@ -64,15 +68,26 @@ def _table(inventory: Inventory, weight: nn.Parameter, role: str, rule: str) -> 
     return VocabularyTable(inventory.names[weight][0], weight, role, rule)
 
 
-def _with_all_tables(candidate: VocabularyCandidate, inventory: Inventory) -> VocabularyCandidate:
-    """Add what has as many rows: encoders' and value embeddings, heads of multi-token prediction, computed weights."""
+def _with_all_tables(
+    candidate: VocabularyCandidate, inventory: Inventory, widths: Container[int] | None = None
+) -> VocabularyCandidate:
+    """Add what has as many rows: encoders' and value embeddings, heads of multi-token prediction, computed weights.
+
+    Args:
+        candidate: the tables known so far.
+        inventory: the model.
+        widths: of hidden states, which a head that is not called one must take; None for any.
+    """
     rows = set(candidate.rows)
     known = {table.weight for table in candidate.tables}
     like = repr(candidate.tables[0].name) if candidate.tables else repr(candidate.computed[0].name)
     heads = [
         _table(inventory, weight, "output", f"Linear {module!r}, a head with as many outputs as {like} has rows")
         for weight, module in inventory.linears.items()
-        if weight not in known and weight.shape[0] in rows and _is_further_head(module, weight, inventory)
+        if weight not in known
+        and weight.shape[0] in rows
+        and _is_further_head(module, weight, inventory)
+        and (widths is None or "head" in module or weight.shape[1] in widths)
     ]
     embeddings = [
         _table(inventory, weight, "input", f"nn.Embedding with as many rows as {like}")
@@ -88,7 +103,10 @@ def _with_all_tables(candidate: VocabularyCandidate, inventory: Inventory) -> Vo
 
 
 def _is_further_head(module: str, weight: nn.Parameter, inventory: Inventory) -> bool:
-    return "head" in module or (not inventory.is_in_a_layer(module) and not _is_square(weight))
+    if "head" in module:
+        # With V = H, what RoBERTa and ModernBERT have between the last layer and the decoder has the size of a head.
+        return not (_is_square(weight) and module.endswith(".dense"))
+    return not inventory.is_in_a_layer(module) and not _is_square(weight)
 
 
 def _is_square(weight: nn.Parameter) -> bool:

@@ -21,9 +21,10 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.optim.optimizer import Optimizer
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.optimizer import BatchedMuon
+from coupled_adam.optimizer import BatchedMuon, CoupledAdamW
 from coupled_adam.optimizer.inventory import plain_name
 from coupled_adam.optimizer.sharding import is_distributed, local_part
+from coupled_adam.optimizer.torch_versions import collect_adamw_group
 
 RNG = "rng."
 ALIGNMENT = 64
@@ -90,7 +91,7 @@ def make_optimizer_state(optimizers: Iterable[Optimizer]) -> None:
                         optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
             elif isinstance(optimizer, BatchedMuon):
                 optimizer.make_state()
-            elif isinstance(optimizer, torch.optim.Adam):  # AdamW and CoupledAdamW are Adams
+            elif isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):  # CoupledAdamW is an AdamW
                 _make_adam_state(optimizer, {**group, "params": fresh})
             else:
                 raise UserError(
@@ -107,13 +108,16 @@ def restore_generators(tensors: Mapping[str, Tensor]) -> None:
         torch.cuda.set_rng_state(tensors["rng.cuda"])
 
 
-def _make_adam_state(optimizer: torch.optim.Adam, group: dict[str, Any]) -> None:
+def _make_adam_state(optimizer: torch.optim.Adam | torch.optim.AdamW, group: dict[str, Any]) -> None:
     """Let the optimizer make its state as `step` would, with the flags of the group deciding where counters live."""
     gradients = [p.grad for p in group["params"]]
     try:
         for p in group["params"]:
             p.grad = p.detach()  # it only has to be there; it takes no memory and is not looked into
-        optimizer._init_group(group, [], [], [], [], [], [])
+        if isinstance(optimizer, CoupledAdamW):
+            optimizer._init_group(group, [], [], [], [], [], [])
+        else:
+            collect_adamw_group(optimizer, group, [], [], [], [], [], [])
     finally:
         for p, gradient in zip(group["params"], gradients, strict=True):
             p.grad = gradient
