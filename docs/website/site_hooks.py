@@ -19,6 +19,7 @@ PAGES_OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "examples/README.md": "examples.md",
     "notebooks/coupled_adam_in_five_minutes.ipynb": "five-minutes.md",
 }
 LINK = re.compile(r"\]\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
