@@ -1,4 +1,4 @@
-"""The Triton kernels of BatchedMuon in Triton's interpreter, against Muon written down literally and torch operations."""
+"""The Triton kernels of BatchedMuon, in Triton's interpreter, against the literal Muon and against torch operations."""
 
 import math
 from collections.abc import Sequence

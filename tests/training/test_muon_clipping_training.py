@@ -1,4 +1,4 @@
-"""Runs with Muon beside coupled tables clip inside the steps: the norm is that of all gradients, none of them written."""
+"""Runs with Muon beside coupled tables clip inside the steps, by the norm of all gradients, and write none of them."""
 
 import math
 from typing import Any

@@ -2,8 +2,8 @@
 
 A step of torch.optim.Muon launches about thirty small kernels for every matrix and reads a tensor learning rate back to
 the host. Here matrices of one shape share their kernels; and nothing waits for the device, so the step can be recorded
-as a CUDA graph. Clipping needs no pass of its own: the step multiplies the gradients while it reads them. The arithmetic
-is in `muon_step`; this is the class: options, groups, state.
+as a CUDA graph. Clipping takes no pass of its own: the step multiplies the gradients while it reads them. The
+arithmetic is in `muon_step`; this is the class: options, groups, state.
 """
 
 import math

@@ -4,7 +4,7 @@ Each number is read and written once: one kernel advances the momentum and write
 place in the batch, a second divides by the norms, a third moves the parameters. Tall matrices are transposed on the
 way, inside a tile, so that memory is read and written along rows. A launch works on up to eight matrices of one layout:
 it is given their addresses, and every program picks one. Sums are taken in a fixed order, so a step is deterministic;
-nothing waits for the device. `muon_operations` has the same functions in torch operations.
+nothing waits for the device. `muon_step` has the same in torch operations, for everything else.
 
 Letters: B matrices of a batch, m rows, n columns, m <= n after transposing, P partial sums of a matrix. A program works
 on tiles of BLOCK_M x BLOCK_N of the batch.
@@ -28,8 +28,11 @@ MOST_PARTIALS = 1024
 MATRICES_PER_LAUNCH = 8
 
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-# Not to be compiled anew for other addresses and places.
-UNSPECIALISED = [f"{kind}{i}" for kind in ("grad", "momentum", "param") for i in range(MATRICES_PER_LAUNCH)] + ["first"]
+
+
+def _addresses_and_place(*kinds: str) -> list[str]:
+    """Arguments for which a kernel is not compiled anew when they change."""
+    return [f"{kind}{i}" for kind in kinds for i in range(MATRICES_PER_LAUNCH)] + ["first"]
 
 
 @triton.jit
@@ -55,7 +58,7 @@ def _lerp(start, end, weight):
     return tl.where(weight < 0.5, start + weight * step, end - step * (1.0 - weight))
 
 
-@triton.jit(do_not_specialize=[name for name in UNSPECIALISED if not name.startswith("param")])
+@triton.jit(do_not_specialize=_addresses_and_place("grad", "momentum"))
 def _gather_kernel(
     grad0: tl.int64,
     grad1: tl.int64,
@@ -96,9 +99,7 @@ def _gather_kernel(
 ):
     """Program (p, i) works on every P-th tile of matrix i, padding included, and leaves one partial sum of squares."""
     i = tl.program_id(1)
-    grad_ptr = _chosen(
-        i, grad0, grad1, grad2, grad3, grad4, grad5, grad6, grad7, DTYPE, IS_ALIGNED
-    )  # fmt: skip
+    grad_ptr = _chosen(i, grad0, grad1, grad2, grad3, grad4, grad5, grad6, grad7, DTYPE, IS_ALIGNED)
     momentum_ptr = _chosen(
         i, momentum0, momentum1, momentum2, momentum3, momentum4, momentum5, momentum6, momentum7, DTYPE, IS_ALIGNED
     )
@@ -146,12 +147,10 @@ def _scale_kernel(stacked_ptr, partial_ptr, eps, P, size, BLOCK: tl.constexpr, B
     norm = tl.where(norm < eps, eps, norm)  # a NaN stays one
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     X = tl.load(stacked_ptr + matrix * size + places, mask=places < size, other=0.0).to(tl.float32)
-    tl.store(
-        stacked_ptr + matrix * size + places, (X / norm).to(stacked_ptr.dtype.element_ty), mask=places < size
-    )
+    tl.store(stacked_ptr + matrix * size + places, (X / norm).to(stacked_ptr.dtype.element_ty), mask=places < size)
 
 
-@triton.jit(do_not_specialize=[name for name in UNSPECIALISED if not name.startswith(("grad", "momentum"))])
+@triton.jit(do_not_specialize=_addresses_and_place("param"))
 def _descend_kernel(
     param0: tl.int64,
     param1: tl.int64,
@@ -182,9 +181,7 @@ def _descend_kernel(
 ):
     """theta of one tile of matrix i per program, in float32 whatever its dtype."""
     i = tl.program_id(1)
-    param_ptr = _chosen(
-        i, param0, param1, param2, param3, param4, param5, param6, param7, DTYPE, IS_ALIGNED
-    )  # fmt: skip
+    param_ptr = _chosen(i, param0, param1, param2, param3, param4, param5, param6, param7, DTYPE, IS_ALIGNED)
     if lr_ptr is not None:
         lr = tl.load(lr_ptr).to(tl.float32)
         decay = 1.0 - lr * weight_decay
