@@ -208,7 +208,7 @@ SCALE = Launcher(_scale_kernel, num_warps=4)
 DESCEND = Launcher(_descend_kernel, num_warps=8)
 
 
-class Layout(NamedTuple):
+class MatrixLayout(NamedTuple):
     """What the kernels must know of a tensor beside its address."""
 
     shape: tuple[int, ...]
@@ -350,7 +350,7 @@ def descend(
             )
 
 
-def _launches(*tensors: Sequence[Tensor]) -> Iterator[tuple[int, tuple[Layout, ...], list[tuple[Tensor, ...]]]]:
+def _launches(*tensors: Sequence[Tensor]) -> Iterator[tuple[int, tuple[MatrixLayout, ...], list[tuple[Tensor, ...]]]]:
     """Neighbouring matrices of one layout, as many as a launch takes: the place of the first, layouts, tensors."""
     place = 0
     for layouts, run in itertools.groupby(zip(*tensors, strict=True), key=lambda matrix: tuple(map(_layout, matrix))):
@@ -360,8 +360,8 @@ def _launches(*tensors: Sequence[Tensor]) -> Iterator[tuple[int, tuple[Layout, .
         place += len(alike)
 
 
-def _layout(tensor: Tensor) -> Layout:
-    return Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.data_ptr() % 16 == 0)
+def _layout(tensor: Tensor) -> MatrixLayout:
+    return MatrixLayout(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.data_ptr() % 16 == 0)
 
 
 def _addresses(tensors: Sequence[Tensor]) -> list[int]:

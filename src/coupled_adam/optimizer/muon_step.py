@@ -64,32 +64,42 @@ def muon_step(matrices: Sequence[MuonMatrix], group: dict[str, Any], grad_factor
         grad_factor: what the gradients must be multiplied with (clipping), a scalar tensor; None for 1.
     """
     for batch in batches(matrices, BATCH_ELEMENTS):
-        device = batch[0].local.device
-        factor = None if grad_factor is None else grad_factor.reshape(()).to(device)
+        factor = None if grad_factor is None else grad_factor.reshape(()).to(batch[0].local.device)
         kernels = kernels_for(batch)
         if kernels is None:
-            stacked = _stacked(batch, group, factor)
-            stacked = orthogonalised(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
-            _descend(batch, stacked, group)
-            continue
-        stacked = torch.empty(_batch_shape(batch), dtype=NS_DTYPES[group["ns_dtype"]], device=device)
-        partial_sums = kernels.gather(
-            [matrix.grad for matrix in batch],
-            [matrix.momentum for matrix in batch],
-            stacked,
-            mu=group["momentum"],
-            is_nesterov=group["nesterov"],
-            grad_factor=None if factor is None else factor.float(),
-        )
-        kernels.scale(stacked, partial_sums, group["eps"])
-        stacked = iterated(stacked, group["ns_coefficients"], group["ns_steps"])
-        kernels.descend(
-            [matrix.local for matrix in batch],
-            stacked,
-            lr=_on_device(group["lr"], device),
-            weight_decay=group["weight_decay"],
-            ratio_of=functools.partial(lr_ratio, group["adjust_lr_fn"]),
-        )
+            _step_by_operations(batch, group, factor)
+        else:
+            _step_by_kernels(kernels, batch, group, factor)
+
+
+def _step_by_operations(batch: Sequence[MuonMatrix], group: dict[str, Any], grad_factor: Tensor | None) -> None:
+    stacked = _stacked(batch, group, grad_factor)
+    stacked = orthogonalised(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
+    _descend(batch, stacked, group)
+
+
+def _step_by_kernels(
+    kernels: ModuleType, batch: Sequence[MuonMatrix], group: dict[str, Any], grad_factor: Tensor | None
+) -> None:
+    device = batch[0].local.device
+    stacked = torch.empty(_batch_shape(batch), dtype=NS_DTYPES[group["ns_dtype"]], device=device)
+    square_sums = kernels.gather(
+        [matrix.grad for matrix in batch],
+        [matrix.momentum for matrix in batch],
+        stacked,
+        mu=group["momentum"],
+        is_nesterov=group["nesterov"],
+        grad_factor=None if grad_factor is None else grad_factor.float(),
+    )
+    kernels.scale(stacked, square_sums, group["eps"])
+    stacked = iterated(stacked, group["ns_coefficients"], group["ns_steps"])
+    kernels.descend(
+        [matrix.local for matrix in batch],
+        stacked,
+        lr=_on_device(group["lr"], device),
+        weight_decay=group["weight_decay"],
+        ratio_of=functools.partial(lr_ratio, group["adjust_lr_fn"]),
+    )
 
 
 def kernels_for(batch: Sequence[MuonMatrix]) -> ModuleType | None:
