@@ -1,8 +1,9 @@
 """Clipping by the norm of all gradients where several optimizers share a model.
 
 CoupledAdamW takes the norm inside its step, without reading the gradients of its tables once more. So it goes first: it
-is told the squared norm of the other gradients, and leaves the factor that they are to be multiplied with. All of it
-stays on the device.
+is told the squared norm of the other gradients, and leaves the factor that they are to be multiplied with. BatchedMuon
+multiplies while it reads its gradients; those of other optimizers are multiplied before their step. All of it stays on
+the device.
 """
 
 import sys
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from coupled_adam.optimizer import clipping
 from coupled_adam.optimizer.coupled_adamw import CoupledAdamW
+from coupled_adam.optimizer.muon import BatchedMuon
 from coupled_adam.optimizer.sharding import Reduction, local_gradient, local_part
 from coupled_adam.optimizer.torch_versions import disable_dynamo
 
@@ -29,7 +31,7 @@ def clip_together(coupled: CoupledAdamW, *others: Optimizer, max_norm: float | N
     `max_grad_norm`, and every step of the others multiplies their gradients with the same factor first. The result is
     that of torch.nn.utils.clip_grad_norm_ over all parameters before the steps, for plain and for sharded parameters.
     `coupled.grad_norm` is the norm of all gradients. Nothing waits for the device, and the steps can be captured in a
-    CUDA graph.
+    CUDA graph. The gradients of a BatchedMuon are not written: its step reads them times the factor.
 
     The steps are taken in this order: `coupled` first, then each of the others once. Copied and unpickled optimizers
     have no hooks, as always in torch: call this again for them.
@@ -82,7 +84,7 @@ def clip_together(coupled: CoupledAdamW, *others: Optimizer, max_norm: float | N
                 "is not known; take the step of CoupledAdamW first, then that of each other optimizer"
             )
         factor = due.pop(other)
-        return _after_closure(lambda: multiply_gradients(other, factor), args, kwargs)
+        return _after_closure(lambda: _clip(other, factor), args, kwargs)
 
     coupled.register_step_pre_hook(before_coupled)
     coupled.register_step_post_hook(after_coupled)
@@ -103,6 +105,14 @@ def _after_closure(action: Callable[[], None], args: Arguments, kwargs: Options)
         return loss
 
     return args[:1], {"closure": closure_then_action}
+
+
+def _clip(optimizer: Optimizer, factor: Tensor | None) -> None:
+    """Have the step of an optimizer, which comes next, see its gradients times the factor."""
+    if isinstance(optimizer, BatchedMuon):
+        optimizer.grad_factor = factor
+    else:
+        multiply_gradients(optimizer, factor)
 
 
 @torch.no_grad()

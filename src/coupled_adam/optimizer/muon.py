@@ -2,7 +2,8 @@
 
 A step of torch.optim.Muon launches about thirty small kernels for every matrix and reads a tensor learning rate back to
 the host. Here matrices of one shape share their kernels; and nothing waits for the device, so the step can be recorded
-as a CUDA graph. The arithmetic is in `muon_step`; this is the class: options, groups, state.
+as a CUDA graph. Clipping takes no pass of its own: the step multiplies the gradients while it reads them. The
+arithmetic is in `muon_step`; this is the class: options, groups, state.
 """
 
 import math
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from coupled_adam.optimizer.checks import is_flattened
@@ -75,6 +77,11 @@ class BatchedMuon(Optimizer):
         >>> list(optimizer.state[model.weight])
         ['momentum_buffer']
     """
+
+    grad_factor: Tensor | None = None
+    """What the next step multiplies the gradients with, a one-element tensor that is not read back to the host; None
+    for 1. The step reads the gradients through it and leaves them as they are, then sets it to None again.
+    :func:`coupled_adam.clip_together` sets it."""
 
     def __init__(
         self,
@@ -161,9 +168,16 @@ class BatchedMuon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        grad_factor = self.grad_factor
+        if grad_factor is not None:
+            self._forget_grad_factor()
         for index, group in enumerate(self.param_groups):
-            muon_step(self._matrices(index, group), group)
+            muon_step(self._matrices(index, group), group, grad_factor)
         return loss
+
+    @_disable_dynamo  # Dynamo of torch 2.11 cannot set attributes of an optimizer
+    def _forget_grad_factor(self) -> None:
+        self.grad_factor = None
 
     def _matrices(self, index: int, group: dict[str, Any]) -> list[MuonMatrix]:
         """The matrices of a group that have a gradient, with their momentum, made at their first one."""

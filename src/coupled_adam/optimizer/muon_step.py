@@ -7,17 +7,21 @@ These stay zero in every product, and change no other number.
 Letters: B matrices of a batch, m rows, n columns, m <= n after transposing.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from coupled_adam.optimizer.newton_schulz import orthogonalised
+from coupled_adam.optimizer.newton_schulz import iterated, orthogonalised
 from coupled_adam.optimizer.sharding import is_distributed
+from coupled_adam.optimizer.table_step import is_for_triton, triton_modules
 from coupled_adam.optimizer.whole_matrix import gathered, part_on_this_rank
 
 NS_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -51,29 +55,69 @@ def small_elements(device: torch.device) -> int:
     return 0 if device.type == "cpu" else 2**20
 
 
-def muon_step(matrices: Sequence[MuonMatrix], group: dict[str, Any]) -> None:
+def muon_step(matrices: Sequence[MuonMatrix], group: dict[str, Any], grad_factor: Tensor | None = None) -> None:
     """Update momentum and parameters of the matrices of a group, in place.
 
     Args:
         matrices: those with a gradient.
         group: the options.
+        grad_factor: what the gradients must be multiplied with (clipping), a scalar tensor; None for 1.
     """
     for batch in batches(matrices, BATCH_ELEMENTS):
-        torch._foreach_lerp_(
-            [matrix.momentum for matrix in batch], [matrix.grad for matrix in batch], 1 - group["momentum"]
-        )
-        n = max(max(matrix.param.shape) for matrix in batch)
-        stacked = torch.zeros(
-            len(batch),
-            min(batch[0].param.shape),
-            n,
-            dtype=NS_DTYPES[group["ns_dtype"]],
-            device=batch[0].local.device,
-        )
-        for alike, into in _by_shape(batch, stacked):
-            _stack_updates(alike, into, group["momentum"] if group["nesterov"] else None)
-        stacked = orthogonalised(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        _descend(batch, stacked, group)
+        factor = None if grad_factor is None else grad_factor.reshape(()).to(batch[0].local.device)
+        kernels = kernels_for(batch)
+        if kernels is None:
+            _step_by_operations(batch, group, factor)
+        else:
+            _step_by_kernels(kernels, batch, group, factor)
+
+
+def _step_by_operations(batch: Sequence[MuonMatrix], group: dict[str, Any], grad_factor: Tensor | None) -> None:
+    stacked = _stacked(batch, group, grad_factor)
+    stacked = orthogonalised(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
+    _descend(batch, stacked, group)
+
+
+def _step_by_kernels(
+    kernels: ModuleType, batch: Sequence[MuonMatrix], group: dict[str, Any], grad_factor: Tensor | None
+) -> None:
+    device = batch[0].local.device
+    stacked = torch.empty(_batch_shape(batch), dtype=NS_DTYPES[group["ns_dtype"]], device=device)
+    square_sums = kernels.gather(
+        [matrix.grad for matrix in batch],
+        [matrix.momentum for matrix in batch],
+        stacked,
+        mu=group["momentum"],
+        is_nesterov=group["nesterov"],
+        grad_factor=None if grad_factor is None else grad_factor.float(),
+    )
+    kernels.scale(stacked, square_sums, group["eps"])
+    stacked = iterated(stacked, group["ns_coefficients"], group["ns_steps"])
+    kernels.descend(
+        [matrix.local for matrix in batch],
+        stacked,
+        lr=_on_device(group["lr"], device),
+        weight_decay=group["weight_decay"],
+        ratio_of=functools.partial(lr_ratio, group["adjust_lr_fn"]),
+    )
+
+
+def kernels_for(batch: Sequence[MuonMatrix]) -> ModuleType | None:
+    """The module `muon_kernels` for a batch of plain matrices on CUDA and ROCm; None for torch operations."""
+    if not is_for_triton(batch[0].local) or triton_modules()[0] is None:
+        return None
+    from coupled_adam.optimizer import muon_kernels
+
+    # The kernels work with addresses: nothing may stand between a tensor and its memory.
+    is_plain = all(
+        type(tensor) in (Tensor, Parameter)
+        and tensor.dtype in muon_kernels.TRITON_DTYPES
+        and tensor.device == matrix.local.device
+        and tensor.numel() > 0
+        for matrix in batch
+        for tensor in (matrix.param, matrix.grad, matrix.momentum)
+    )
+    return muon_kernels if is_plain else None
 
 
 def batches(matrices: Sequence[MuonMatrix], most_elements: int) -> Iterator[list[MuonMatrix]]:
@@ -92,6 +136,24 @@ def batches(matrices: Sequence[MuonMatrix], most_elements: int) -> Iterator[list
         size = max(1, most_elements // max(1, largest))
         for start in range(0, len(alike), size):
             yield alike[start : start + size]
+
+
+def _stacked(batch: Sequence[MuonMatrix], group: dict[str, Any], grad_factor: Tensor | None) -> Tensor:
+    """Advance the momenta, and return what is to be orthogonalised: (B, m, n), zeros in columns that a matrix lacks."""
+    if grad_factor is not None:
+        clipped = torch._foreach_mul([matrix.grad for matrix in batch], grad_factor)
+        batch = [replace(matrix, grad=grad) for matrix, grad in zip(batch, clipped, strict=True)]
+    torch._foreach_lerp_(
+        [matrix.momentum for matrix in batch], [matrix.grad for matrix in batch], 1 - group["momentum"]
+    )
+    stacked = torch.zeros(_batch_shape(batch), dtype=NS_DTYPES[group["ns_dtype"]], device=batch[0].local.device)
+    for alike, into in _by_shape(batch, stacked):
+        _stack_updates(alike, into, group["momentum"] if group["nesterov"] else None)
+    return stacked
+
+
+def _batch_shape(batch: Sequence[MuonMatrix]) -> tuple[int, int, int]:
+    return len(batch), min(batch[0].param.shape), max(max(matrix.param.shape) for matrix in batch)
 
 
 def _by_shape(batch: Sequence[MuonMatrix], stacked: Tensor) -> Iterator[tuple[list[MuonMatrix], Tensor]]:

@@ -34,10 +34,20 @@ def orthogonalised(matrices: Tensor, coefficients: Sequence[float], steps: int, 
         >>> torch.linalg.svdvals(orthogonalised(stretched, COEFFICIENTS, STEPS, EPS)).round(decimals=1)
         tensor([[0.8000, 0.7000]])
     """
-    a, b, c = coefficients
     # The Frobenius norm is at least the spectral norm. A sum of squares in bfloat16 would lose digits.
     norms = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=torch.float32)  # (B, 1, 1)
-    X = matrices.div_(norms.clamp_(min=eps))
+    return iterated(matrices.div_(norms.clamp_(min=eps)), coefficients, steps)
+
+
+def iterated(X: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
+    """The rounds of the iteration alone.
+
+    Args:
+        X: (B, m, n) with m <= n and singular values of at most 1.
+        coefficients: a, b, c.
+        steps: rounds.
+    """
+    a, b, c = coefficients
     for _ in range(steps):
         gram = torch.bmm(X, X.mT)  # (B, m, m)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)

@@ -197,7 +197,7 @@ def triton_modules() -> tuple[ModuleType | None, ModuleType | None]:
         from coupled_adam.optimizer import family_triton, triton_kernels
     except ImportError as error:
         warnings.warn(
-            f"CoupledAdamW: Triton cannot be imported, the slower torch operations are used ({error})", stacklevel=2
+            f"coupled_adam: Triton cannot be imported, the slower torch operations are used ({error})", stacklevel=2
         )
         return None, None
     return triton_kernels, family_triton

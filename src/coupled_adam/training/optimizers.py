@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.optimizer import BatchedMuon, CoupledAdamW, hidden_matrices, param_groups
+from coupled_adam.optimizer import BatchedMuon, CoupledAdamW, clip_together, hidden_matrices, param_groups
 from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distributed, local_part, process_groups
 from coupled_adam.training.embedding_monitor import rows_before_padding
 
@@ -60,14 +60,13 @@ class EmbeddingOptimizers:
         Returns:
             The norm of all gradients before clipping: a float32 scalar on their device, without waiting for it.
         """
-        if len(self.optimizers) == 1 and isinstance(self.optimizers[0], CoupledAdamW):
-            self.optimizers[0].step()
-            norm = self.optimizers[0].grad_norm
-            assert norm is not None
-        else:
-            norm = self._clip()
-            for optimizer in self.optimizers:
-                optimizer.step()
+        first = self.optimizers[0]
+        norm = None if isinstance(first, CoupledAdamW) else self._clip()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        if isinstance(first, CoupledAdamW):  # it clips inside its step, and Muon beside it by the same norm
+            norm = first.grad_norm
+        assert norm is not None
         for table in self.centred_tables:
             centre(table, self.vocabulary_size)
         return norm.float()
@@ -125,7 +124,7 @@ def build_optimizers(
             **family_of(section, device, vocabulary_size),
             state_dtype=torch.bfloat16 if section.state_dtype == "bfloat16" else None,  # the weights are float32
             state_seed=seed,
-            max_grad_norm=None if matrices else max_grad_norm,  # inside its step it sees its own gradients only
+            max_grad_norm=max_grad_norm,
             **common,
         )
         optimizers.append(coupled)
@@ -145,6 +144,8 @@ def build_optimizers(
             adjust_lr_fn=section.muon.adjust_lr_fn,
             capturable=capturable,
         )
+        if section.embeddings == "coupled":
+            clip_together(coupled, muon)
         optimizers.append(muon)
     return EmbeddingOptimizers(optimizers, max_grad_norm, centred, vocabulary_size)
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from coupled_adam import CoupledAdamW, check_muon, clip_together, hidden_matrices
+from coupled_adam import BatchedMuon, CoupledAdamW, check_muon, clip_together, hidden_matrices
 from scenarios.clipping import IMPLEMENTATIONS, mixed_parameters, set_gradients
 from scenarios.common import (
     GPT,
@@ -109,3 +109,32 @@ def muon_beside_coupled_adamw_trains_sharded_and_replicated_models_as_one_rank_d
             assert_close(name, parameter, expected, tolerance)
             if isinstance(parameter, DTensor):
                 assert_same_on_all_ranks(name, full(parameter))
+
+
+@runs_on(2)
+def batched_muon_of_sharded_and_replicated_matrices_is_clipped_as_by_clip_grad_norm_before() -> None:
+    for wrap in (lambda model: fsdp2(model, mesh_of(2)), DistributedDataParallel):
+        inside, outside = wrap(GPT(tied=True)), wrap(GPT(tied=True))
+        optimizers = []
+        for model in (inside, outside):
+            matrices = hidden_matrices(model)
+            muon = BatchedMuon(matrices, lr=LR, ns_dtype="float32")
+            optimizers.append((CoupledAdamW(model, lr=LR, exclude=matrices), muon))
+        (coupled, muon), references = optimizers
+        clip_together(coupled, muon, max_norm=0.1)
+        for step in range(3):
+            backward(inside, step)
+            for parameter, reference in zip(inside.parameters(), outside.parameters(), strict=True):
+                reference.grad = parameter.grad.clone()
+            coupled.step()
+            muon.step()
+            norm = clip_grad_norm_(outside.parameters(), 0.1)
+            for optimizer in references:
+                optimizer.step()
+            assert_close("grad_norm", coupled.grad_norm, norm)
+            assert norm > 0.1, f"norm {norm} makes no use of max_norm"
+        for (name, parameter), expected in zip(inside.named_parameters(), outside.parameters(), strict=True):
+            assert_close(name, parameter, expected, 1e-5)
+            if parameter in muon.state:
+                momenta = muon.state[parameter], references[1].state[expected]
+                assert_close(f"momentum of {name}", *(state["momentum_buffer"] for state in momenta))
