@@ -149,6 +149,7 @@ def test_scaled_training_equals_unscaled_training(
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["numbers", "tensors"])
 def test_a_compiled_step_equals_the_eager_one(as_tensor: bool) -> None:
+    torch._dynamo.reset()  # torch 2.6 cannot compile the step of one optimizer after that of another
     params = [table((40, 8)), table((40, 8))]
     exponent: Tensor | float = torch.tensor(0.25) if as_tensor else 0.25
     optimizers = [coupled(param, row_exponent=exponent, mean_free=True, max_grad_norm=0.5) for param in params]
