@@ -138,7 +138,7 @@ def steps(amount: int | str, total_steps: int) -> int:
         return amount
     share = percentage(amount)
     if share is None:
-        raise UserError(f'{amount!r}: expected a whole number of steps or a percentage of the run such as "1%"')
+        raise UserError(f'{amount!r}: expected a whole number of steps or a share of the run such as "1%"')
     return math.ceil(share * total_steps)
 
 
