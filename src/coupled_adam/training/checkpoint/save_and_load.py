@@ -199,7 +199,7 @@ def _check_tables(tables: Tables | None, tensors: Mapping[str, Tensor]) -> None:
     for name in (tables.input, tables.output):
         table = tensors.get(f"model.{name}")
         if table is None:
-            raise UserError(f"table {name!r}: the tensors to save do not include 'model.{name}'")
+            raise UserError(f"table {name!r}: no tensor 'model.{name}' among the tensors to save")
         if table.ndim != 2 or not 0 < tables.vocabulary_size <= table.shape[0]:
             raise UserError(f"table {name!r} has shape {tuple(table.shape)}, expected (V, H) for {tables}")
 
