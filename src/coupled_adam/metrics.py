@@ -1,11 +1,11 @@
-"""The registry of metrics: how each is spelled and named, which direction is better, and what it means.
+"""Registry of metrics: the key, names, direction and meaning of each.
 
-Every table, page, log, tracker and terminal takes these from here. A metric has one key wherever it is stored: rows of
-metrics.jsonl, trackers, results of a study. The key alone is that of the output table, or of the one table of a tied
-model; an untied model has its input table under `input_` and the same key.
+All tables, pages, logs and trackers use this registry. A metric has the same key everywhere: in metrics.jsonl, trackers
+and results of a study. Keys without a prefix refer to the output table, or to the only table of a tied model; keys of
+an untied model's input table start with `input_`.
 
-Rows name the loss `loss`, and their kind says of which text: a row `train` has the metric `train_loss` (`logged_key`).
-`up_to_date` is the one place that knows how files of version 0.1.0 spell keys.
+A row of metrics.jsonl calls the loss `loss`, and its kind says on which text: a `train` row has the metric `train_loss`
+(see `logged_key`). Only `up_to_date` handles the keys of version 0.1.0.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -16,7 +16,7 @@ from coupled_adam.base.text import escape_latex
 
 Better = Literal["lower", "higher"]
 Lead = Literal["loss", "embeddings"]
-"""What tables and reports begin with."""
+"""What tables and reports start with."""
 Value = TypeVar("Value")
 
 ARROWS = {"lower": "↓", "higher": "↑", None: ""}
@@ -30,27 +30,27 @@ class Metric:
     """One metric of a run or of a table."""
 
     key: str
-    """Its name in files, trackers and code; of a table, also that of its field in EmbeddingMetrics."""
+    """Name in files, trackers and code; for a table's metric, also its field in EmbeddingMetrics."""
     label: str
-    """Its name in words."""
+    """Name in running text."""
     better: Better | None
-    """The direction in which it is better; None: neither, and nothing is tested."""
+    """The better direction; None if there is none, and then no test is made."""
     decimals: int
     """Decimals of a mean over several seeds, as in the paper's tables."""
     meaning: str
-    """What it is, in a few words."""
+    """Short description."""
     symbol: str = ""
-    """Its name at the head of a column, as the paper writes it; not given: the label."""
+    """Column heading, as in the paper; defaults to the label."""
     latex: str = ""
-    """The symbol in LaTeX, with no macro that a reader would have to define; not given: the symbol, escaped."""
+    """The symbol in LaTeX, without custom macros; defaults to the escaped symbol."""
     short: str = ""
-    """Its name on one line of a terminal, in ASCII; not given: the symbol."""
+    """Name for one line on a terminal, in ASCII; defaults to the symbol."""
     published_key: str | None = None
-    """Its name in the published tables; None: it is not there."""
+    """Name in the published tables; None if it is not there."""
     single_decimals: int | None = None
-    """Decimals of a single run, where the paper shows more of them (Tab. results_L)."""
+    """Decimals of a single run, if the paper shows more of them (Tab. results_L)."""
     of_table: bool = False
-    """Whether it measures an embedding table, and not what the model predicts or how it trains."""
+    """Whether it measures an embedding table, rather than predictions or training."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "symbol", self.symbol or self.label)
@@ -59,12 +59,12 @@ class Metric:
 
     @property
     def arrow(self) -> str:
-        """↓ where lower is better, ↑ where higher is, else empty."""
+        """↓ if lower is better, ↑ if higher is better, otherwise empty."""
         return ARROWS[self.better]
 
     @property
     def label_with_arrow(self) -> str:
-        """The label and the direction, for a list in words.
+        """Label and direction, for running text.
 
         Example:
             >>> METRICS["mu_norm_ratio"].label_with_arrow, METRICS["mean_norm"].label_with_arrow
@@ -74,7 +74,7 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """Symbol and arrow, for the head of a column.
+        """Column heading: symbol and arrow.
 
         Example:
             >>> METRICS["loss"].heading
@@ -84,7 +84,7 @@ class Metric:
 
     @property
     def latex_heading(self) -> str:
-        """Symbol and arrow in LaTeX."""
+        """Column heading in LaTeX."""
         return self.latex + LATEX_ARROWS[self.better]
 
     def decimals_of(self, count: int) -> int:
@@ -101,7 +101,7 @@ LOSSES = (
 )
 
 _TABLE_ROUNDED = "test loss with the table rounded to integers, one scale for"
-# Under `evaluation.quantised_loss`; `embeddings.integers` says how a table is rounded.
+# Measured with `evaluation.quantised_loss`; `embeddings.integers` defines the rounding.
 QUANTISED_LOSSES = tuple(
     Metric(
         f"loss_{integers}_{key}",
@@ -117,7 +117,7 @@ QUANTISED_LOSSES = tuple(
 )
 
 ACCURACY = Metric("acc", "accuracy", "higher", 3, "mean over the downstream tasks", latex="Acc")
-# The order of Tab. results_S_downstream, which ends with their mean, acc.
+# In the order of Tab. results_S_downstream, which ends with their mean, acc.
 TASKS = tuple(
     Metric(key, label, "higher", 2, "accuracy in a downstream task", published_key=key)
     for key, label in (
@@ -131,7 +131,7 @@ TASKS = tuple(
     )
 )
 
-# `rho` follows the paper's text; its tables hold what `rho_log` is.
+# `rho` follows the paper's text; the paper's tables show `rho_log`.
 RHO = "\N{GREEK SMALL LETTER RHO}"
 _OF_TABLES = (
     Metric("iso", "ISO", "higher", 2, "isotropy: 1 when no direction stands out, near 0 when one does"),
@@ -167,15 +167,15 @@ _OF_TABLES = (
     ),
     Metric("kappa", "kappa (%)", "higher", 1, "smallest over largest singular value", "κ", r"$\kappa$"),
     Metric("mean_norm", "mean length", None, 2, "of an embedding, ‖e‖", "mean ‖e‖", r"$\overline{\|e_i\|}$"),
-    Metric("iso_both_signs", "ISO, both signs", "higher", 2, "as ISO, along each direction both ways: stricter"),
+    Metric("iso_both_signs", "ISO, both signs", "higher", 2, "as ISO, with both signs of each direction: stricter"),
     Metric("iso_score", "IsoScore", "higher", 2, "how evenly the variance spreads over all directions, from 0 to 1"),
-    Metric("mean_cosine", "mean cosine", "lower", 2, "of two different tokens: 0 when they point everywhere"),
+    Metric("mean_cosine", "mean cosine", "lower", 2, "of two different tokens; 0 if they point in all directions"),
     Metric(
         "r_cos_5",
         "r_cos_5 (%)",
         "higher",
         0,
-        "as r_cos, over 5 benchmarks, as the authors' code takes it",
+        "as r_cos, over the 5 benchmarks of the authors' code",
         "r_cos, 5 sets",
         r"$r_{\cos}$, 5 sets",
     ),
@@ -185,20 +185,20 @@ _OF_TABLES = (
     Metric("spearman", "Spearman (%)", "higher", 0, "as r_cos, correlation of ranks", "Spearman"),
 )
 NEED_WORDS = ("r_cos", "r_cos_5", "spearman")
-"""Those of a table that need word pairs with human scores."""
+"""Keys of the table metrics that need word pairs with human scores."""
 
 _MEASURED = {
     metric.key: metric for metric in (*LOSSES, ACCURACY, *(replace(metric, of_table=True) for metric in _OF_TABLES))
 }
 _MAIN_KEYS = ("loss", "acc", "iso", "mu_norm", "mu_norm_ratio", "r_cos", "rho_log", "kappa")
 MAIN = tuple(replace(_MEASURED[key], published_key=_MEASURED[key].published_key or key) for key in _MAIN_KEYS)
-"""In the order of Tab. results_S and Tab. results_L."""
+"""Metrics of Tab. results_S and Tab. results_L, in that order."""
 OTHERS = tuple(metric for key, metric in _MEASURED.items() if key not in _MAIN_KEYS)
-"""Measured here beside those of the paper."""
+"""Metrics that the paper does not report."""
 TABLE_METRICS = tuple(metric for metric in (*MAIN, *OTHERS) if metric.of_table)
-"""Those of one embedding table; each is a field of EmbeddingMetrics."""
+"""Metrics of an embedding table; each is a field of EmbeddingMetrics."""
 
-# How a training goes: in rows `train` of metrics.jsonl alone.
+# Progress of a training; only in `train` rows of metrics.jsonl.
 PROGRESS = (
     Metric("tokens", "tokens", None, 0, "trained on so far"),
     Metric("lr", "learning rate", None, 4, "of the step", short="lr"),
@@ -206,15 +206,15 @@ PROGRESS = (
     Metric("grad_norm", "gradient norm", None, 3, "of all gradients, before clipping", short="grad"),
     Metric("tokens_per_second", "tokens per second", "higher", 0, "over all ranks", "tokens/s", short="tok/s"),
     Metric("mfu", "model FLOP utilisation", "higher", 2, "part of the device's peak, from 0 to 1", short="MFU"),
-    Metric("memory_bytes", "memory", "lower", 0, "most so far, in bytes"),
+    Metric("memory_bytes", "memory", "lower", 0, "peak so far, in bytes"),
 )
 
 INPUT_PREFIX = "input_"
-"""Before the key, where it is that of the input table of an untied model."""
+"""Prefix of the keys for the input table of an untied model."""
 
 
 def of_input_table(metric: Metric) -> Metric:
-    """The same metric of the input table; the paper's models are tied, so it has no published counterpart."""
+    """The same metric for the input table; it has no published value, because the paper's models are tied."""
     return replace(
         metric,
         key=INPUT_PREFIX + metric.key,
@@ -230,15 +230,15 @@ _OF_INPUT_TABLES = tuple(map(of_input_table, TABLE_METRICS))
 METRICS: dict[str, Metric] = {
     metric.key: metric for metric in (*MAIN, *TASKS, *OTHERS, *QUANTISED_LOSSES, *_OF_INPUT_TABLES, *PROGRESS)
 }
-"""Every metric by its key, in the order in which they are shown."""
+"""All metrics by key, in display order."""
 
-# Of these there is no better or worse, so they are not among METRICS; `theory_metrics` says what each is.
+# Theory metrics have no better direction, so they are not in METRICS; `theory_metrics` describes them.
 THEORY_PREFIX = "theory_"
 
 FREQUENCY_BINS = 10
-"""Bins of tokens by their count in the training text: `evaluation.loss_by_frequency` says which token is in which."""
+"""Number of bins of tokens by their count in the training text; see `evaluation.loss_by_frequency`."""
 FREQUENCY_PREFIX = "frequency_"
-# Of one bin each, under `bin_key`: so they are not among METRICS.
+# Each value belongs to one bin and is stored under `bin_key`, so these are not in METRICS.
 BIN_LOSS = Metric(
     f"{FREQUENCY_PREFIX}loss", "loss by token frequency", "lower", 3, NATS, "loss", r"$\mathcal{L}$", single_decimals=3
 )
@@ -251,9 +251,9 @@ BIN_CALIBRATION = Metric(
     "calibration",
 )
 BIN_TOKENS = Metric(f"{FREQUENCY_PREFIX}tokens", "tokens", None, 0, "of the vocabulary, in the bin")
-BIN_TARGETS = Metric(f"{FREQUENCY_PREFIX}targets", "targets", None, 0, "evaluated tokens that are in the bin")
+BIN_TARGETS = Metric(f"{FREQUENCY_PREFIX}targets", "targets", None, 0, "evaluated tokens in the bin")
 BY_FREQUENCY = (BIN_LOSS, BIN_CALIBRATION, BIN_TOKENS, BIN_TARGETS)
-# Not measured itself: the documents of a task that were evaluated, from the first; None or absent: all.
+# Not a metric: the number of documents evaluated per task, from the first; None or absent for all.
 TASK_LIMIT = "task_limit"
 
 _LOSS_OF_KIND = {"train": "train_loss", "val": "val_loss", "test": "loss"}
@@ -262,11 +262,11 @@ _FORMER_OUTPUT_PREFIX = "output_"
 
 
 def table_key(role: str, key: str) -> str:
-    """The key of a number of one table of a model.
+    """The key of a metric of one of a model's tables.
 
     Args:
-        role: "output" for the output table or the one of a tied model, "input" for that of an untied one.
-        key: of the number.
+        role: "output" for the output table or a tied table, "input" for the input table of an untied model.
+        key: the metric's key without prefix.
 
     Example:
         >>> table_key("output", "iso"), table_key("input", "iso")
@@ -277,11 +277,11 @@ def table_key(role: str, key: str) -> str:
 
 
 def bin_key(metric: Metric, number: int) -> str:
-    """The key of a metric of one bin.
+    """The key of a metric of one frequency bin.
 
     Args:
-        metric: of BY_FREQUENCY.
-        number: of the bin, from 1 for the most frequent tokens to 10.
+        metric: one of BY_FREQUENCY.
+        number: number of the bin, from 1 (most frequent tokens) to 10.
 
     Example:
         >>> bin_key(BIN_LOSS, 10)
@@ -293,7 +293,7 @@ def bin_key(metric: Metric, number: int) -> str:
 
 
 def logged_key(kind: str, name: str) -> str:
-    """The key of a metric from the kind of a row in metrics.jsonl and the name it has there.
+    """The key of a metric, from the kind of a row in metrics.jsonl and the name in that row.
 
     Example:
         >>> logged_key("val", "loss"), logged_key("embeddings", "iso")
@@ -303,13 +303,13 @@ def logged_key(kind: str, name: str) -> str:
 
 
 def up_to_date(values: Mapping[str, Value], kind: str = "result") -> dict[str, Value]:
-    """Values under the keys of this registry, whichever version wrote them.
+    """Rename the keys of version 0.1.0 to those of this registry.
 
-    Version 0.1.0 wrote `output_iso` into rows of embeddings, and `isoscore` into results.
+    Version 0.1.0 wrote `output_iso` to rows of embeddings, and `isoscore` to results.
 
     Args:
-        values: of a row of metrics.jsonl, or the metrics of a result.
-        kind: of the row; "result" for those of a result, where `output_` may be the beginning of a task's name.
+        values: a row of metrics.jsonl, or the metrics of a result.
+        kind: kind of the row; "result" for a result, where `output_` may be part of a task's name.
 
     Example:
         >>> up_to_date({"step": 8, "output_iso": 0.5, "input_iso": 0.4}, "embeddings")
@@ -323,10 +323,10 @@ def up_to_date(values: Mapping[str, Value], kind: str = "result") -> dict[str, V
 
 
 def other_tasks(found: Iterable[Mapping[str, float | None]]) -> list[Metric]:
-    """The tasks in results that are not the paper's, by name.
+    """Metrics for the tasks in the results that are not the paper's, sorted by name.
 
     Args:
-        found: what each run has measured.
+        found: the metrics of each run.
     """
     keys = {key for values in found for key in values if key not in METRICS and key != TASK_LIMIT}
     names = sorted(key for key in keys if not key.startswith((THEORY_PREFIX, FREQUENCY_PREFIX)))
@@ -334,11 +334,11 @@ def other_tasks(found: Iterable[Mapping[str, float | None]]) -> list[Metric]:
 
 
 def named(metric: Metric, splits: Collection[str]) -> Metric:
-    """The metric under the name of the text it was measured on: a corpus without a test split has a validation loss.
+    """Rename a loss after the split it was measured on: without a test split it is a validation loss.
 
     Args:
-        metric: any; all but the losses stay as they are.
-        splits: the splits that the losses of all runs in question are of.
+        metric: any metric; only losses are renamed.
+        splits: the splits on which the losses of the runs were measured.
 
     Example:
         >>> named(METRICS["loss"], {"val"}).heading
@@ -355,8 +355,7 @@ def named(metric: Metric, splits: Collection[str]) -> Metric:
 
 
 def in_order(metrics: Iterable[Metric], lead: Lead) -> list[Metric]:
-    """The metrics in the order of the paper's tables, or with those of the embeddings first, the mean-embedding ratio
-    before all others.
+    """Sort metrics as in the paper's tables, or with the mean-embedding ratio and the other embedding metrics first.
 
     Example:
         >>> [metric.key for metric in in_order(MAIN, "embeddings")]
@@ -368,11 +367,11 @@ def in_order(metrics: Iterable[Metric], lead: Lead) -> list[Metric]:
 
 
 def measured(metrics: Iterable[Metric], found: Iterable[Mapping[str, float | None]]) -> list[Metric]:
-    """Those metrics that at least one run has a value of.
+    """The metrics for which at least one run has a value.
 
     Args:
-        metrics: the metrics that are wanted.
-        found: what each run has measured.
+        metrics: the metrics to select from.
+        found: the metrics of each run.
     """
     keys = {key for values in found for key, value in values.items() if value is not None}
     return [metric for metric in metrics if metric.key in keys]

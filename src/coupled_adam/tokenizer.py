@@ -1,7 +1,7 @@
-"""Every kind of tokenizer behind one class: a tiktoken name, a tokenizer.json, the vocabulary of a GGUF file.
+"""One class for every kind of tokenizer: a tiktoken name, a tokenizer.json, or the vocabulary of a GGUF file.
 
-`Tokenizer` holds a few facts, so that it can be sent to another process. The library behind it is opened when a text is
-first encoded. The packages tiktoken, tokenizers and gguf are needed only for tokenizers of their kind.
+`Tokenizer` holds only a few values, so that it can be sent to another process; the underlying library is opened when it
+first encodes a text. The packages tiktoken, tokenizers and gguf are needed only for tokenizers of their kind.
 
 Legend: V tokens of the vocabulary.
 """
@@ -19,71 +19,71 @@ from coupled_adam.base.extras import require
 from coupled_adam.base.files import parse_json, user_path
 from coupled_adam.byte_level_bpe import END_OF_TEXT, as_byte_level, gpt2_json_file
 
-# How tokenizers of well-known models call the token that ends a document, the likeliest first.
+# Common names of the token that ends a document, most likely first.
 SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
-# Any word that all tokenizers know will do.
+# Any word that all tokenizers know.
 WORD_BEFORE = "the"
-# Their pattern for splitting a text into words is the one that `ByteLevel` of the `tokenizers` library has built in.
+# These split a text into words by the pattern that is built into `ByteLevel` of the `tokenizers` library.
 GPT2_ENCODINGS = ("gpt2", "r50k_base")
 GPT2_SIZE = 50257
 
 
 class SingleTokens(Protocol):
-    """What the measures of an embedding matrix need of a tokenizer."""
+    """The interface that the measures of an embedding matrix need."""
 
     @property
     def size(self) -> int:
         """Number of tokens."""
 
     def token_id(self, word: str) -> int | None:
-        """The token that stands for the word inside a text, or None where it is split."""
+        """The single token of a word inside a text; None if the word is split."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without any added at its ends."""
+        """The tokens of a text, without special tokens added at its ends."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer: which tokens is a text, which single token is a word, and the file that an export writes."""
+    """A tokenizer: encodes texts, finds the token of a word, and provides the tokenizer.json for an export."""
 
     kind: Literal["tiktoken", "json", "gguf"]
     name: str
-    """Opens it again: a name of tiktoken, or the path of a tokenizer.json or GGUF file."""
+    """A tiktoken name, or the path of a tokenizer.json or GGUF file."""
     size: int
-    """V: one more than the highest token, since the numbers may have gaps."""
+    """V: one more than the highest token, since token numbers may have gaps."""
     separator: int | None
-    """The token between documents; None where it has none with a usual name."""
+    """The token between documents; None if no token has a common name for it."""
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return Tokenizer, (self.kind, self.name, self.size, self.separator)  # each process opens the library itself
 
     @property
     def dtype(self) -> str:
-        """The smallest number type for its tokens."""
+        """The smallest dtype that holds its tokens."""
         return "uint16" if self.size <= 2**16 else "uint32"
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """The tokens of a text, special tokens that it spells out included.
+        """Encode a text; special tokens written out in it are recognized.
 
         Args:
-            text: any.
-            add_special_tokens: also those that a tokenizer.json puts at the ends of a text.
+            text: any text.
+            add_special_tokens: also add the tokens that a tokenizer.json puts at the ends of a text.
         """
         if self.kind == "tiktoken":
             return list(self._library.encode(text, allowed_special="all"))
         return list(self._splitting_library.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_documents(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """The tokens of texts for training: a text that spells out the separator does not end its document."""
+        """Encode texts for training; special tokens written out in a text are encoded as plain text."""
         if self.kind == "tiktoken":
             return [self._library.encode_ordinary(text) for text in texts]
         return [found.ids for found in self._document_library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def token_id(self, word: str) -> int | None:
-        """The token that stands for the word inside a text, or None where it is split.
+        """The single token of a word inside a text; None if the word is split.
 
-        Where words are written with their leading space (GPT-2's "Ġhouse", SentencePiece's "▁house"), the token with
-        the space is the word as it stands in a text. So a word is looked up as it is written after another word.
+        Many tokenizers join a word with its leading space (GPT-2's "Ġhouse", SentencePiece's "▁house"), so the word is
+        looked up as it appears after another word.
         """
         if self.kind == "gguf":
             vocabulary: GgufVocabulary = self._library
@@ -91,11 +91,11 @@ class Tokenizer:
         before, tokens = self.encode(WORD_BEFORE), self.encode(f"{WORD_BEFORE} {word}")
         if len(tokens) != len(before) + 1 or tokens[:-1] != before:
             return None
-        # An unknown word is a single token as well, but not its own.
+        # An unknown word may also be a single token, but not its own.
         return tokens[-1] if self._decode(tokens[-1]).strip().casefold() == word.casefold() else None
 
     def printable_tokens(self, tokens: Sequence[int]) -> list[str]:
-        r"""Tokens as a terminal can show them: in quotes, with what is not visible as \n, \x1b or \xf0."""
+        r"""Tokens as printable text: in quotes, with invisible characters as \n, \x1b or \xf0."""
         if self.kind == "tiktoken":
             contents = [self._library.decode_single_token_bytes(t).decode(errors="backslashreplace") for t in tokens]
         else:
@@ -104,7 +104,7 @@ class Tokenizer:
 
     @property
     def separator_token(self) -> str | None:
-        """The token between documents, written out."""
+        """Text of the token between documents."""
         if self.separator is None:
             return None
         if self.kind == "tiktoken":
@@ -115,7 +115,7 @@ class Tokenizer:
 
     @property
     def unknown_token(self) -> str | None:
-        """The token for what has no token; byte-level tokenizers need none and name the one between documents."""
+        """Text of the unknown token; byte-level tokenizers have none and use the token between documents."""
         model = json.loads(self.json_file)["model"]
         tokens = _numbered(self.json_file, self.name)
         unknown = model.get("unk_token") or tokens.get(model.get("unk_id"))
@@ -123,7 +123,7 @@ class Tokenizer:
 
     @cached_property
     def json_file(self) -> bytes:
-        """Its tokenizer.json; for GPT-2's encodings it is made from tiktoken's ranks."""
+        """Content of its tokenizer.json; for GPT-2's encodings, generated from tiktoken's ranks."""
         if self.kind == "json":
             return Path(self.name).read_bytes()
         if self.name in GPT2_ENCODINGS:
@@ -132,7 +132,7 @@ class Tokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """Of its tokenizer.json."""
+        """Hash of its tokenizer.json."""
         return hashlib.sha256(self.json_file).hexdigest()
 
     def _decode(self, token: int) -> str:
@@ -142,7 +142,7 @@ class Tokenizer:
 
     @cached_property
     def _library(self) -> Any:
-        """The library's own object."""
+        """The object of the underlying library."""
         opener: Callable[[str], Any] = {"tiktoken": _tiktoken, "json": _from_file, "gguf": _gguf_vocabulary}[self.kind]
         return opener(self.name)
 
@@ -150,7 +150,7 @@ class Tokenizer:
     def _splitting_library(self) -> Any:
         if self.kind == "gguf":
             raise UserError(
-                f"tokenizer: {self.name} lists its tokens but not how to split a text; pass the model's tokenizer.json"
+                f"tokenizer: {self.name} lists tokens but not how to split a text; pass the model's tokenizer.json"
             )
         return self._library
 
@@ -161,30 +161,30 @@ class Tokenizer:
         return library
 
 
-# GPT-2's facts, for tokens that are there already and need no file of it.
+# GPT-2's values, for token sources, which do not need its file.
 GPT2 = Tokenizer("tiktoken", "gpt2", GPT2_SIZE, GPT2_SIZE - 1)
 
 
 def open_tokenizer(spec: str | Path, separator: str | int | None = None) -> Tokenizer:
-    """Open a tokenizer, and the library that encodes with it.
+    """Open a tokenizer and its library.
 
     Args:
         spec: a `tokenizers` JSON file, a Hugging Face folder with tokenizer.json, a GGUF file, or a tiktoken name such
             as "gpt2". tiktoken downloads its files once; TIKTOKEN_CACHE_DIR names a folder that has them.
-        separator: the token between documents, by its name or number; None: one with a usual name, if there is any.
+        separator: name or number of the token between documents; None for a token with a common name, if any.
     """
     tokenizer = read_tokenizer(spec, separator)
-    assert tokenizer._library is not None  # a missing package or a damaged file is found now, not in the first use
+    assert tokenizer._library is not None  # raises now for a missing package or a damaged file, not at first use
     return tokenizer
 
 
 def read_tokenizer(spec: str | Path, separator: str | int | None = None) -> Tokenizer:
-    """The same without the library: a tokenizer.json can be read and written where `tokenizers` is not installed."""
+    """Open a tokenizer without its library: reading a tokenizer.json does not need the package `tokenizers`."""
     path = tokenizer_path(spec)
     if path is None:
         return _read_tiktoken(str(spec), separator)
     with path.open("rb") as file:
-        is_gguf = file.read(4) == b"GGUF"  # of gigabytes: not read as a whole
+        is_gguf = file.read(4) == b"GGUF"  # a GGUF file can have gigabytes
     if is_gguf:
         return Tokenizer("gguf", str(path), _gguf_vocabulary(str(path)).size, None)
     tokens = _tokens_in(path.read_bytes(), str(path))
@@ -192,9 +192,9 @@ def read_tokenizer(spec: str | Path, separator: str | int | None = None) -> Toke
 
 
 def tokenizer_path(spec: str | Path) -> Path | None:
-    """The file that a name means, or that a folder has; None for names of tiktoken."""
+    """The tokenizer file at a path or in a folder; None for a tiktoken name."""
     path = user_path(spec)
-    if path.is_dir() and str(spec) not in GPT2_ENCODINGS:  # a model's folder may well be called gpt2
+    if path.is_dir() and str(spec) not in GPT2_ENCODINGS:  # a model folder may be called gpt2
         if not (path / "tokenizer.json").is_file():
             raise UserError(
                 f"tokenizer: the folder {path} has no tokenizer.json; "
@@ -202,7 +202,7 @@ def tokenizer_path(spec: str | Path) -> Path | None:
             )
         return path / "tokenizer.json"
     if path.suffix == ".json" and not path.is_file():
-        raise UserError(f"tokenizer: there is no file {spec}; expected a tokenizer.json, bpe:N or a tiktoken name")
+        raise UserError(f"tokenizer: no such file: {spec}; expected a tokenizer.json, bpe:N or a tiktoken name")
     return path if path.is_file() else None
 
 
@@ -212,21 +212,21 @@ def _separator(tokens: Mapping[str, int], separator: str | int | None, origin: s
     if isinstance(separator, str):
         if separator not in tokens:
             raise UserError(
-                f"tokenizer {origin}: none of its tokens is {separator}; name the one that ends a document with "
+                f"tokenizer {origin}: none of its tokens is {separator}; name the token that ends a document with "
                 "--separator"
             )
         return tokens[separator]
     if separator not in tokens.values():
-        raise UserError(f"tokenizer: {origin} has no token {separator}, which separates the documents of the corpus")
+        raise UserError(f"tokenizer: {origin} has no token {separator}, the separator of the corpus")
     return separator
 
 
 def _tokens_in(content: bytes, origin: str) -> dict[str, int]:
-    """The tokens of a tokenizer.json with their numbers."""
+    """Tokens of a tokenizer.json and their numbers."""
     try:
         parsed = parse_json(content, origin)
         vocabulary = parsed["model"]["vocab"]
-        # Unigram models list their tokens with scores, the others map them to numbers.
+        # Unigram models list tokens with scores; the others map tokens to numbers.
         tokens = {token: number for number, (token, _) in enumerate(vocabulary)} if isinstance(vocabulary, list) else {}
         tokens |= vocabulary if isinstance(vocabulary, dict) else {}
         tokens |= {token["content"]: token["id"] for token in parsed.get("added_tokens") or ()}
@@ -257,7 +257,7 @@ def _read_tiktoken(name: str, separator: str | int | None) -> Tokenizer:
 
 
 def _tiktoken(name: str) -> Any:
-    """An encoding of OpenAI's tiktoken."""
+    """Open a tiktoken encoding."""
     tiktoken = require("tiktoken", "study", f"to open the tokenizer {name!r}")
     known = tiktoken.list_encoding_names()
     if name not in known:
@@ -267,7 +267,7 @@ def _tiktoken(name: str) -> Any:
         )
     try:
         return tiktoken.get_encoding(name)
-    except OSError as error:  # what requests raises without a network is one of these
+    except OSError as error:  # includes the errors of requests
         raise UserConnectionError(
             f"tokenizer: tiktoken could not download {name!r} ({type(error).__name__}). Go online, set "
             "TIKTOKEN_CACHE_DIR to a folder that has it, or pass the path of a tokenizer.json"
@@ -275,7 +275,7 @@ def _tiktoken(name: str) -> Any:
 
 
 def _from_file(path: str) -> Any:
-    """A tokenizer.json of the `tokenizers` library, with nothing cut from a text or added to it."""
+    """Open a tokenizer.json with the `tokenizers` library, without truncation and padding."""
     tokenizers = require("tokenizers", "study", f"to open the tokenizer {path}")
     try:
         library = tokenizers.Tokenizer.from_file(path)
@@ -290,12 +290,12 @@ def _from_file(path: str) -> Any:
 
 @dataclass(frozen=True)
 class GgufVocabulary:
-    """A list of tokens without the rules that split a text into them."""
+    """A list of tokens, without the rules for splitting a text."""
 
     size: int
     ids: dict[str, int]
     byte_level: bool
-    """Tokens are written as GPT-2 does, else as SentencePiece does."""
+    """Whether tokens are written as in GPT-2; otherwise as in SentencePiece."""
 
 
 def _gguf_vocabulary(path: str) -> GgufVocabulary:
@@ -307,7 +307,7 @@ def _gguf_vocabulary(path: str) -> GgufVocabulary:
         tokens = None if field is None else field.contents()
     except ValueError as error:
         raise UserError(f"tokenizer: {error}") from None
-    except Exception as error:  # whatever the field holds instead of tokens
+    except Exception as error:  # the field may hold anything instead of tokens
         raise UserError(f"tokenizer: {not_whole(Path(path), error)}") from None
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise UserError(f"tokenizer: {path} has no vocabulary; pass the tokenizer.json of the model")

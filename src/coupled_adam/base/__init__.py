@@ -1,1 +1,1 @@
-"""The floor: small tools that every room uses; imports nothing of ours."""
+"""Shared utilities: files, locks, errors, text and progress bars. Imports nothing else from the package."""

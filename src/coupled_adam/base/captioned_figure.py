@@ -1,9 +1,9 @@
-"""Figures with a title and a caption, all of one look, that are part of a page and files of their own.
+"""Figures with a title and a caption, in one style, embedded in a page and saved as separate files.
 
-Every figure is drawn inside `figure_style()` and rendered once as SVG. In the page it takes the colours of the page
-around it, light or dark; as a file it has a white ground. Its ids are the same on every machine. A figure is about as
-wide as a phone, so that its letters can be read there. Clouds of points become images inside the SVG: ten thousand
-circles would be slow to show.
+Every figure is drawn inside `figure_style()` and rendered once as SVG. In a page it takes the page's colours, light or
+dark; as a file it has a white background. Its ids are the same on every machine. A figure is about as wide as a phone
+screen, so its text is readable there. Scatter plots are rasterized inside the SVG, because ten thousand circles render
+slowly.
 """
 
 import io
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK = "#010203"  # stands for the colour of the page's letters; no other part of a figure has it
-GRID = "#d9dde3"  # becomes the colour of the page's lines; in a file it is seen as it is
+INK = "#010203"  # placeholder for the page's text colour; nothing else in a figure may use it
+GRID = "#d9dde3"  # replaced by the page's line colour; kept as it is in a file
 POINTS, MARK = "#3d87c9", "#e0632b"  # visible on white and on black
-FAINT = "#868e99"  # readable on white and on black: what was before training, and reference lines
-# Of series that are no optimizers, such as model sizes: told apart with any kind of colour vision.
+FAINT = "#868e99"  # readable on white and on black: values before training, and reference lines
+# For series other than optimizers, such as model sizes; distinguishable with any kind of colour vision.
 SERIES_COLOURS = ("#7b6bd6", "#1a9e78", "#c98a00", "#d1557f", "#5f7f96")
 MARKERS = ("o", "s", "^", "D", "v")
 WIDTH = 5.4  # inches
-LETTER = 0.075  # inches: a letter of a legend, on average
+LETTER = 0.075  # inches: average width of a legend's letter
 DOTS_PER_INCH = 180
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -40,7 +40,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK,
-    "text.parse_math": False,  # names of studies, runs and models are text, whatever dollar signs they have
+    "text.parse_math": False,  # names of studies, runs and models may contain dollar signs
     "axes.titlesize": 10,
     "axes.labelcolor": INK,
     "axes.edgecolor": GRID,
@@ -61,7 +61,7 @@ class CaptionedFigure:
     """One figure of a page."""
 
     name: str
-    """Of its files, without .svg or .pdf; begins every id in the SVG, so no other figure of a page has it."""
+    """File name without .svg or .pdf. It prefixes every id in the SVG, so it must be unique within a page."""
     title: str
     caption: str
     figure: "Figure"
@@ -70,15 +70,15 @@ class CaptionedFigure:
 
 
 def figure_style() -> AbstractContextManager[None]:
-    """A context in which figures are drawn and rendered."""
+    """Context manager in which figures are drawn and rendered."""
     style: AbstractContextManager[None] = _matplotlib().rc_context(STYLE)
     return style
 
 
 def captioned_figure(name: str, title: str, caption: str, figure: "Figure") -> CaptionedFigure:
-    """Render a figure that was drawn inside `figure_style()`, inside it."""
+    """Render a figure; draw it and call this inside `figure_style()`."""
     svg = _to_svg(figure, name)
-    figure.set_layout_engine("none")  # it is laid out now; again for the PDF would be slow
+    figure.set_layout_engine("none")  # already laid out; repeating it for the PDF would be slow
     return CaptionedFigure(name, title, caption, figure, svg)
 
 
@@ -95,12 +95,12 @@ def _to_svg(figure: "Figure", name: str) -> str:
 
 
 def write_captioned_figures(figures: Sequence[CaptionedFigure], folder: Path, all_names: Collection[str]) -> None:
-    """Write NAME.svg and NAME.pdf of every figure; those of an earlier time that are no longer drawn go away.
+    """Write NAME.svg and NAME.pdf for every figure, and delete files of figures that are no longer drawn.
 
     Args:
         figures: from `captioned_figure`.
-        folder: made if it is missing.
-        all_names: of the figures that may be in the folder.
+        folder: created if missing.
+        all_names: names of all figures that the folder may contain.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in set(all_names) - {each.name for each in figures}:
@@ -113,7 +113,7 @@ def write_captioned_figures(figures: Sequence[CaptionedFigure], folder: Path, al
 
 
 def standalone_svg(svg: str) -> str:
-    """An SVG element of the page as a file of its own, with colours of its own and a white ground."""
+    """Turn a page's SVG element into the text of an SVG file, with fixed colours and a white background."""
     plain = svg.replace("currentColor", INK).replace("var(--line)", GRID)
     end = plain.index(">") + 1
     return f'{plain[:end]}\n<rect width="100%" height="100%" fill="#ffffff"/>{plain[end:]}\n'
@@ -127,7 +127,7 @@ def panels(rows: int, columns: int, height: float, *, share_y: bool = False) -> 
 
 
 def legend_above(figure: "Figure", shown: "Iterable[Axes]") -> None:
-    """One legend for all panels, above the data; the figure grows by what it needs."""
+    """Add one legend for all panels above the data, and enlarge the figure to fit it."""
     entries: dict[str, Any] = {}
     for axes in shown:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -143,16 +143,16 @@ def legend_above(figure: "Figure", shown: "Iterable[Axes]") -> None:
 
 
 def powers_of_ten(axes: "Axes") -> None:
-    """Powers of ten as text on the axes that are logarithmic, once their ends are set.
+    """Label logarithmic axes with powers of ten as plain text; set the axis limits first.
 
-    matplotlib's own are mathematics, which `figure_style()` turns off.
+    matplotlib's own labels need math text, which `figure_style()` turns off.
     """
     ticker = _matplotlib("ticker")
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() != "log":
             continue
         low, high = sorted(axis.get_view_interval())
-        is_short = high < 10 * low  # at most one power of ten is on it
+        is_short = high < 10 * low  # the axis shows at most one power of ten
         axis.set_major_locator(ticker.LogLocator(numticks=5))
         axis.set_major_formatter(ticker.FuncFormatter(_power_of_ten))
         axis.set_minor_formatter(ticker.StrMethodFormatter("{x:g}") if is_short else ticker.NullFormatter())

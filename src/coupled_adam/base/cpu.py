@@ -1,9 +1,9 @@
-"""Whether bfloat16 products run on this CPU, found out before torch tries one.
+"""Check whether bfloat16 matrix products run on this CPU before torch tries one.
 
-Some sandboxes show Intel's AMX instructions and do not permit them. oneDNN, which multiplies bfloat16 matrices for
-torch, trusts what the CPU shows, and the process dies of SIGILL without a message. So where AMX is shown, a child
-process multiplies first. If it dies, oneDNN is limited to an older instruction set by its own environment variable,
-which it reads at its first product. The answer is remembered: only the first command on a machine waits for the child.
+Some sandboxes advertise Intel's AMX instructions but do not permit them. oneDNN, which multiplies bfloat16 matrices for
+torch, trusts the CPU flags, and the process dies with SIGILL and no message. If the CPU advertises AMX, a child process
+therefore multiplies first. If the child dies, an environment variable limits oneDNN to an older instruction set; oneDNN
+reads it at its first product. The result is cached, so only the first command on a machine waits for the child.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from coupled_adam.base.files import read_json, write_whole
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 CPUINFO = Path("/proc/cpuinfo")
-# "DEFAULT" is oneDNN's word for all that the CPU shows. The others are tried in this order when that dies.
+# "DEFAULT" is oneDNN's name for everything the CPU advertises. If it fails, the others are tried in this order.
 INSTRUCTION_SETS = ("DEFAULT", "AVX512_CORE_BF16", "AVX512_CORE", "AVX2")
 # Several sizes: oneDNN chooses its kernels by shape.
 PRODUCT = """
@@ -32,12 +32,12 @@ for size in (16, 64, 250, 512):
 
 
 def limit_instructions() -> str | None:
-    """Limit oneDNN to instructions that run here, if the CPU shows AMX and the user has not decided.
+    """Limit oneDNN to instructions that run here, if the CPU advertises AMX and the user has not set a limit.
 
     Call it before torch multiplies anything. Child processes inherit the setting.
 
     Returns:
-        A note for the user when a limit was found to be necessary; None when there is none, or when it was known.
+        A note for the user if a limit was found to be necessary; None if there is no limit or it was cached.
     """
     if VARIABLE in os.environ or "amx_tile" not in (shown := _shown_instructions()).split():
         return None
@@ -52,13 +52,13 @@ def limit_instructions() -> str | None:
     if known is not None:
         return None
     return (
-        f"this CPU shows AMX instructions, but they are not permitted here; {VARIABLE}={usable} is set for this "
-        f"and later commands, so that bfloat16 products run. Set {VARIABLE} yourself to choose another instruction set."
+        f"this CPU advertises AMX instructions, but they are not permitted here; using {VARIABLE}={usable} for this "
+        f"and later commands so that bfloat16 products run. Set {VARIABLE} yourself to choose another instruction set."
     )
 
 
 def _shown_instructions() -> str:
-    """The flags of the first CPU; empty where the system has no such file, and then no such sandbox either."""
+    """The flags of the first CPU; empty on systems without /proc/cpuinfo, where these sandboxes do not occur."""
     with suppress(OSError), CPUINFO.open(encoding="utf-8", errors="replace") as lines:
         return next((line for line in lines if line.startswith("flags")), "")
     return ""
@@ -68,20 +68,20 @@ def _multiplies(instruction_set: str) -> bool:
     environment = {**os.environ, VARIABLE: instruction_set}
     command = [sys.executable, "-c", PRODUCT]
     try:
-        # A child that cannot import torch says nothing about the CPU: only death by a signal counts.
+        # Only death by a signal counts: a child that cannot import torch says nothing about the CPU.
         return subprocess.run(command, env=environment, capture_output=True, timeout=120).returncode >= 0
     except (OSError, subprocess.TimeoutExpired):
         return True
 
 
 def _cache_file(shown: str) -> Path:
-    """Where the answer is kept: one file per CPU, kernel and torch, since each of them can change it."""
+    """The cache file: one per CPU, kernel and torch version, since each can change the result."""
     try:
         torch_version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         torch_version = ""
     key = "\n".join((shown, platform.node(), platform.release(), platform.version(), torch_version))
-    # os.path: a user without a home folder, as in some containers, gets "~" back and no error.
+    # os.path.expanduser returns "~" instead of raising if there is no home folder, as in some containers.
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "coupled-adam")
     return folder / f"cpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
@@ -95,7 +95,7 @@ def _remembered(cache: Path) -> str | None:
 
 
 def _remember(cache: Path, usable: str) -> None:
-    """Write the answer, as a whole since ranks may do it at once; without a home folder the child runs again."""
+    """Cache the result. Ranks may write at the same time, hence `write_whole`; without a home folder, do nothing."""
     with suppress(OSError):
         if not cache.is_absolute():
             return

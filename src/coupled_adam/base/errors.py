@@ -1,10 +1,10 @@
-"""What a user can mend, and what only we can: a command prints the first in a line, the second with its traceback."""
+"""User errors and internal errors: a command prints a user error in one line, an internal error with its traceback."""
 
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# What the system says of a disk, a path or a permission. Anything else it says has its cause in our code.
+# System errors about a disk, a path or a permission. Any other system error is an internal error.
 OF_THE_MACHINE = {
     getattr(errno, name)
     for name in (
@@ -13,12 +13,12 @@ OF_THE_MACHINE = {
     )
     if hasattr(errno, name)
 }
-# The disk is full, or the user's part of it, or a file is as large as it may be.
+# The disk is full, the user's quota is exceeded, or a file has reached its maximum size.
 OF_A_FULL_DISK = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG") if hasattr(errno, name)}
 
 
 class UserError(ValueError):
-    """Something that the user can mend. Its text names the thing, the value and the remedy."""
+    """An error that the user can fix. The message names the thing, the value and the remedy."""
 
 
 class MissingPackageError(UserError, ImportError):
@@ -26,21 +26,21 @@ class MissingPackageError(UserError, ImportError):
 
 
 class UserOSError(UserError, OSError):
-    """A disk, a network or a process that did not do its part."""
+    """A disk, a network or a process failed."""
 
 
 class UserConnectionError(UserError, ConnectionError):
-    """Something could not be downloaded."""
+    """A download failed."""
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether something could not be written for lack of room."""
+    """Whether a write failed for lack of disk space."""
     return isinstance(error, OSError) and error.errno in OF_A_FULL_DISK
 
 
 @contextmanager
 def blaming_user() -> Iterator[None]:
-    """Around a call whose ValueErrors are about what the user gave: they become UserErrors."""
+    """Turn ValueErrors into UserErrors, around a call that raises them for invalid user input."""
     try:
         yield
     except UserError:
@@ -50,7 +50,7 @@ def blaming_user() -> Iterator[None]:
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """The error as one that the user can mend; None for everything else.
+    """Convert an error to a UserError if the user can fix it; None for an internal error.
 
     Example:
         >>> as_user_error(FileNotFoundError(2, "No such file or directory", "model.npy"))

@@ -1,7 +1,7 @@
-"""Packages that only some commands need: imported when they are used, and how to install one that is missing.
+"""Optional packages: imported on first use, with an install command in the error if one is missing.
 
-What installs an extra depends on where this package came from: a folder, a git repository, a wheel or an index. pip
-leaves that in direct_url.json (PEP 610).
+The command depends on where this package was installed from: a folder, a git repository, a wheel or an index. pip
+records that in direct_url.json (PEP 610).
 """
 
 import importlib
@@ -20,7 +20,7 @@ PACKAGE = "coupled-adam"
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import a package, or say which extra brings it.
+    """Import an optional package; if it is missing, the error says how to install it.
 
     Example:
         >>> require("no_such_package", "study", "to count tokens")  # doctest: +ELLIPSIS
@@ -34,7 +34,7 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
 
 
 def install_command(extra: str) -> str:
-    """The command that adds an extra to this package, from where it was installed."""
+    """The command that installs an extra of this package from the package's own origin."""
     try:
         origin = distribution(PACKAGE).read_text("direct_url.json")
     except PackageNotFoundError:
@@ -45,7 +45,7 @@ def install_command(extra: str) -> str:
 
 
 def _from_origin(origin: dict[str, Any], extra: str) -> str:
-    """The command for what a direct_url.json holds; empty for a package of an index."""
+    """The install command for the content of a direct_url.json, which is empty for a package from an index."""
     url = str(origin.get("url", ""))
     if not url:
         return _pip(f"{PACKAGE}[{extra}]")

@@ -1,8 +1,8 @@
-"""Files: written as a whole or not at all, and read so that whatever is wrong with one is a ValueError naming it.
+"""Atomic writes, and safe reads that report every problem as a ValueError naming the file.
 
-A file from a stranger can be anything: a pipe that never ends, a device, text of another encoding, JSON of ten thousand
-brackets. `read_json` and `read_toml` (and `parse_json`, `parse_toml` for text that is there already) turn all of that
-into one kind of error before it can hang, crash or be believed.
+An untrusted file can be anything: an endless pipe, a device, text in another encoding, JSON with ten thousand brackets.
+`read_json` and `read_toml` (`parse_json` and `parse_toml` for text in memory) turn all of these into one kind of error
+before they can hang or crash the program.
 """
 
 import errno
@@ -27,18 +27,18 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.base.text import size_text
 
 LARGEST_TEXT = 2**28
-"""Bytes of a text file that is read as a whole; the largest tokenizer.json have a tenth of it."""
+"""Maximum bytes of a text file; the largest known tokenizer.json has a tenth of this."""
 LARGEST_TOML = 2**20
 DEEPEST = 100
-"""Levels of nesting in JSON and TOML; nobody writes ten by hand."""
+"""Maximum nesting depth of JSON and TOML; files written by hand rarely reach ten."""
 LARGEST_NUMBER = int(sys.float_info.max)
 _LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
 SECONDS_OF_WRITING = 60.0
-"""No file takes that long to be written."""
+"""A temporary file older than this is abandoned: no write takes this long."""
 
 
 def user_path(text: str | Path) -> Path:
-    """A path as a user writes it, with ~ for their home. ~name of an unknown user stays as it is.
+    """Expand ~ in a path given by the user. The ~name of an unknown user stays unchanged.
 
     Example:
         >>> user_path("~nobody-of-that-name/runs").parts[0]
@@ -46,12 +46,12 @@ def user_path(text: str | Path) -> Path:
     """
     try:
         return Path(text).expanduser()
-    except RuntimeError:  # no such user, or no home
+    except RuntimeError:  # unknown user, or no home folder
         return Path(text)
 
 
 def require_writable(path: Path) -> None:
-    """Make the folder of `path`; an OSError says now, and not after the work, that `path` cannot be written."""
+    """Create the parent folder of `path`, and raise an OSError now, before the work, if `path` cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _refuse_folder(path)
     with tempfile.TemporaryFile(dir=path.parent):
@@ -60,13 +60,13 @@ def require_writable(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to; brought to the disk and renamed to `path` if nothing was raised."""
+    """Yield a temporary path next to `path`; on success, flush it to disk and rename it to `path`."""
     temporary = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}.tmp")
     _refuse_folder(path)
     try:
-        temporary.unlink(missing_ok=True)  # of a killed process with the same number
+        temporary.unlink(missing_ok=True)  # left by a killed process with the same pid
         temporary.touch(exist_ok=False)
-        permissions = temporary.stat().st_mode  # of any new file here; safetensors would make one for the owner alone
+        permissions = temporary.stat().st_mode  # the default for new files; safetensors would restrict it to the owner
         yield temporary
         temporary.chmod(stat.S_IMODE(permissions))
         with temporary.open("rb") as file:
@@ -78,12 +78,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def _refuse_folder(path: Path) -> None:
     if path.is_dir():
-        reason = "this is a folder, but a file is to be written here; move it away, then run the same command again"
+        reason = "this is a folder, but a file must be written here; move the folder away, then run the command again"
         raise IsADirectoryError(errno.EISDIR, reason, str(path))
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write `text` to `path`, as a whole or not at all."""
+    """Write `text` to `path` atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
@@ -91,8 +91,8 @@ def write_whole(path: Path, text: str) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files that killed processes left in a folder.
 
-    Only names that `replacing` gives, and only where nobody can still be writing: the process was on this machine and
-    is gone, or the file is older than any writing takes.
+    Only files named by `replacing` are removed, and only if no process can still be writing: the process ran on this
+    machine and is gone, or the file is older than `SECONDS_OF_WRITING`.
     """
     for path in folder.glob(".*.tmp"):
         match = re.fullmatch(r"\..+\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<pid>[0-9]+)\.tmp", path.name)
@@ -107,7 +107,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove_leftover(path: Path) -> None:
-    """Remove a file or folder that a killed process left; a ValueError names it where that is not possible."""
+    """Remove a file or folder that a killed process left; raise a UserError if that fails."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -116,20 +116,23 @@ def remove_leftover(path: Path) -> None:
     except OSError as error:
         where = f" at {error.filename}" if error.filename and Path(error.filename) != path else ""
         raise UserError(
-            f"{path}: left by a process that was killed, and cannot be removed ({error.strerror}{where}); remove it, "
-            "then run the same command again"
+            f"{path}: left by a killed process and cannot be removed ({error.strerror}{where}); remove it, "
+            "then run the command again"
         ) from error
 
 
 def require_regular_file(path: Path, remedy: str = "save the content to a file and give that") -> None:
-    """Refuse a pipe, a device or a socket, which could be read for ever; a FileNotFoundError where there is nothing."""
+    """Raise a UserError for a pipe, a device or a socket, whose content may never end.
+
+    A missing file raises a FileNotFoundError.
+    """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         raise UserError(f"{path}: this is {kind_of_file(mode)}, expected a regular file; {remedy}")
 
 
 def kind_of_file(mode: int) -> str:
-    """What a name stands for, by the mode that stat gives.
+    """Describe the kind of file by the mode from `stat`.
 
     Example:
         >>> kind_of_file(os.stat(os.curdir).st_mode)
@@ -146,12 +149,12 @@ def kind_of_file(mode: int) -> str:
 
 
 def read_limited(path: Path, limit: int = LARGEST_TEXT) -> bytes:
-    """The content of a regular file of at most `limit` bytes; everything else is a ValueError or an OSError."""
+    """Read a regular file of at most `limit` bytes; raise a ValueError or an OSError for anything else."""
     require_regular_file(path)
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise UserError(f"{path}: has more than {size_text(limit)}, which no file of this kind has; give another file")
+        raise UserError(f"{path}: larger than {size_text(limit)}, the limit for files of this kind; use another file")
     return content
 
 
@@ -162,26 +165,26 @@ def file_hash(path: Path) -> str:
 
 
 def read_text(path: Path, limit: int = LARGEST_TEXT) -> str:
-    """The text of a regular file in UTF-8."""
+    """Read a regular file as UTF-8 text."""
     return _decoded(read_limited(path, limit), str(path))
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file.
+    """Read a JSON file.
 
     Raises:
-        ValueError: whatever is wrong with the content, naming the file.
-        OSError: where it cannot be read, or is not there.
+        ValueError: the content is invalid; the message names the file.
+        OSError: the file is missing or cannot be read.
     """
     return parse_json(read_limited(path), str(path))
 
 
 def parse_json(content: str | bytes, source: str) -> Any:
-    """The value that JSON stands for.
+    """Parse JSON.
 
     Args:
-        content: the text.
-        source: what to call it in messages.
+        content: the JSON text.
+        source: its name in error messages.
 
     Example:
         >>> parse_json('{"step": 300}', "state.json")
@@ -203,13 +206,13 @@ def parse_json(content: str | bytes, source: str) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; raises as `read_json` does."""
+    """Read a TOML file; raises the same errors as `read_json`."""
     return parse_toml(read_text(path, LARGEST_TOML), str(path))
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """The tables that TOML stands for; raises as `parse_json` does."""
-    if _LONG_KEY.search(text):  # tomllib takes minutes for it
+    """Parse TOML; raises the same errors as `parse_json`."""
+    if _LONG_KEY.search(text):  # tomllib would take minutes
         raise _too_deep(source)
     try:
         value = tomllib.loads(text)
@@ -229,7 +232,7 @@ def _decoded(content: bytes, source: str) -> str:
 
 
 def _sane(value: Any, source: str) -> Any:
-    """The value, if whoever uses it can walk through it and turn its numbers into floats."""
+    """Return the value unless it is nested too deeply or an integer is too large for a float."""
     level = [value]
     for _ in range(DEEPEST + 1):
         inside: list[Any] = []
@@ -247,35 +250,35 @@ def _sane(value: Any, source: str) -> Any:
 
 
 def _too_deep(source: str) -> UserError:
-    return UserError(f"{source}: nested more than {DEEPEST} levels deep, so it is damaged or made to do harm")
+    return UserError(f"{source}: nested more than {DEEPEST} levels deep; the file is damaged or malicious")
 
 
 def _too_long(source: str) -> UserError:
-    return UserError(f"{source}: has a number of more than {sys.float_info.max_10_exp} digits, so it is damaged")
+    return UserError(f"{source}: contains a number of more than {sys.float_info.max_10_exp} digits; it is damaged")
 
 
 def process_is_gone(pid: int, start: str = "") -> bool:
-    """Whether no process of this machine has the number; with `start`, none that started then. False if not known."""
-    if os.name == "nt":  # there os.kill sends a Ctrl-C
+    """Whether no process with this pid (and, if given, this start time) runs on this machine. False if unknown."""
+    if os.name == "nt":  # os.kill would send a Ctrl-C
         return False
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return True
-    except PermissionError:  # it belongs to somebody else
+    except PermissionError:  # it belongs to another user
         pass
     state, started = _process_stat(pid)
     return state in ("Z", "X") or bool(start and started and start != started)
 
 
 def process_start(pid: int) -> str:
-    """When a process started, in the kernel's ticks since it did; empty where the system does not say."""
+    """Start time of a process in the kernel's clock ticks since boot; empty if the system does not report it."""
     return _process_stat(pid)[1]
 
 
 def _process_stat(pid: int) -> tuple[str, str]:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name before it can be anything
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name may contain anything
         return fields[0], fields[19]
     except (OSError, IndexError):
         return "", ""
@@ -283,7 +286,7 @@ def _process_stat(pid: int) -> tuple[str, str]:
 
 @functools.cache
 def where_processes_live() -> str:
-    """This machine, its present boot, and the namespace in which its process numbers have a meaning."""
+    """Identify the machine, its current boot and the pid namespace; pids are comparable only within these."""
     parts = [platform.node()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -293,5 +296,5 @@ def where_processes_live() -> str:
 
 @functools.cache
 def _machine() -> str:
-    """Eight hex digits for `where_processes_live`, short enough for the name of a file."""
+    """`where_processes_live` as eight hex digits, short enough for a file name."""
     return hashlib.sha256(where_processes_live().encode()).hexdigest()[:8]

@@ -1,10 +1,10 @@
-"""One lock for everything that only one process may do at a time: a training, a run of a study, a preparation of data.
+"""A lock between processes, for training runs, studies and data preparation.
 
-The lock is a file. Where the file system has locks (flock; on Windows msvcrt.locking), the system holds it and lets go
-of it when the process ends, however it does; the file then only says who holds it. Where it has none (some network and
-FUSE file systems: ENOLCK, EOPNOTSUPP, ENOSYS), a second file, NAME.held, is made, which can be made only once. A killed
-process leaves it: the next one takes it over if that process was on the same machine and is gone. What cannot be known,
-because the process was elsewhere, is taken to be alive, and the message says which file to remove.
+The lock is a file. If the file system supports locks (flock; msvcrt.locking on Windows), the operating system releases
+the lock when the process ends, even if it is killed; the file's content only names the holder. If the file system has
+no locks (some network and FUSE file systems: ENOLCK, EOPNOTSUPP, ENOSYS), a marker file NAME.held is created
+exclusively instead. A killed process leaves its marker behind; the next process takes it over if the holder ran on the
+same machine and is gone. A holder on another machine is assumed to be alive, and the error says which file to remove.
 """
 
 import errno
@@ -24,8 +24,8 @@ from coupled_adam.base.files import kind_of_file, parse_json, process_is_gone, p
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 SECONDS_BETWEEN_TRIES = 0.1
 SECONDS_FOR_A_RECORD = 1.0
-"""A file that was just made gets so long to say by whom."""
-LOCKED_BYTE = 2**30  # on Windows a locked byte cannot be read by others, so it is one far behind the record
+"""How long to wait for the record in a newly created file."""
+LOCKED_BYTE = 2**30  # far behind the record: on Windows other processes cannot read a locked byte
 LARGEST_RECORD = 4096
 MARKER, TURN = ".held", ".taken"
 
@@ -34,13 +34,13 @@ class LockHeld(UserError):
     """Another process holds the lock.
 
     Args:
-        path: the file that says so.
-        by: who it is, such as "process 1234".
+        path: the lock file.
+        by: the holder, such as "process 1234".
         remedy: what to do.
     """
 
     def __init__(self, path: Path, by: str, remedy: str) -> None:
-        super().__init__(path, by, remedy)  # as they are, so that it can be sent to another process
+        super().__init__(path, by, remedy)  # the same arguments, so that the error can be pickled
         self.path = path
         self.by = by
         self.remedy = remedy
@@ -58,7 +58,7 @@ class Holder:
     start: str
 
     def is_gone(self) -> bool:
-        """Whether the process surely is no more; it can only be known of one on this machine."""
+        """Whether the process is known to have ended; always False for a process on another machine."""
         return self.where == where_processes_live() and process_is_gone(self.pid, self.start)
 
     def __str__(self) -> str:
@@ -69,15 +69,15 @@ class Holder:
 
 @contextmanager
 def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock `path`; the file is gone afterwards.
+    """Hold the lock `path`, and remove its file on release.
 
     Args:
-        path: of the lock; its folder exists.
-        patience: seconds to wait for another process that holds it.
+        path: the lock file; its folder must exist.
+        patience: seconds to wait for another process to release the lock.
 
     Raises:
-        LockHeld: where another process holds it and goes on doing so, or may do so.
-        ValueError: where something else than a file has that name.
+        LockHeld: another process holds the lock, or may hold it, and the wait is over.
+        ValueError: `path` exists and is not a regular file.
     """
     until = time.monotonic() + patience
     while True:
@@ -92,23 +92,23 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.getpid() == owner:  # not in a process that was forked meanwhile
+        if os.getpid() == owner:  # not in a forked child
             release()
 
 
 def lock_names(name: str) -> tuple[str, ...]:
-    """The names of all files that a lock of this name can leave beside it when its process is killed."""
+    """All file names that a lock of this name can leave behind when its process is killed."""
     return name, f"{name}{MARKER}", f"{name}{MARKER}{TURN}"
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock now; asks without any right to write."""
+    """Whether a process holds the lock now; needs no write permission."""
     marker = _marker(path)
     if _may_hold(marker):
         return True
     try:
         descriptor = _open(path, os.O_RDONLY if sys.platform != "win32" else os.O_RDWR)
-    except (OSError, ValueError):  # not there, or nothing that could be locked
+    except (OSError, ValueError):  # missing, or not a file that can be locked
         return False
     try:
         _lock(descriptor, shared=True)
@@ -122,12 +122,12 @@ def is_held(path: Path) -> bool:
 
 
 def _acquire(path: Path) -> Callable[[], None]:
-    """Take the lock; gives what lets go of it again."""
+    """Acquire the lock and return the function that releases it."""
     while True:
         descriptor = _open(path, os.O_RDWR | os.O_CREAT)
         try:
             _lock(descriptor)
-            # Whoever held it before may have removed the file between our open and our lock.
+            # The previous holder may have removed the file between our open and our lock.
             if not _is_still_there(descriptor, path):
                 os.close(descriptor)
                 continue
@@ -143,16 +143,16 @@ def _acquire(path: Path) -> Callable[[], None]:
             raise
         break
     try:
-        _refuse_if_held(_marker(path))  # by a process for which the file system had no locks
+        _refuse_if_held(_marker(path))  # by a process that found no lock support here
     except BaseException:
         os.close(descriptor)
         raise
-    with suppress(OSError):  # it is for messages; on a full disk the lock holds without
+    with suppress(OSError):  # only for messages; on a full disk the lock works without it
         os.ftruncate(descriptor, 0)
         os.write(descriptor, _own_record())
 
     def release() -> None:
-        with suppress(OSError):  # Windows removes no open file
+        with suppress(OSError):  # Windows cannot remove an open file
             path.unlink()
         with suppress(OSError):
             _unlock(descriptor)
@@ -162,8 +162,8 @@ def _acquire(path: Path) -> Callable[[], None]:
 
 
 def _acquire_marker(path: Path) -> Callable[[], None]:
-    """The same where the file system has no locks: by a file that can be made only once."""
-    _refuse_if_held(path)  # by a process that could lock it, when the file system still had locks
+    """Acquire the lock on a file system without locks, by creating a marker file exclusively."""
+    _refuse_if_held(path)  # by a process that locked it while the file system supported locks
     marker = _marker(path)
     try:
         _make(marker)
@@ -180,7 +180,10 @@ def _acquire_marker(path: Path) -> Callable[[], None]:
 
 
 def _take_over(marker: Path) -> None:
-    """Make a file of a process that is gone ours; one process at a time, or the second would take it from the first."""
+    """Take over the marker of a process that is gone.
+
+    A second file lets one process at a time do so; otherwise a second process could take the marker from the first.
+    """
     turn = marker.with_name(f"{marker.name}{TURN}")
     try:
         _make(turn)
@@ -188,12 +191,12 @@ def _take_over(marker: Path) -> None:
         raise LockHeld(
             turn,
             str(_read_holder(turn) or "another process"),
-            f"it takes over {marker.name}; try again, and if that does not help remove {turn}",
+            f"it is taking over {marker.name}; try again, and if that fails, remove {turn}",
         ) from None
     try:
-        _refuse_if_held(marker)  # the one before us may have taken it over just now
-        # Only the file of a process that is gone: it stays as it is, since we have the turn. One that is not there may
-        # be made by another process at any moment, and then it is that one's.
+        _refuse_if_held(marker)  # another process may have just taken it over
+        # Remove only the marker of a process that is gone; no other process can replace that while we hold the turn.
+        # A missing marker may be created by another process at any moment, and then belongs to that process.
         if _is_left_behind(marker):
             marker.unlink(missing_ok=True)
         try:
@@ -205,7 +208,7 @@ def _take_over(marker: Path) -> None:
 
 
 def _make(path: Path) -> None:
-    """Make a file that says that we made it; a FileExistsError where there is one."""
+    """Create a file that names this process as its holder; raise FileExistsError if it exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         os.write(descriptor, _own_record())
@@ -222,13 +225,13 @@ def _refuse_if_held(path: Path) -> None:
         return
     holder = _read_holder(path)
     remedy = f"wait for it, or stop it; if it is gone, remove {path}"
-    raise LockHeld(path, str(holder or "a process that it does not name"), remedy)
+    raise LockHeld(path, str(holder or "an unknown process"), remedy)
 
 
 def _may_hold(path: Path) -> bool:
-    """Whether a file says that a process holds the lock, and that process is not known to be gone."""
+    """Whether the file names a holder that is not known to be gone."""
     until = time.monotonic() + SECONDS_FOR_A_RECORD
-    is_marker = path.suffix == MARKER  # an empty lock file is nothing: version 0.1.0 left one behind
+    is_marker = path.suffix == MARKER  # an empty lock file means nothing: version 0.1.0 left one behind
     while True:
         try:
             size = path.lstat().st_size
@@ -245,13 +248,13 @@ def _may_hold(path: Path) -> bool:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Whether there is a file, and the process that made it is gone."""
+    """Whether the file exists and the process that created it is gone."""
     holder = _read_holder(path)
     return holder is not None and holder.is_gone()
 
 
 def _read_holder(path: Path) -> Holder | None:
-    """Who wrote the file; None where that cannot be read."""
+    """The process that wrote the file; None if the file cannot be read."""
     try:
         descriptor = _open(path, os.O_RDONLY)
         try:
@@ -274,10 +277,10 @@ def _marker(path: Path) -> Path:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a lock file, which nobody else can have made into a pipe, a device or a link to another file."""
+    """Open a lock file; refuse a pipe, a device or a symbolic link."""
     with suppress(FileNotFoundError):
         _require_file(path, path.lstat().st_mode)
-    # Some systems have no such flags.
+    # Some systems lack these flags.
     flags |= os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags, 0o666)
     try:
@@ -291,7 +294,7 @@ def _open(path: Path, flags: int) -> int:
 def _require_file(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise UserError(
-            f"{path}: this is {kind_of_file(mode)}, expected the file of a lock; remove it, then run the command again"
+            f"{path}: this is {kind_of_file(mode)}, expected a lock file; remove it, then run the command again"
         )
 
 
@@ -307,7 +310,7 @@ class _NoLocksError(Exception):
 
 
 def _lock(descriptor: int, *, shared: bool = False) -> None:
-    """Lock an open file; a BlockingIOError where another process has it."""
+    """Lock an open file; raise BlockingIOError if another process holds the lock."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -332,7 +335,7 @@ def _lock(descriptor: int, *, shared: bool = False) -> None:
 
 
 def _unlock(descriptor: int) -> None:
-    """Let go of the lock, also where a forked process has the file open still."""
+    """Release the lock, even if a forked process still has the file open."""
     if sys.platform == "win32":
         import msvcrt
 

@@ -1,16 +1,16 @@
-"""Cells of tables as Markdown, LaTeX and HTML: text escaped, and a mean set apart from its standard deviation."""
+"""Table cells in Markdown, LaTeX and HTML: escaped text, and values such as 0.123(4) typeset as in the paper."""
 
 import html
 import re
 
 from coupled_adam.base.text import SHORTHAND, escape_latex
 
-# What a table shows where there is nothing to show.
+# Shown in a table for a missing value.
 MISSING = "\N{EN DASH}"
 
 
 def to_markdown(text: str, *, bold: bool = False) -> str:
-    """A text for a cell of a Markdown table.
+    """Format text for a cell of a Markdown table.
 
     Example:
         >>> to_markdown("0.123(4)", bold=True)
@@ -21,7 +21,7 @@ def to_markdown(text: str, *, bold: bool = False) -> str:
 
 
 def to_latex(text: str, *, bold: bool = False) -> str:
-    r"""A text for a cell of a LaTeX table; a shorthand in the form of the paper's tables.
+    r"""Format text for a cell of a LaTeX table; values such as 0.123(4) look as in the paper's tables.
 
     Example:
         >>> print(to_latex("-54(3)", bold=True))
@@ -36,7 +36,7 @@ def to_latex(text: str, *, bold: bool = False) -> str:
 
 
 def to_html(text: str, *, bold: bool = False) -> str:
-    """A text for a cell of an HTML table; the standard deviation of a shorthand is set smaller.
+    """Format text for a cell of an HTML table; the standard deviation in 0.123(4) is set smaller.
 
     Example:
         >>> to_html("0.123(4)", bold=True)

@@ -1,7 +1,7 @@
-"""Progress bars with the time left, notes, and tables that are wider than the terminal.
+"""Progress bars with the remaining time, notes, and tables wider than the terminal.
 
-Bars and notes go to the error output, so that the standard output holds results alone. A bar is gone when it is done;
-where there is no terminal, a line a minute says how far it is.
+Bars and notes go to stderr, so stdout holds only results. A finished bar disappears. Without a terminal, a line per
+minute reports progress instead.
 """
 
 import sys
@@ -23,7 +23,7 @@ WIDER_THAN_ANY_TABLE = 10_000
 
 
 class ProgressBar:
-    """One bar on a terminal, which may go through several stages; made by `progress_bar`."""
+    """A progress bar with one or more stages; created by `progress_bar`."""
 
     def __init__(self, progress: "Progress") -> None:
         self._progress = progress
@@ -32,17 +32,17 @@ class ProgressBar:
 
     @property
     def is_on_terminal(self) -> bool:
-        """Whether there is a bar; otherwise there are lines."""
+        """Whether a bar is shown; otherwise progress is printed as lines."""
         return self._progress.console.is_terminal
 
     def show(self, stage: str, done: float | None, total: float | None = 1.0, *, note: str = "") -> None:
-        """Say how far a stage is; cheap enough to be called often.
+        """Update the progress of a stage; cheap enough to call often.
 
         Args:
-            stage: what is being done. A new one takes the place of the one before, and its time left starts anew.
-            done: out of `total`; None where that cannot be known.
-            total: when the stage is complete; None where that cannot be known.
-            note: what is behind the bar, such as what exactly is being worked on.
+            stage: its name. A new stage replaces the previous one and restarts the remaining time.
+            done: the amount done out of `total`; None if unknown.
+            total: the amount at which the stage is complete; None if unknown.
+            note: text after the bar, such as the current item.
         """
         if stage not in self._stages:
             for earlier in self._stages.values():
@@ -56,17 +56,17 @@ class ProgressBar:
             self.say(", ".join(filter(None, (stage, part, note))))
 
     def say(self, sentence: str) -> None:
-        """Print a line, above the bar where there is one."""
+        """Print a line, above the bar if one is shown."""
         self._progress.console.print(printable(sentence), markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar() -> Iterator[ProgressBar]:
-    """A bar with the time left on the error output, gone when done."""
+    """Show a progress bar with the remaining time on stderr; it disappears at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    # The stream of this moment: libraries that print too much are kept from it by taking sys.stderr away for a while.
+    # Bind the current stream: sys.stderr is replaced for a while to silence libraries that print too much.
     console = Console(file=sys.stderr, highlight=False)
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -81,13 +81,13 @@ def progress_bar() -> Iterator[ProgressBar]:
 
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Print each UserWarning once, as a note, when all is done; other warnings are shown as Python shows them."""
+    """Print each UserWarning once, as a note at the end; Python shows other warnings as usual."""
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             yield
-    finally:  # an error may end the work
+    finally:
         notes = [warning for warning in caught if issubclass(warning.category, UserWarning)]
         for note in dict.fromkeys(str(warning.message) for warning in notes):
             print(f"Note: {printable(note)}", file=sys.stderr)
@@ -97,12 +97,11 @@ def warnings_as_notes() -> Iterator[None]:
 
 
 def wide_enough(console: "Console", table: "Table") -> "Console":
-    """A console on which a table is not cut off. Where that is wider than the terminal, lines go on in the next one,
-    and no digit is lost."""
+    """A console wide enough for the whole table; the terminal wraps longer lines, so no digit is lost."""
     from rich.console import Console
     from rich.measure import Measurement
 
     whole = Console(width=WIDER_THAN_ANY_TABLE)
     width = max(console.width, Measurement.get(whole, whole.options, table).maximum)
-    # Quiet where the console is: it may have lost its reader.
+    # Keep `quiet`: the reader of stdout may be gone.
     return Console(file=console.file, quiet=console.quiet, highlight=False, width=width)

@@ -1,8 +1,8 @@
-"""Numbers, amounts, lengths of time and names as text, and amounts read back from it.
+"""Format numbers, amounts, durations and names as text, and parse amounts.
 
-Amounts are as people write them: tokens as "5B" or "300k", steps as a number or as a share of the run, "1%". A mean and
-its standard deviation have one notation everywhere: 0.123(4) stands for 0.123 ± 0.004. The number in parentheses counts
-units of the last digit of the mean, however many there are: 6.09(11) is 6.09 ± 0.11 and 25.0(11) is 25.0 ± 1.1.
+Tokens are written as "5B" or "300k", steps as a number or as a percentage of the run, "1%". A mean with its standard
+deviation is written 0.123(4), which stands for 0.123 ± 0.004. The number in parentheses is in units of the mean's last
+digit: 6.09(11) is 6.09 ± 0.11 and 25.0(11) is 25.0 ± 1.1.
 """
 
 import math
@@ -34,7 +34,7 @@ _LATEX_LETTERS = {
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
-    "[": "{[}",  # after the end of a row it would be taken for an argument
+    "[": "{[}",  # after the end of a row, LaTeX would read it as an argument
     "]": "{]}",
     "\N{EN DASH}": "--",
     "‖": r"\ensuremath{\|}",
@@ -48,7 +48,7 @@ _LATEX_LETTERS = {
 
 
 def printable(text: str) -> str:
-    """Text from a file without anything that could move the cursor of a terminal or end a line.
+    """Escape control characters, so that text from a file cannot move the terminal's cursor or break a line.
 
     Example:
         >>> printable("wte\\x1b[2J")
@@ -58,12 +58,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text that may have several lines, such as a message about several mistakes."""
+    """Apply `printable` to each line of a text."""
     return "\n".join(map(printable, text.splitlines()))
 
 
 def some_of(names: Iterable[str], most: int) -> str:
-    """Names in a row; of many the first ones, and how many there are besides.
+    """Join names with commas; after the first `most`, only count the rest.
 
     Example:
         >>> some_of(["a", "b", "c"], most=2)
@@ -75,7 +75,7 @@ def some_of(names: Iterable[str], most: int) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""Plain text as LaTeX prints it, letter by letter.
+    r"""Escape plain text for LaTeX.
 
     Example:
         >>> print(escape_latex("coupled_adam, 5%"))
@@ -85,7 +85,7 @@ def escape_latex(text: str) -> str:
 
 
 def four_digits(value: float) -> str:
-    """A number with four digits.
+    """Format a number with four significant digits.
 
     Example:
         >>> four_digits(0.123456), four_digits(-54.0), four_digits(1e-12)
@@ -95,7 +95,7 @@ def four_digits(value: float) -> str:
 
 
 def parse_tokens(amount: object) -> object:
-    """The whole number that an amount stands for; what is no amount comes back as it is, for the caller to refuse.
+    """Parse an amount as a whole number; return anything else unchanged, for the caller to reject.
 
     Example:
         >>> parse_tokens("5B"), parse_tokens("1.5 M"), parse_tokens("300k"), parse_tokens(2e9), parse_tokens("1.5")
@@ -112,7 +112,7 @@ def parse_tokens(amount: object) -> object:
 
 
 def percentage(text: str) -> Fraction | None:
-    """The share that "1%" stands for, exactly; None when the text is none, or above 100%.
+    """Parse a percentage such as "1%" as an exact fraction; None if it is not a percentage or exceeds 100%.
 
     Example:
         >>> percentage("1%"), percentage("0.5 %"), percentage("1"), percentage("101%")
@@ -124,11 +124,11 @@ def percentage(text: str) -> Fraction | None:
 
 
 def steps(amount: int | str, total_steps: int) -> int:
-    """A number of steps, or that share of all steps, rounded up.
+    """Resolve a number of steps given as a count or as a percentage of all steps, rounded up.
 
     Args:
         amount: steps, or a percentage such as "1%".
-        total_steps: the steps of the whole run.
+        total_steps: number of steps in the run.
 
     Example:
         >>> steps(100, 5000), steps("1%", 5000), steps("1%", 5001)
@@ -143,21 +143,21 @@ def steps(amount: int | str, total_steps: int) -> int:
 
 
 def short(amount: float) -> str:
-    """An amount in at most four characters and a suffix, for tables.
+    """Format an amount in at most four characters and a suffix, for tables.
 
     Example:
         >>> short(5_000_000_000), short(124_439_808), short(307_200), short(300), short(999_999)
         ('5B', '124M', '307k', '300', '1M')
     """
     for suffix, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        # 999.5k already rounds to 1000k, which is written 1M.
+        # 999.5k rounds to 1000k, which is written 1M.
         if amount >= 0.9995 * size:
             return f"{float(f'{amount / size:.3g}'):g}{suffix}"
     return f"{amount:.3g}"
 
 
 def si(value: float) -> str:
-    """A number with three digits and an SI prefix.
+    """Format a number with three significant digits and an SI prefix.
 
     Example:
         >>> si(541_234), si(1_900_000), si(36.94e9), si(87)
@@ -177,7 +177,7 @@ def si(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units.
+    """Format a duration in its two largest units.
 
     Example:
         >>> duration(42), duration(725), duration(3780), duration(273_600)
@@ -197,7 +197,7 @@ def duration(seconds: float) -> str:
 
 
 def learning_rate(value: float) -> str:
-    """Two digits and an exponent without leading zeros.
+    """Format a learning rate with two digits and an exponent without leading zeros.
 
     Example:
         >>> learning_rate(6e-4), learning_rate(0)
@@ -210,7 +210,7 @@ def learning_rate(value: float) -> str:
 
 
 def size_text(size: int) -> str:
-    """A number of bytes in the unit that fits it.
+    """Format a number of bytes in a suitable unit.
 
     Example:
         >>> size_text(812), size_text(98_304), size_text(3_200_000), size_text(12_000_000_000)
@@ -220,7 +220,7 @@ def size_text(size: int) -> str:
         return f"{size} bytes"
     value, unit = size / 1000, "KB"
     for larger in ("MB", "GB", "TB", "PB"):
-        if value < 999.5:  # where rounding would add a digit
+        if value < 999.5:  # above it, rounding adds a digit
             break
         value, unit = value / 1000, larger
     decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
@@ -228,24 +228,21 @@ def size_text(size: int) -> str:
 
 
 class Value(NamedTuple):
-    """A mean and its standard deviation as far as they are printed."""
+    """A mean and its standard deviation, at the printed precision."""
 
     mean: float
     std: float | None
-    """None: not given, as for a single run."""
+    """None if not given, as for a single run."""
     decimals: int
 
 
 def shorthand(mean: float, std: float | None, decimals: int) -> str:
-    """Write a mean and its standard deviation.
+    """Format a mean and its standard deviation as 0.123(4).
 
     Args:
         mean: any finite number.
-        std: the standard deviation, not negative; None where there is none, and then only the mean is printed.
-        decimals: decimals of the mean, from 0.
-
-    Returns:
-        The shorthand, in plain text.
+        std: the standard deviation, not negative; None prints only the mean.
+        decimals: number of decimals of the mean, at least 0.
 
     Example:
         >>> shorthand(0.1234, 0.0042, 3), shorthand(15.2, 3.1, 0), shorthand(3.141, 0.002, 2), shorthand(25.0, 1.1, 1)
@@ -267,10 +264,10 @@ def shorthand(mean: float, std: float | None, decimals: int) -> str:
 
 
 def parse_shorthand(text: str) -> Value:
-    """Read a shorthand back, with or without a space before the parenthesis.
+    """Parse a value such as 0.123(4), with or without a space before the parenthesis.
 
-    A standard deviation with a point of its own, 25.0(1.1), is read as it is: the paper and version 0.1 write it so
-    from ten units on.
+    A standard deviation with a decimal point, as in 25.0(1.1), is read literally: the paper and version 0.1 use that
+    form from ten units on.
 
     Example:
         >>> parse_shorthand("1.10 (6)")
@@ -280,7 +277,7 @@ def parse_shorthand(text: str) -> Value:
     """
     match = SHORTHAND.fullmatch(text.strip())
     if match is None:
-        raise UserError(f"{text!r} is no shorthand; write it as 0.123(4) or 0.123")
+        raise UserError(f"{text!r} is not a valid value; write it as 0.123(4) or 0.123")
     decimals = len(match["decimals"] or "")
     std = match["std"]
     if std is None:

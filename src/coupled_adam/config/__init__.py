@@ -1,4 +1,1 @@
-"""Configs of runs and of studies: every key, where values come from, what is wrong with them, and how they are written.
-
-Nothing here imports torch.
-"""
+"""Configs of runs and studies: their keys, loading, validation and TOML output. Does not import torch."""

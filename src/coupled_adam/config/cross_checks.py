@@ -1,4 +1,4 @@
-"""What is wrong between keys of a config that are each right by themselves: of a run, and of a study."""
+"""Checks between keys of a run config or a study whose values are each valid alone."""
 
 import itertools
 import re
@@ -17,7 +17,7 @@ GPT2_TOKENS = 50257
 
 
 def wrong_between_keys_of_run(config: "Config") -> Iterator[str]:
-    """One line for each mistake."""
+    """Yield one error line per conflict between keys of a run config."""
     yield from _wrong_in_model(config)
     yield from _wrong_in_optimizer(config)
     yield from _wrong_in_length(config)
@@ -39,8 +39,8 @@ def _wrong_in_model(config: "Config") -> Iterator[str]:
     bpe = re.fullmatch(r"bpe:(\d+)", tokenizer)
     if tokenizer.startswith("bpe:") and not bpe:
         yield f'data.tokenizer = {toml_value(tokenizer)}: expected a number of tokens after "bpe:", such as "bpe:4096"'
-    # Without a source the folder is there already, and its own tokenizer counts. One that is trained on little text has
-    # fewer tokens than asked for, so of bpe:N more is said when the text is about to be prepared.
+    # Without a source, the folder exists and its own tokenizer counts. A tokenizer trained on little text may have
+    # fewer tokens than requested, so bpe:N is checked only when the text is prepared.
     if (
         config.data.source is not None
         and tokenizer == "gpt2"
@@ -51,7 +51,7 @@ def _wrong_in_model(config: "Config") -> Iterator[str]:
 
 
 def too_few_rows(rows: int, tokens: int, tokenizer: str) -> str:
-    """What is wrong with a table that has no row for some tokens."""
+    """Error message for a table with fewer rows than the tokenizer has tokens."""
     return (
         f'model.vocabulary_size = {rows}: expected "auto" or at least {tokens}, the tokens of data.tokenizer = '
         f"{toml_value(tokenizer)}"
@@ -101,7 +101,7 @@ def _wrong_in_tables(config: "Config") -> Iterator[str]:
 
 
 def changed_keys(section: Section) -> dict[str, Any]:
-    """The keys of a section that are not as by default."""
+    """The keys of a section whose values differ from their defaults."""
     return section.model_dump(exclude_defaults=True)
 
 
@@ -161,7 +161,7 @@ def _wrong_in_length(config: "Config") -> Iterator[str]:
 
 
 def _without_effect(config: "Config") -> Iterator[str]:
-    """A setting that would silently do nothing is a mistake more often than not."""
+    """Report settings without effect: they are more often a mistake than intended."""
     embeddings, kind = config.optimizer.embeddings, config.schedule.kind
     if config.optimizer.couple != "output" and embeddings == "adamw" and not config.optimizer.centre:
         yield (
@@ -197,7 +197,7 @@ def _without_effect(config: "Config") -> Iterator[str]:
 
 
 def wrong_between_keys_of_study(study: "Study") -> Iterator[str]:
-    """One line for each mistake."""
+    """Yield one error line per conflict between keys of a study."""
     if not study.optimizers:
         yield '[[optimizers]] is missing: expected at least one, such as [[optimizers]] with embeddings = "coupled"'
     for key, entries in (
@@ -207,7 +207,7 @@ def wrong_between_keys_of_study(study: "Study") -> Iterator[str]:
     ):
         twice = sorted({entry for entry in entries if entries.count(entry) > 1})
         if twice:
-            yield f"{key}: {', '.join(twice)} is there twice; expected each once"
+            yield f"{key}: {', '.join(twice)} is listed twice; list each once"
     for optimizer in study.optimizers:
         given = {*optimizer.set, *(study.candidates_of(optimizer) or ("",))[:1]}
         if optimizer.embeddings == "sgd" and not optimizer.sgd_factor and "optimizer.sgd_factor" not in given:
@@ -216,7 +216,7 @@ def wrong_between_keys_of_study(study: "Study") -> Iterator[str]:
 
 
 def _wrong_in_selection(study: "Study") -> Iterator[str]:
-    """What keeps a selection from being a fair one, or from being one at all."""
+    """Yield one error line per problem that makes a selection unfair or impossible."""
     select = study.select
     entries = [("select.values", select.values)]
     entries += [("[[optimizers]] select", optimizer.select) for optimizer in study.optimizers if optimizer.select]
@@ -225,21 +225,21 @@ def _wrong_in_selection(study: "Study") -> Iterator[str]:
         return
     if any(study.candidates_of(optimizer) is None for optimizer in study.optimizers):
         yield (
-            "select.values is missing: some [[optimizers]] have a select of their own and others have none; give every "
-            "optimizer as many values, or set select.values for all"
+            "select.values is missing: some [[optimizers]] have their own select and others have none; give every "
+            "optimizer the same number of values, or set select.values for all"
         )
     if select.trial_seed in study.seeds:
         yield (
             f"select.trial_seed = {select.trial_seed}: expected a seed that is not among seeds = "
-            f"{toml_value(study.seeds)}; the seed that a value is chosen on would favour it in the comparison"
+            f"{toml_value(study.seeds)}; reusing the seed that selects a value would favour that value"
         )
     if len({len(numbers) for _, values in entries for numbers in values.values()}) > 1:
-        yield "select: expected as many values for every optimizer, so that all have the same number of trials"
+        yield "select: expected the same number of values for every optimizer, so that all have equally many trials"
     for place, values in entries:
         yield from _wrong_in_candidates(study, place, values)
 
 
-# What is no setting of a method, or would make validation losses that cannot be compared.
+# Not settings of a method, or their validation losses cannot be compared.
 NOT_SELECTED = ("name", "seed", "training.tokens", "log.val_batches")
 
 
@@ -249,11 +249,11 @@ def _wrong_in_candidates(study: "Study", place: str, values: "Mapping[str, Seque
     for key, numbers in values.items():
         written = f"{place}: {key} = {toml_value(list(numbers))}"
         if len(numbers) < 2:
-            yield f"{written}: expected at least two values to select from; one belongs in set"
+            yield f"{written}: expected at least two values to select from; put a single value in set"
         elif any(a >= b for a, b in itertools.pairwise(numbers)):
             yield f"{written}: expected ascending values, each once"
         elif study.select.extend and numbers[0] <= 0:
-            yield f"{written}: expected values above 0, which can be extended by their ratio; or set select.extend = 0"
+            yield f"{written}: expected values above 0, because select.extend needs their ratio; or set it to 0"
         if key in NOT_SELECTED or key.startswith("data."):
             yield f"{place}: {key} cannot be selected: validation losses of its values cannot be compared"
         fixed = [("override", study.override)]
@@ -262,4 +262,4 @@ def _wrong_in_candidates(study: "Study", place: str, values: "Mapping[str, Seque
         ]
         for where, settings in fixed:
             if key in settings:
-                yield f"{where}: {key} = {toml_value(settings[key])} is what {place} selects; leave one of them out"
+                yield f"{where}: {key} = {toml_value(settings[key])} is also selected by {place}; leave out one of them"

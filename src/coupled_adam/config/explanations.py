@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a config, in the words of the user's file: key, value, what is expected."""
+"""Turn pydantic's validation errors into messages about the user's file: key, value, expected value."""
 
 import difflib
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from coupled_adam.config.schema import all_keys, entries_of, keys_of, section_at
 from coupled_adam.config.toml_writing import toml_value
 
 CLOSE = 0.7
-"""How alike two names are that one may be a slip of the other; 1 is the same."""
-# What other programs call a setting.
+"""Minimum similarity at which a name counts as a typo of another; 1 means equal."""
+# Names of settings in other programs.
 SYNONYMS = {
     name: key
     for key, names in {
@@ -71,22 +71,22 @@ SYNONYMS = {
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a mistake lies."""
+    """Location of a mistake in a config."""
 
     key: str
-    """Dotted; empty for what lies between keys."""
+    """Dotted key; empty for a conflict between keys."""
     field: FieldInfo | None
     model: type[BaseModel]
     """The class that has the key."""
     table: str = ""
-    """The table of an array that is meant, such as "[[models]] number 2: "."""
+    """Prefix that names the table of an array, such as "[[models]] number 2: "."""
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """One pair (dotted key, line) for each mistake; the key is empty for one that lies between keys.
+    """Yield a pair (dotted key, message) for each mistake; the key is empty for a conflict between keys.
 
     Args:
-        error: what `model.model_validate` raised.
+        error: raised by `model.model_validate`.
         model: the class of the whole config.
     """
     seen = set()
@@ -101,7 +101,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[st
 
 
 def _locate(location: tuple[int | str, ...], model: type[BaseModel]) -> _Place:
-    """The place without the parts that pydantic adds for the members of a union."""
+    """Locate a mistake, without the parts that pydantic adds for union members."""
     entry = entries_of(model.model_fields.get(str(location[0]))) if len(location) > 2 else None
     if entry is not None:
         name, number, *inner = location
@@ -140,7 +140,7 @@ def _lines(key: str, field: FieldInfo | None, details: Any, model: type[BaseMode
 
 
 def unknown_key(key: str, model: type[BaseModel]) -> str:
-    """Suggest the closest known key, or list those that there are."""
+    """Suggest the closest known key, or list the known keys."""
     near = _closest_key(key, model)
     if near is not None:
         return f"unknown key; did you mean {near}?"
@@ -168,7 +168,7 @@ def _closest_key(key: str, model: type[BaseModel]) -> str | None:
     meant = SYNONYMS.get(name.lower().replace("-", "_"))
     if meant in known:
         return meant
-    # Names alone are compared: "optimizer." in front of both makes any two keys look alike.
+    # Compare names without their section: a common "optimizer." would make any two keys similar.
     own = [each for each in by_name if by_name[each].rpartition(".")[0] == section]
     own += [each for each in model.model_fields if keys_of(model.model_fields[each])] if not section else []
     for names in (own, list(by_name)):

@@ -1,6 +1,6 @@
-"""The kinds of values a config holds, each with the words that say what is expected.
+"""Types of config values, each with a description of the expected value.
 
-The words stand beside the check itself, so an error message and the reference page cannot say something else.
+The description sits next to the check, so error messages and the reference page always agree with it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,19 +17,19 @@ from coupled_adam.base.text import parse_tokens, percentage
 
 @dataclass(frozen=True)
 class Expected:
-    """What a value should be, in words."""
+    """Description of the expected value."""
 
     words: str
 
 
 def _check_steps(amount: int | str) -> int | str:
     if amount < 0 if isinstance(amount, int) else percentage(amount) is None:
-        raise UserError(f"{amount!r} is no number of steps and no percentage")
+        raise UserError(f"{amount!r} is neither a number of steps nor a percentage")
     return amount
 
 
 Count = Annotated[int, Field(gt=0), Expected("a whole number above 0")]
-WholeNumber = Annotated[int, Field(ge=0), Expected("0 or a whole number above it")]
+WholeNumber = Annotated[int, Field(ge=0), Expected("a whole number of at least 0")]
 Seed = Annotated[int, Field(ge=0, lt=2**63), Expected("a whole number from 0 to 2^63 - 1")]
 Tokens = Annotated[
     int, BeforeValidator(parse_tokens), Field(gt=0), Expected('a number of tokens, such as 5000000, "5B" or "300k"')
@@ -39,9 +39,9 @@ Steps = Annotated[
 ]
 Number = Annotated[float, Expected("a number")]
 Positive = Annotated[float, Field(gt=0), Expected("a number above 0")]
-NotNegative = Annotated[float, Field(ge=0), Expected("0 or a number above it")]
+NotNegative = Annotated[float, Field(ge=0), Expected("a number of at least 0")]
 Share = Annotated[float, Field(ge=0, le=1), Expected("a number from 0 to 1")]
-Decay = Annotated[float, Field(ge=0, lt=1), Expected("a number from 0 up to, but not, 1")]
+Decay = Annotated[float, Field(ge=0, lt=1), Expected("a number in [0, 1)")]
 Text = Annotated[str, Field(min_length=1), Expected("text")]
 Name = Annotated[
     str,
@@ -51,7 +51,7 @@ Name = Annotated[
 
 
 def kinds(annotation: Any) -> Iterator[Any]:
-    """The members of a union, or the one kind there is, with what `Annotated` adds to them."""
+    """Yield the members of a union, or the annotation itself, including `Annotated` metadata."""
     if get_origin(annotation) in (Union, UnionType):
         for member in get_args(annotation):
             yield from kinds(member)
@@ -60,24 +60,24 @@ def kinds(annotation: Any) -> Iterator[Any]:
 
 
 def is_optional(annotation: Any) -> bool:
-    """Whether a value may be left open: "none" in the file, None in Python."""
+    """Whether a value may be "none" in the file, None in Python."""
     return NoneType in kinds(annotation)
 
 
 def is_text(field: FieldInfo) -> bool:
-    """Whether the value of a key can be nothing but text (or "none")."""
+    """Whether the value of a key must be text or "none"."""
     members = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds(field.annotation)]
     return set(members) - {NoneType} == {str}
 
 
 def expected(field: FieldInfo) -> str:
-    """What the value of a key should be, in words.
+    """Describe the expected value of a key.
 
     Example:
         >>> expected(FieldInfo(annotation=Count | None)), expected(FieldInfo(annotation=bool | Literal["auto"]))
         ('a whole number above 0 or "none"', 'true, false or "auto"')
     """
-    # pydantic moves what `Annotated` adds at the top of an annotation to field.metadata.
+    # pydantic moves top-level `Annotated` metadata to field.metadata.
     words = _expected_in(field.metadata) or [word for kind in kinds(field.annotation) for word in _words(kind)]
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 

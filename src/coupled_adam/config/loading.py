@@ -1,6 +1,6 @@
-"""From a spec and settings to a checked config: a built-in file, a TOML file or a folder, and `--set key=value`.
+"""Load and validate a config from a built-in file, a TOML file or a folder, plus `--set key=value`.
 
-Runs and studies are loaded by the same three steps: `read_values`, `parse_setting`, `build`.
+Runs and studies are loaded in the same three steps: `read_values`, `parse_setting`, `build`.
 """
 
 import copy
@@ -26,21 +26,21 @@ COMMAND_LINE = "--set"
 
 @dataclass(frozen=True)
 class Values:
-    """What a file says, before it is checked."""
+    """Content of a file before validation."""
 
     source: str
-    """What to call the file in messages."""
+    """Name of the file in messages."""
     values: dict[str, Any]
     folder: Path
-    """Where the file lies: paths in it may start there."""
+    """Folder of the file; relative paths in it may start there."""
 
 
 def read_values(spec: str, kind: FileKind) -> Values:
-    """The values of a built-in file, a TOML file or a folder with one.
+    """Read a built-in file, a TOML file or the config in a folder.
 
     Args:
-        spec: a name, which wins over a folder of that name, or a path.
-        kind: of the file.
+        spec: a built-in name or a path; the name wins over a folder of the same name.
+        kind: the kind of file.
     """
     if spec in kind.names:
         source = f"{kind.noun} {spec}"
@@ -66,31 +66,31 @@ def read_values(spec: str, kind: FileKind) -> Values:
 def _unknown_name(spec: str, kind: FileKind) -> str:
     near = difflib.get_close_matches(spec, kind.names, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"{spec!r} is no {kind.noun} and no file; {hint}{kind.nouns} are: {', '.join(kind.names)}"
+    return f"{spec!r} is neither a {kind.noun} nor a file; {hint}{kind.nouns} are: {', '.join(kind.names)}"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One key with its value, which wins over the file."""
+    """A key and a value that overrides the file."""
 
     key: str
-    """Dotted; empty where `text` is not key=value."""
+    """Dotted key; empty if `text` is not key=value."""
     value: Any
     text: str
     """As the user wrote it."""
     origin: str = COMMAND_LINE
-    """In front of what is said of it in messages."""
+    """Prefix of messages about this setting."""
 
     def blamed(self, line: str) -> str:
-        """A message with where the setting came from."""
+        """Prefix a message with the origin of the setting."""
         return f"{self.origin} {line}".lstrip()
 
 
 def parse_settings(texts: Iterable[str], model: type[Section]) -> list[Setting]:
-    """What `--set` says.
+    """Parse the arguments of `--set`.
 
     Args:
-        texts: `section.key=value` each; values are read as TOML, and as text when they are none.
+        texts: each `section.key=value`; a value that is not valid TOML is read as text.
         model: the class of the whole config.
 
     Example:
@@ -102,14 +102,14 @@ def parse_settings(texts: Iterable[str], model: type[Section]) -> list[Setting]:
 
 
 def parse_setting(text: str, model: type[Section]) -> Setting:
-    """One of them. Whether the key is known and the value right is said by `build`, beside all other mistakes."""
+    """Parse one argument of `--set`; `build` validates key and value, together with everything else."""
     key, equals, written = (part.strip() for part in text.partition("="))
     key = key if equals else ""
     return Setting(key, _as_text_where_text(_parse(written), written, key, model), text)
 
 
 def given_settings(values: Mapping[str, Any], model: type[Section], origin: str = "") -> list[Setting]:
-    """Settings whose values are typed already, as a study file has them by their dotted keys."""
+    """Settings from typed values by dotted key, as in a study file."""
     settings = []
     for key, value in values.items():
         written = toml_value(value)
@@ -119,13 +119,13 @@ def given_settings(values: Mapping[str, Any], model: type[Section], origin: str 
 
 
 def _as_text_where_text(value: Any, written: str, key: str, model: type[Section]) -> Any:
-    """A name or folder may look like a number or a date; it is text all the same."""
+    """Keep the text for keys that hold text: a name or folder may look like a number or a date."""
     field = all_keys(model).get(key)
     return written if field is not None and is_text(field) and not isinstance(value, str) else value
 
 
 def _parse(text: str) -> Any:
-    """A value read as TOML, or the text itself when it is none."""
+    """Parse a value as TOML; return the text itself if it is not valid TOML."""
     try:
         parsed = parse_toml(f"value = {text}", "value")
     except ValueError:
@@ -136,17 +136,17 @@ def _parse(text: str) -> Any:
 def build(
     model: type[AnyConfig], source: str, values: Mapping[str, Any], settings: Sequence[Setting] = (), mixed: str = ""
 ) -> AnyConfig:
-    """The checked config.
+    """Apply settings to values and validate the result.
 
     Args:
         model: the class of the whole config.
-        source: what to call the values in messages.
-        values: of all sections; they stay as they are.
-        settings: applied in order, the later ones win.
-        mixed: what to call the settings where a mistake lies between keys; `--set` where nothing is given.
+        source: name of the values in messages.
+        values: values of all sections; not modified.
+        settings: applied in order; later ones win.
+        mixed: name of the settings in messages about conflicts between keys; `--set` if empty.
 
     Raises:
-        UserError: for everything that is wrong with them, one line for each mistake.
+        UserError: the config is invalid; the message has one line per mistake.
     """
     changed = copy.deepcopy(dict(values))
     wrong: list[str] = []
@@ -162,7 +162,7 @@ def build(
         config = model.model_validate(changed)
     except ValidationError as error:
         for key, line in explain(error, model):
-            # What lies between keys cannot be laid on the file alone.
+            # A conflict between keys may come from the file, the settings or both.
             place = f"{source} with {mixed or COMMAND_LINE}" if settings and not key else source
             wrong.append(by_key[key].blamed(line) if key in by_key else f"{place}: {line}")
         raise UserError("\n".join(wrong)) from None
@@ -186,6 +186,6 @@ def _apply(values: dict[str, Any], setting: Setting, model: type[Section]) -> No
     target: Any = values
     for each in sections:
         target = target.setdefault(each, {})
-        if not isinstance(target, dict):  # the file gives the section a value, which is reported as that
+        if not isinstance(target, dict):  # the file has a value here instead of a section; validation reports it
             return
     target[name] = setting.value

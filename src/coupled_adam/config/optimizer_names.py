@@ -1,14 +1,14 @@
-"""What the members of the family of second moments are called: in tables, figures, folders and on a terminal.
+"""Names of the members of the family of second moments, for tables, figures, folders and the terminal.
 
 A member is one choice of column exponent x and row exponent y, with or without mean-free updates. All functions take
-the settings of an [optimizer] section with `embeddings = "coupled"`, as a config or the result of a run has them;
-results of version 0.1.0 have no exponents, and are Coupled Adam.
+the settings of an [optimizer] section with `embeddings = "coupled"`, from a config or a run's result. Results of
+version 0.1.0 have no exponents and are Coupled Adam.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# By column and row exponent: in words, and short for folders and narrow tables.
+# By column and row exponent: the name, and a short name for folders and narrow tables.
 CORNERS = {
     (1.0, 0.0): ("Coupled Adam", "coupled"),
     (1.0, 1.0): ("factored", "factored"),
@@ -20,7 +20,7 @@ MEAN_FREE = "mean-free"
 
 
 def is_coupled_adam(settings: Mapping[str, Any]) -> bool:
-    """Whether it is the paper's method, whatever its scale exponent n, and no other member of the family.
+    """Whether the settings are the paper's method, with any scale exponent n.
 
     Example:
         >>> is_coupled_adam({"scale_exponent": 2.0}), is_coupled_adam({"mean_free": True})
@@ -30,7 +30,7 @@ def is_coupled_adam(settings: Mapping[str, Any]) -> bool:
 
 
 def member_name(settings: Mapping[str, Any]) -> str:
-    """The name of a member in words.
+    """Full name of a member.
 
     Example:
         >>> member_name({"row_exponent": 0.25, "mean_free": True}), member_name({"row_exponent": 1.0})
@@ -44,7 +44,7 @@ def member_name(settings: Mapping[str, Any]) -> str:
 
 
 def short_member_name(settings: Mapping[str, Any]) -> str:
-    """The name of a member in few characters, which a folder can be called after.
+    """Short name of a member, usable as a folder name.
 
     Example:
         >>> short_member_name({"row_exponent": 0.25, "mean_free": True}), short_member_name({"scale_exponent": -2.0})
@@ -58,7 +58,7 @@ def short_member_name(settings: Mapping[str, Any]) -> str:
 
 
 def shortened(parts: Sequence[str]) -> list[str]:
-    """Parts of a name without spaces.
+    """Remove the spaces from the parts of a name.
 
     Example:
         >>> shortened(["y = 0.75 to 0.25", "n = 2"])
@@ -68,7 +68,7 @@ def shortened(parts: Sequence[str]) -> list[str]:
 
 
 def member_parts(settings: Mapping[str, Any]) -> list[str]:
-    """What sets a member apart from Coupled Adam, for a list in brackets.
+    """List how a member differs from Coupled Adam.
 
     Example:
         >>> member_parts({"row_exponent": 1.0, "mean_free": True, "scale_exponent": 0.0})
@@ -78,14 +78,14 @@ def member_parts(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _corner(settings: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The names of a member that has one of its own; None between them, and where the row exponent is annealed."""
+    """Both names of a named member; None for members in between and for an annealed row exponent."""
     if settings.get("row_exponent_start") is not None:
         return None
     return CORNERS.get((settings.get("column_exponent", 1.0), settings.get("row_exponent", 0.0)))
 
 
 def _exponents(settings: Mapping[str, Any]) -> list[str]:
-    """The exponents that are not Coupled Adam's."""
+    """The exponents that differ from Coupled Adam's."""
     column, row, start = (
         settings.get("column_exponent", 1.0),
         settings.get("row_exponent", 0.0),

@@ -1,6 +1,6 @@
-"""The settings of a run: `Config`, and where it comes from (a TOML file, a preset, a run folder, `--set key=value`).
+"""The settings of a run: `Config`, loaded from a TOML file, a preset or a run folder, with `--set key=value`.
 
-Everything a user can get wrong here is a ValueError whose lines each name one key, its value and what is expected.
+Invalid settings raise a ValueError; each line of its message names a key, its value and the expected value.
 """
 
 from collections.abc import Sequence
@@ -65,8 +65,10 @@ class Config(Section):
 
     @property
     def rows(self) -> int:
-        """V, rows of the embedding tables. Where `model.vocabulary_size` is "auto", as many as the corpus needs; before
-        it is prepared, as many as its tokenizer is to have.
+        """Number of rows V of the embedding tables.
+
+        If `model.vocabulary_size` is "auto", it follows from the corpus, or from `data.tokenizer` before the corpus is
+        prepared.
 
         Example:
             >>> load_config("tiny", ["data.folder=data/none-yet", "data.tokenizer=bpe:2000"]).rows
@@ -76,31 +78,31 @@ class Config(Section):
         return rows_for(token_count(self.data)) if given == "auto" else given
 
     def to_model_config(self) -> ModelConfig:
-        """The shape of the model, as the models take it."""
+        """The model's part of this config, with the number of rows resolved."""
         return ModelConfig(**self.model.model_dump() | {"vocabulary_size": self.rows})
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one step, over all ranks."""
+        """Tokens per step, over all ranks."""
         return self.training.batch_size * self.model.context
 
     @property
     def total_steps(self) -> int:
-        """Whole steps that D tokens are enough for."""
+        """Number of whole steps in D tokens."""
         return self.training.tokens // self.tokens_per_step
 
     @property
     def warmup_steps(self) -> int:
-        """Steps of the warm-up; a share of the run is rounded up."""
+        """Number of warm-up steps; a share of the run is rounded up."""
         return steps(self.schedule.warmup, self.total_steps)
 
     @property
     def decay_steps(self) -> int:
-        """Steps of the decay at the end of a wsd schedule; 0 for the others."""
+        """Number of decay steps at the end of a wsd schedule; 0 for other schedules."""
         return steps(self.schedule.decay, self.total_steps) if self.schedule.kind == "wsd" else 0
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of one step, counted from 0."""
+        """The learning rate of a step, counted from 0."""
         return learning_rate(
             step,
             lr=self.optimizer.lr,
@@ -113,11 +115,11 @@ class Config(Section):
 
     @property
     def anneal_steps(self) -> int:
-        """Steps over which row_exponent goes to its end; 0 where it is constant."""
+        """Number of steps over which row_exponent is annealed; 0 if it is constant."""
         return 0 if self.optimizer.anneal is None else steps(self.optimizer.anneal, self.total_steps)
 
     def row_exponent(self, step: int) -> float | None:
-        """The row exponent of one step, counted from 0; None where it is constant and nothing has to be set.
+        """The row exponent of a step, counted from 0; None if it is constant.
 
         Example:
             >>> changes = ["row_exponent=0.25", "row_exponent_start=0.75", "anneal=100"]
@@ -131,7 +133,7 @@ class Config(Section):
         return annealed(step, start=start, end=self.optimizer.row_exponent, steps=self.anneal_steps)
 
     def micro_batch_size(self, ranks: int) -> int:
-        """Samples that each of `ranks` ranks runs at once: training.micro_batch_size, or its whole share if smaller."""
+        """Samples per rank and forward pass: training.micro_batch_size, or the rank's whole share if smaller."""
         size, share = self.training.batch_size, self.training.batch_size // ranks
         if share * ranks != size:
             raise UserError(f"training.batch_size = {size} does not divide by {ranks} ranks")
@@ -145,16 +147,16 @@ class Config(Section):
 
 
 def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
-    """The config of a run.
+    """Load and validate the config of a run.
 
     Args:
-        spec: the name of a preset, the path of a TOML file, or a run folder (its config.toml is read). A preset's name
-            wins over a folder of that name; write `./tiny` for the folder.
-        overrides: `section.key=value` each, the later ones win. Values are read as TOML, and as text when they are
-            none: `training.tokens=5B`, `optimizer.embeddings=adamw`, `log.wandb=none`.
+        spec: a preset name, the path of a TOML file, or a run folder (its config.toml is read). A preset name wins over
+            a folder of the same name; write `./tiny` for the folder.
+        overrides: each `section.key=value`; later ones win. A value that is not valid TOML is read as text:
+            `training.tokens=5B`, `optimizer.embeddings=adamw`, `log.wandb=none`.
 
     Raises:
-        ValueError: for everything that is wrong with them, one line for each mistake.
+        ValueError: the config is invalid; the message has one line per mistake.
 
     Example:
         >>> config = load_config("tiny", ["training.tokens=100k", "seed=3"])
@@ -166,7 +168,7 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def with_rows(config: Config) -> Config:
-    """The config with the number of rows that `model.vocabulary_size = "auto"` stands for now.
+    """Copy the config with `model.vocabulary_size = "auto"` replaced by the current number of rows.
 
     Example:
         >>> with_rows(load_config("gpt2-125m", ["data.folder=data/none-yet"])).model.vocabulary_size
@@ -176,7 +178,7 @@ def with_rows(config: Config) -> Config:
 
 
 def differences(a: Config, b: Config) -> list[str]:
-    """The dotted names of the keys whose values differ, in the order of the sections.
+    """Dotted names of the keys whose values differ, in section order.
 
     Example:
         >>> differences(load_config("tiny"), load_config("tiny", ["seed=2", "log.every=5"]))
@@ -187,7 +189,7 @@ def differences(a: Config, b: Config) -> list[str]:
 
 
 def values_by_key(config: Config) -> dict[str, Any]:
-    """Every value by its dotted name, in the order of the sections."""
+    """All values by dotted key, in section order."""
     return _flat(config)
 
 
@@ -201,8 +203,7 @@ def _flat(section: Section) -> dict[str, Any]:
     return flat
 
 
-# What leaves the curve as it is, up to rounding. Everything else decides what is trained, on what, or how: a run that
-# changed it half way would be neither the one run nor the other.
+# These keys change the loss curve only by rounding. All others define the run, so a resumed run must not change them.
 _FREE_ON_RESUME = ("micro_batch_size", "device", "compile", "cuda_graphs", "deterministic", "parallel", "threads")
 
 MATTERS_FOR_RESUME = frozenset(
@@ -211,24 +212,24 @@ MATTERS_FOR_RESUME = frozenset(
     if key != "name"
     and not key.startswith(("checkpoints.", "log."))
     and key not in {f"training.{name}" for name in _FREE_ON_RESUME}
-    and key not in {"data.folder", "data.source"}  # the same tokens may lie elsewhere; checkpoints know them
+    and key not in {"data.folder", "data.source"}  # the same tokens may be elsewhere; checkpoints identify them
 )
 
 
 def require_resumable(stored: Config, wanted: Config) -> None:
-    """Raise a ValueError that lists the keys that a resumed run may not change, with both values.
+    """Raise a UserError if a resumed run would change keys that it must not change.
 
     Args:
         stored: the config in the run folder.
-        wanted: the config that was asked for now.
+        wanted: the requested config.
     """
     before, now = values_by_key(stored), values_by_key(wanted)
     fixed = [key for key in differences(stored, wanted) if key in MATTERS_FOR_RESUME]
-    if wanted.model.vocabulary_size == "auto":  # as many rows as the run has
+    if wanted.model.vocabulary_size == "auto":  # keep the run's number of rows
         fixed = [key for key in fixed if key != "model.vocabulary_size"]
     if fixed:
         changes = "\n".join(f"{key} = {toml_value(before[key])}, now {toml_value(now[key])}" for key in fixed)
         raise UserError(
-            f"the run {stored.name!r} cannot be resumed with other settings; take these back, or start a new run:\n"
+            f"the run {stored.name!r} cannot be resumed with other settings; undo these changes or start a new run:\n"
             f"{changes}"
         )

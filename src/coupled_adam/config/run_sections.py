@@ -1,6 +1,6 @@
-"""The sections of a config file: every key, its kind, its default, and under it what it means.
+"""The sections of a run config: every key with its type, default and meaning.
 
-The text under a key is shown to users: as a comment in the config.toml of a run folder, and on the reference page.
+The text under a key is shown to users, as a comment in a run's config.toml and on the reference page.
 """
 
 from typing import Literal
@@ -30,37 +30,38 @@ class ModelSection(Section):
     layers: Count
     """Number of blocks."""
     heads: Count
-    """Attention heads of a block; divides the width."""
+    """Attention heads per block; must divide the width."""
     width: Count
     """Hidden size H."""
     context: Count = 1024
-    """Tokens of a sample, T."""
+    """Tokens per sample, T."""
     vocabulary_size: Count | Literal["auto"] = "auto"
-    """Rows V of the embedding table. auto: the tokenizer's tokens, rounded up to a multiple of 64, which makes the
-    matrix products faster."""
+    """Rows V of the embedding table. auto: the tokenizer's size, rounded up to a multiple of 64 for faster matrix
+    products."""
     tied: bool = True
-    """Whether the input and the output embeddings are one table."""
+    """Whether the input and the output embeddings share one table."""
     bias: bool = False
     """gpt2 only: biases in the linear layers and norms."""
     output_bias: Literal["none", "unigram", "learned"] = "none"
-    """Bias of the logits, one number per row of the table. unigram: fixed at the logarithm of the token's share of the
-    training text, each count plus one. learned: starts there and is trained, without weight decay."""
+    """Bias of the logits, one number per row of the table. unigram: fixed at the log frequency of the token in the
+    training text, with one added to each count. learned: starts there and is trained, without weight decay."""
     logit_cap: Positive | None = None
-    """Soft cap c of the logits, c * tanh(logit / c), as in Gemma 2, which has 30. none: no cap."""
+    """Soft cap c of the logits, c * tanh(logit / c); Gemma 2 uses 30. none: no cap."""
 
 
 class DataSection(Section):
-    """The tokens that are trained on."""
+    """The training data."""
 
     folder: Text
-    """Folder of the token files, as `coupled-adam data prepare` or nanoGPT write them."""
+    """Folder of token files, written by `coupled-adam data prepare` or nanoGPT."""
     source: Text | None = None
-    """Where the text comes from when the folder has to be prepared first: python-docs, openwebtext, slimpajama, or
-    text:FILES. none: the folder must be there."""
+    """Text to prepare the folder from if it is missing: python-docs, openwebtext, slimpajama, or text:FILES. none: the
+    folder must exist."""
     tokenizer: Text = "gpt2"
-    """Tokenizer for preparing: gpt2, bpe:4096 (one of that size is trained on the text), or a tokenizer.json file."""
+    """Tokenizer for preparing the text: gpt2, bpe:4096 (trained on the text, with that size), or a tokenizer.json
+    file."""
     order: Literal["random", "epochs"] = "random"
-    """random: windows at random places. epochs: every window once, reshuffled each time round."""
+    """random: windows at random positions. epochs: every window once per epoch, reshuffled each epoch."""
 
 
 class MuonSection(Section):
@@ -167,69 +168,69 @@ class ScheduleSection(Section):
     """The learning rate over time."""
 
     kind: Literal["cosine", "constant", "wsd"] = "cosine"
-    """After the warm-up: cosine, constant, or wsd (stable, then a straight line down)."""
+    """After the warm-up: cosine, constant, or wsd (constant, then linear decay)."""
     warmup: Steps = 0
     """Linear warm-up from zero: steps, or a share of the run such as "1%"."""
     final_fraction: Share = 0.1
-    """cosine and wsd: where the learning rate ends, as a part of lr."""
+    """cosine and wsd: final learning rate as a fraction of lr."""
     decay: Steps = "20%"
-    """wsd only: length of the line down at the end: steps, or a share of the run."""
+    """wsd only: length of the linear decay at the end: steps, or a share of the run."""
 
 
 class TrainingSection(Section):
-    """How long, in which portions, and on what."""
+    """Training length, batch size, device and parallelism."""
 
     tokens: Tokens
-    """Data size D in tokens, such as "5B" or "300k"; it decides the number of steps."""
+    """Data size D in tokens, such as "5B" or "300k"; it determines the number of steps."""
     batch_size: Count
-    """Samples of a step, over all ranks."""
+    """Samples per step, over all ranks."""
     micro_batch_size: Count | None = None
-    """Most samples that a rank runs at once; gradients are added up over a step. none: a rank's whole share."""
+    """Maximum number of samples per rank and forward pass; gradients accumulate over a step. none: a rank's whole
+    share."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: CUDA where there is a device."""
+    """auto: CUDA if available."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """bf16: autocast, weights stay float32. auto: bf16 on CUDA, float32 on CPU."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile. auto: on CUDA."""
     cuda_graphs: bool | Literal["auto"] = "auto"
-    """Replay a step as CUDA graphs, which spares small models the waiting for Python. auto: on one GPU."""
+    """Replay a step as CUDA graphs, which removes Python overhead for small models. auto: on one GPU."""
     deterministic: bool = False
     """CUDA: only deterministic algorithms, so that a resumed run is bit-exact; slower."""
     parallel: Literal["auto", "none", "ddp", "fsdp2"] = "auto"
-    """Where torchrun starts several processes: ddp (each has the whole model) or fsdp2 (each has a part of it).
-    auto: ddp."""
+    """With several torchrun processes: ddp (each holds the whole model) or fsdp2 (each holds a shard). auto: ddp."""
     threads: Count | None = None
-    """CPU threads of a process. none: torch's choice."""
+    """CPU threads per process. none: torch's default."""
 
 
 class CheckpointSection(Section):
-    """When the run is saved. It always is at the end and when it is stopped."""
+    """When to save checkpoints. A run is always saved at the end and when it is stopped."""
 
     every: Count | None = None
-    """Save every so many steps."""
+    """Save every N steps."""
     minutes: Positive | None = 30.0
-    """Save every so many minutes."""
+    """Save every N minutes."""
     keep: Count = 2
-    """How many of the last checkpoints stay."""
+    """Number of latest checkpoints to keep."""
     milestones: WholeNumber = 0
-    """Checkpoints kept for ever: 10 keeps one after each tenth of D; 0: none."""
+    """Checkpoints that are never deleted: 10 keeps one after each tenth of D. 0: none."""
 
 
 class LogSection(Section):
-    """What is measured and where it goes. metrics.jsonl is always written."""
+    """What to measure and where to log it. metrics.jsonl is always written."""
 
     every: Count = 10
-    """Log the loss every so many steps."""
+    """Log the loss every N steps."""
     monitor_every: Count = 100
-    """Length of the mean embedding, and its ratio to the mean length, every so many steps."""
+    """Log the length of the mean embedding, and its ratio to the mean length, every N steps."""
     measure_every: Count | None = None
-    """All embedding measures every so many steps. none: at the end."""
+    """Log all embedding measures every N steps. none: at the end."""
     val_every: Count | None = None
-    """Validation loss every so many steps. none: at the end."""
+    """Log the validation loss every N steps. none: at the end."""
     val_batches: Count = 20
-    """Batches of the validation loss."""
+    """Number of batches for the validation loss."""
     tensorboard: bool = False
-    """Also write TensorBoard files into the run folder."""
+    """Also write TensorBoard files to the run folder."""
     wandb: Text | None = None
     """Weights & Biases project to log to as well."""
     wordsim: Text | None = None

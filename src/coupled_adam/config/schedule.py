@@ -3,12 +3,12 @@
     warm-up   lr * step / warmup_steps, from zero
     cosine    down to final_fraction * lr at total_steps, half a cosine wave
     constant  stays at lr
-    wsd       warm-up, stable, decay: stays at lr, then down in a straight line to final_fraction * lr at total_steps
+    wsd       warm-up, stable, decay: stays at lr, then linear down to final_fraction * lr at total_steps
 
-    annealed  from start in a straight line to end, then constant. The update of row i has the factor (s / r_i)^(y / 2),
-              y the row exponent: a straight line in y multiplies it by the same number at every step
+    annealed  linear from start to end, then constant. The update of row i has the factor (s / r_i)^(y / 2) with the row
+              exponent y, so a linear y multiplies the update by the same number at every step
 
-Steps count from 0, so a step's learning rate is the one for the update that makes it step + 1.
+Steps count from 0: the learning rate of `step` applies to the update from `step` to `step + 1`.
 """
 
 import math
@@ -26,19 +26,19 @@ def learning_rate(
     final_fraction: float = 0.1,
     decay_steps: int = 0,
 ) -> float:
-    """The learning rate of one step.
+    """Compute the learning rate of a step.
 
     Args:
-        step: the step, from 0; beyond total_steps the schedule's last value holds.
+        step: the step, from 0; after total_steps the last value holds.
         lr: the highest learning rate.
-        total_steps: steps of the whole run.
-        warmup_steps: steps over which the learning rate rises from zero to lr.
+        total_steps: number of steps in the run.
+        warmup_steps: number of steps over which the learning rate rises from zero to lr.
         kind: "cosine", "constant" or "wsd".
-        final_fraction: where cosine and wsd end, as a part of lr.
+        final_fraction: final value of cosine and wsd, as a fraction of lr.
         decay_steps: wsd only: length of the decay at the end.
 
     Returns:
-        the learning rate, from 0 to lr.
+        The learning rate, from 0 to lr.
 
     Example:
         >>> [learning_rate(step, lr=1.0, total_steps=110, warmup_steps=10) for step in (0, 5, 10, 60, 110)]
@@ -63,13 +63,13 @@ def learning_rate(
 
 
 def annealed(step: int, *, start: float, end: float, steps: int) -> float:
-    """A value that goes in a straight line from `start` to `end`, and stays there.
+    """Interpolate linearly from `start` to `end`, then stay at `end`.
 
     Args:
         step: the step, from 0.
         start: the value at step 0.
         end: the value from step `steps` on.
-        steps: length of the line, 1 or more.
+        steps: length of the interpolation, 1 or more.
 
     Example:
         >>> [annealed(step, start=1.0, end=0.5, steps=10) for step in (0, 5, 10, 1000)]

@@ -1,4 +1,4 @@
-"""What every config is made of: sections of keys, tables of an array, and the dotted names of all keys."""
+"""Building blocks of configs: sections, arrays of tables, and dotted key names."""
 
 from typing import Any, get_args, get_origin
 
@@ -9,7 +9,7 @@ from coupled_adam.config.field_types import is_optional
 
 
 class Section(BaseModel):
-    """A part of a config: unknown keys are refused, values are not converted, nothing changes afterwards."""
+    """Base class of config sections: rejects unknown keys, converts no values, immutable."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -18,7 +18,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_none(cls, values: Any) -> Any:
-        """TOML has no null: "none" stands for it, in the keys that may be left open."""
+        """Read "none" as None for optional keys, because TOML has no null."""
         if not isinstance(values, dict):
             return values
         open_keys = {key for key, field in cls.model_fields.items() if is_optional(field.annotation)}
@@ -26,20 +26,20 @@ class Section(BaseModel):
 
 
 def keys_of(field: FieldInfo | None) -> dict[str, FieldInfo] | None:
-    """The keys of a section; None for a value."""
+    """The keys of a section; None if the field is a value."""
     section = _section_of(field)
     return None if section is None else section.model_fields
 
 
 def entries_of(field: FieldInfo | None) -> type[Section] | None:
-    """The section that each table of an array such as [[models]] is; None for everything else."""
+    """The section class of an array of tables such as [[models]]; None for any other field."""
     annotation = field.annotation if field is not None else None
     entry = get_args(annotation)[0] if get_origin(annotation) is list else None
     return entry if isinstance(entry, type) and issubclass(entry, Section) else None
 
 
 def section_at(model: type[BaseModel], key: str) -> type[BaseModel] | None:
-    """The section with a dotted name, the config itself for an empty one; None for a value or an unknown name."""
+    """The section with a dotted name, or the config itself for an empty name; None for a value or unknown name."""
     if not key:
         return model
     first, _, rest = key.partition(".")
@@ -48,7 +48,7 @@ def section_at(model: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 
 def all_keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Every value of a config by its dotted name, also of sections in sections."""
+    """All fields of a config by dotted key, including those of nested sections."""
     keys: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         inner = _section_of(field)

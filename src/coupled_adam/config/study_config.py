@@ -1,6 +1,6 @@
-"""The study file: a base config, the axes of the grid, what is evaluated.
+"""The study file: a base config, the axes of the grid, and the evaluation.
 
-Everything a user can get wrong here is a UserError whose lines each name one key, its value and what is expected.
+Invalid settings raise a UserError; each line of its message names a key, its value and the expected value.
 """
 
 import re
@@ -33,28 +33,28 @@ from coupled_adam.config.study_sections import (
 
 
 class Study(Section):
-    """A whole study."""
+    """All settings of a study."""
 
     name: Name
-    """Name of the study; its folder is called after it."""
+    """Name of the study and of its folder."""
     title: Text
     """One line for lists and the report."""
     description: str = ""
-    """What is compared, and what to know before running it."""
+    """What the study compares, and what to know before running it."""
     base: Text
-    """Training config that all runs start from: a preset, or a TOML file (a path from the study file on)."""
+    """Training config that all runs start from: a preset, or a TOML file (relative to the study file)."""
     seeds: Annotated[list[Seed], Axis, Field(min_length=1), Expected("a whole number, or a list of different ones")]
-    """One run of every cell for each."""
+    """Every cell runs once with each seed."""
     tokens: TokensAxis | None = None
-    """Data sizes D; none: that of the base."""
+    """Data sizes D. none: the base's."""
     set: Settings = Field(default_factory=dict)
-    """Settings of all runs; those of a model, of a data size and of an optimizer come on top."""
+    """Settings of all runs; settings of a model, a data size or an optimizer override them."""
     override: Settings = Field(default_factory=dict)
-    """Settings of all runs that win over all others, as --set gives them."""
+    """Settings of all runs that override all others, as given with --set."""
     models: Annotated[list[ModelAxis], Expected("tables [[models]]")] = Field(default_factory=list)
-    """Model sizes N; none: the base itself."""
+    """Model sizes N. none: only the base."""
     optimizers: Annotated[list[OptimizerAxis], Expected("tables [[optimizers]]")]
-    """How the embeddings are trained."""
+    """Optimizers of the embeddings."""
     select: SelectSection = Field(default_factory=SelectSection)
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     report: ReportSection = Field(default_factory=ReportSection)
@@ -68,27 +68,27 @@ class Study(Section):
         return self
 
     def candidates_of(self, optimizer: OptimizerAxis) -> tuple[str, list[float]] | None:
-        """The setting that is selected for an optimizer, with the values to try; None where none is."""
+        """The setting to select for an optimizer, with its candidate values; None if there is none."""
         return next(iter((optimizer.select or self.select.values).items()), None)
 
     def base_of(self, model: ModelAxis | None) -> str:
-        """What `load_config` takes for a model of the study."""
+        """The base config of a model, as a spec for `load_config`."""
         return model.base if model is not None and model.base is not None else self.base
 
 
-# Axes of the grid, which `--set` cannot change.
+# Axes of the grid; `--set` cannot change them.
 AXES = ("seeds", "tokens", "models", "optimizers")
 
 
 def load_study(spec: str) -> Study:
-    """Read and check a study.
+    """Load and validate a study.
 
     Args:
-        spec: the name of a study that comes with the package, the path of a TOML file, or the folder of a study. A name
-            wins over a folder of that name; write `./demo` for the folder.
+        spec: the name of a built-in study, the path of a TOML file, or a study folder. A name wins over a folder of the
+            same name; write `./demo` for the folder.
 
     Raises:
-        ValueError: for everything that is wrong with it, one line for each mistake.
+        ValueError: the study is invalid; the message has one line per mistake.
 
     Example:
         >>> study = load_study("demo")
@@ -100,12 +100,12 @@ def load_study(spec: str) -> Study:
 
 
 def parse_study(text: str, source: str, folder: Path) -> Study:
-    """A study from the text of its file.
+    """Parse and validate the text of a study file.
 
     Args:
         text: TOML.
-        source: what to call it in messages.
-        folder: where the file lies; base configs are looked for from there.
+        source: name of the text in messages.
+        folder: folder of the file; paths of base configs are relative to it.
 
     Example:
         >>> from coupled_adam.config.toml_writing import to_toml
@@ -117,11 +117,11 @@ def parse_study(text: str, source: str, folder: Path) -> Study:
 
 
 def with_settings(study: Study, texts: Iterable[str]) -> tuple[Study, list[Setting]]:
-    """The study with what `--set` says of its own sections, and the settings that are left: those of the runs.
+    """Apply the `--set` arguments that concern the study's own sections; return the rest, which concern its runs.
 
     Args:
-        study: as `load_study` reads it.
-        texts: `section.key=value` each.
+        study: from `load_study`.
+        texts: each `section.key=value`.
 
     Example:
         >>> study, left = with_settings(load_study("demo"), ["evaluation.measures=false", "log.every=3"])
@@ -133,8 +133,8 @@ def with_settings(study: Study, texts: Iterable[str]) -> tuple[Study, list[Setti
         setting = parse_setting(text, Config)
         if setting.key in AXES:
             raise UserError(
-                f"--set {text}: the {setting.key} are those of the study; run a part of it with --only, such as --only "
-                f"'*/seed-1', or change a copy of it: coupled-adam study show {study.name} > mine.toml"
+                f"--set {text}: the study defines the {setting.key}; run part of it with --only, such as --only "
+                f"'*/seed-1', or edit a copy: coupled-adam study show {study.name} > mine.toml"
             )
         if keys_of(Study.model_fields.get(setting.key.partition(".")[0])):
             own.append(parse_setting(text, Study))
@@ -144,12 +144,12 @@ def with_settings(study: Study, texts: Iterable[str]) -> tuple[Study, list[Setti
 
 
 def with_override(study: Study, settings: Iterable[Setting]) -> Study:
-    """The study with settings of all its runs, so that a copy of it gives the same runs."""
+    """Store settings of all runs in the study, so that a copy of it gives the same runs."""
     return study.model_copy(update={"override": study.override | {each.key: each.value for each in settings}})
 
 
 def _with_whole_paths(study: Study, folder: Path) -> Study:
-    """The study with its base files named so that they are found from the current directory."""
+    """Resolve the paths of base configs, so that they are valid from the current directory."""
 
     def whole(base: str | None) -> str | None:
         return base if base is None or base in PRESETS else str(folder / user_path(base))
@@ -159,7 +159,7 @@ def _with_whole_paths(study: Study, folder: Path) -> Study:
 
 
 def one_paragraph(text: str) -> str:
-    """A description without the line breaks of its file.
+    """Join the lines of each paragraph of a description.
 
     Example:
         >>> one_paragraph("Two lines\\n  of one.\\n\\nAnother.")

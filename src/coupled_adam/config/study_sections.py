@@ -1,7 +1,6 @@
-"""The parts of a study file: every key of a model, of an optimizer, of what is evaluated, of the report and of a
-cluster's jobs.
+"""The sections of a study file: models, optimizers, selection, evaluation, report and cluster jobs.
 
-The text under a key says what it means. What is wrong between keys is found in `cross_checks`.
+The text under a key says what it means. `cross_checks` finds conflicts between keys.
 """
 
 from typing import Annotated, Any, Literal
@@ -30,7 +29,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _flat(value: Any) -> Any:
-    """`"model.tied" = false` and `model.tied = false` (a table in a table, for TOML) mean the same."""
+    """Flatten nested tables to dotted keys, so that `"model.tied" = false` and `model.tied = false` are equal."""
     if not isinstance(value, dict):
         return value
     flat: dict[str, Any] = {}
@@ -42,7 +41,7 @@ def _flat(value: Any) -> Any:
 
 
 def _task_names(value: Any) -> Any:
-    """Names from a list, from text with commas as --set gives it, or the paper's seven; each once."""
+    """Task names without duplicates, from a list, comma-separated text (from --set) or "paper"."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return value
@@ -52,7 +51,7 @@ def _task_names(value: Any) -> Any:
 Settings = Annotated[
     dict[str, Any],
     BeforeValidator(_flat),
-    Expected('settings of a training config by their names, such as { "optimizer.lr" = 1e-3, "model.tied" = false }'),
+    Expected('settings of a training config by key, such as { "optimizer.lr" = 1e-3, "model.tied" = false }'),
 ]
 Label = Annotated[
     str,
@@ -69,7 +68,7 @@ TaskNames = Annotated[
     list[Text],
     BeforeValidator(_task_names),
     Field(min_length=1),
-    Expected('"paper", which is its seven tasks, or names of lm-eval such as ["arc_easy", "race"]'),
+    Expected('"paper" for the paper\'s seven tasks, or lm-eval names such as ["arc_easy", "race"]'),
 ]
 
 
@@ -85,122 +84,121 @@ class ModelAxis(Section):
     """One entry of [[models]]: a size N."""
 
     name: Name
-    """What it is called in folders and tables, such as 125M."""
+    """Name in folders and tables, such as 125M."""
     base: Text | None = None
-    """Preset or TOML file to start from; none: that of the study."""
+    """Preset or TOML file to start from. none: the study's."""
     tokens: TokensAxis | None = None
-    """Data sizes D of this model; none: those of the study."""
+    """Data sizes D of this model. none: the study's."""
     set: Settings = Field(default_factory=dict)
     """Settings of this model."""
 
 
 class OptimizerAxis(Section):
-    """One entry of [[optimizers]]: one way to train the embeddings, or one for each value of a list."""
+    """One entry of [[optimizers]]: one way to train the embeddings, or several if a value is a list."""
 
     name: Label | None = None
-    """What it is called in folders and tables; none: standard, coupled, coupled n=2, partial y=0.25 mean-free,
-    sgd f=300, ..."""
+    """Name in folders and tables. none: standard, coupled, coupled n=2, partial y=0.25 mean-free, sgd f=300, ..."""
     embeddings: Literal["adamw", "coupled", "sgd"]
     """Optimizer of the embeddings."""
     lr: Annotated[list[Positive], Axis, Field(min_length=1), Expected("a number above 0 or a list of them")] | None = (
         None
     )
-    """Highest learning rate of the whole model, or a list of them: the loss over the learning rate."""
+    """Highest learning rate of the whole model, or a list of them to plot the loss over the learning rate."""
     scale_exponent: (
         Annotated[list[Number], Axis, Field(min_length=1), Expected("a number or a list of numbers")] | None
     ) = None
-    """coupled only: n, or a list of them."""
+    """coupled only: n, or a list of values."""
     row_exponent: ExponentAxis | None = None
-    """coupled only: y, or a list of them."""
+    """coupled only: y, or a list of values."""
     column_exponent: ExponentAxis | None = None
-    """coupled only: x, or a list of them."""
+    """coupled only: x, or a list of values."""
     mean_free: bool | None = None
     """coupled only: subtract the mean from every update."""
     row_exponent_start: Share | None = None
-    """coupled only: where an annealed row exponent begins."""
+    """coupled only: initial value of an annealed row exponent."""
     anneal: Steps | None = None
-    """coupled only: how long it takes to row_exponent."""
+    """coupled only: length of the annealing from row_exponent_start to row_exponent."""
     sgd_factor: (
         Annotated[list[Positive], Axis, Field(min_length=1), Expected("a number above 0 or a list of them")] | None
     ) = None
-    """sgd only, and needed there: f, or a list of them."""
+    """sgd only, and required there: f, or a list of values."""
     couple: Literal["output", "input", "all"] | None = None
-    """Which embeddings are meant, in an untied model."""
+    """Which embeddings this optimizer trains, in an untied model."""
     centre: bool | None = None
     """Subtract the mean embedding after each step."""
     set: Settings = Field(default_factory=dict)
     """Other settings, such as { "model.tied" = false }."""
     select: Candidates = Field(default_factory=dict)
-    """What [select] tries for this optimizer instead of its own values: one setting, and as many values."""
+    """Candidates for this optimizer instead of those in [select]: one setting, with the same number of values."""
 
 
 class SelectSection(Section):
-    """A setting that is chosen for each optimizer, model and data size by validation loss, on a seed of its own. The
-    runs with the other seeds then use the winner."""
+    """A setting to select by validation loss, separately for each optimizer, model and data size, on a separate seed.
+    The runs with the study's seeds then use the best value."""
 
     values: Candidates = Field(default_factory=dict)
-    """The setting and the values to try, ascending, such as { "optimizer.lr" = [1e-3, 2e-3, 4e-3] }; empty: nothing is
-    selected."""
+    """The setting and its candidate values, ascending, such as { "optimizer.lr" = [1e-3, 2e-3, 4e-3] }. Empty: no
+    selection."""
     trial_seed: Seed = 0
-    """Seed of the candidates; not among the study's seeds, which are reported."""
+    """Seed of the candidate runs; must not be one of the study's seeds, which are reported."""
     extend: WholeNumber = 2
-    """Where the winner is the smallest or the largest value, one more is tried beyond it, by the ratio of the last two,
-    up to so many times. 0: never; the winner is then only flagged."""
+    """If the smallest or largest value wins, try one more beyond it, spaced by the ratio of the last two, up to this
+    many times. 0: never; the report then flags the winner."""
 
 
 class EvaluationSection(Section):
-    """What is measured of a trained model. Loss and embeddings during the training are always recorded."""
+    """What to measure of a trained model. Loss and embeddings during training are always recorded."""
 
     test_loss: bool = True
     """Mean loss over the whole test split."""
     loss_by_frequency: bool | None = None
-    """Loss and calibration in ten bins of token frequency. none: wherever the test loss is measured, which takes one
-    pass for both; a result that has its loss already is finished without it. true: of those results too."""
+    """Loss and calibration in ten bins of token frequency. none: measured together with the test loss, in one pass;
+    results that already have a test loss stay as they are. true: measured for those results too."""
     quantised_loss: bool = False
-    """Test loss with the vocabulary tables rounded to int8 and int4, with one scale a row and one for 32 columns."""
+    """Test loss with the vocabulary tables rounded to int8 and int4, with one scale per row or per 32 columns."""
     measures: bool = True
     """All measures of the embeddings."""
     wordsim: Text | None = None
-    """Folder of word-similarity benchmarks, or "download"; none: without them, and without r_cos."""
+    """Folder of word-similarity benchmarks, or "download". none: no benchmarks and no r_cos."""
     tasks: TaskNames | None = None
-    """Downstream tasks by their names in lm-eval, or "paper" for its seven; none: no tasks."""
+    """Downstream tasks by lm-eval name, or "paper" for the paper's seven. none: no tasks."""
     task_data: Text | None = None
-    """Folder of local files for the tasks; none: lm-eval's own datasets, which are downloaded."""
+    """Folder of local files for the tasks. none: download lm-eval's datasets."""
     task_limit: Count | None = None
-    """Documents of each task, from the first, for a try; none: all."""
+    """Number of documents per task, from the first, for a quick test. none: all."""
     theory: bool = False
-    """The paper's theory, measured at ten milestones of each run, or at those that the config keeps."""
+    """Measure the paper's theory at ten milestones of each run, or at the milestones set in the config."""
     theory_batches: Count = 20
-    """Batches at each of them."""
+    """Number of batches at each milestone."""
 
 
 class ReportSection(Section):
-    """How the report is arranged, and what it says beside the loss."""
+    """Order of the report, and a note about the loss."""
 
     lead: Literal["loss", "embeddings"] = "loss"
-    """What the verdict, the tables and the page begin with."""
+    """What the verdict, the tables and the page start with."""
     loss_note: Text | None = None
-    """What a reader has to know of the loss, said beside it; none: nothing."""
+    """Note shown next to the loss. none: no note."""
 
 
 DEFAULT_REPORT = ReportSection()
 
 
 class SlurmSection(Section):
-    """What `--launcher slurm` asks the cluster for, for each run."""
+    """Resources that `--launcher slurm` requests for each run."""
 
     hours: Positive = 24.0
-    """Time limit. A run that reaches it is submitted again and goes on from its last checkpoint: what came since is
-    lost, so set `checkpoints.minutes` well below it."""
+    """Time limit. A run that reaches it is resubmitted and resumes from its last checkpoint. Set `checkpoints.minutes`
+    well below it: the work since that checkpoint is lost."""
     gpus: Count = 1
-    """GPUs of a run; with more than one it is started by torchrun."""
+    """GPUs per run; a run with more than one is started by torchrun."""
     cpus: Count = 8
-    """CPU cores of a run."""
+    """CPU cores per run."""
     memory_gb: Positive | None = None
-    """Memory; none: what the cluster gives."""
+    """Memory in GB. none: the cluster's default."""
     partition: Text | None = None
-    """Partition; none: the cluster's default."""
+    """Partition. none: the cluster's default."""
     account: Text | None = None
-    """Account; none: the user's default."""
+    """Account. none: the user's default."""
     options: Settings = Field(default_factory=dict)
-    """Further options of sbatch by their long names, such as { qos = "long" }."""
+    """Other sbatch options by long name, such as { qos = "long" }."""

@@ -1,7 +1,7 @@
-"""The rows of the embedding tables where `model.vocabulary_size` is "auto". Loads neither torch nor numpy.
+"""Number of rows of the embedding tables if `model.vocabulary_size` is "auto". Does not import torch or numpy.
 
-Rows that belong to no token are not harmless: nothing but the softmax acts on them, so they all move one way, and as
-the updates of a coupled table sum to zero, the tokens move the other way. So a table gets as few of them as the matrix
+Padding rows are not harmless: only the softmax acts on them, so they all move the same way, and because the updates of
+a coupled table sum to zero, the tokens move the other way. A table therefore gets as few padding rows as fast matrix
 products allow.
 """
 
@@ -16,8 +16,8 @@ from coupled_adam.data.manifest import MANIFEST_FILE, read_manifest
 from coupled_adam.tokenizer import read_tokenizer, tokenizer_path
 
 MULTIPLE = 64
-"""Tables with a multiple of so many rows make the matrix products of the head fast."""
-# `n_vocab` of each encoding, which tiktoken itself knows only after a download.
+"""The matrix products of the head are fast if the number of rows is a multiple of this."""
+# `n_vocab` of each encoding; tiktoken itself knows it only after a download.
 TIKTOKEN = {
     "gpt2": GPT2_TOKENS,
     "r50k_base": 50257,
@@ -30,7 +30,7 @@ TIKTOKEN = {
 
 
 def rows_for(tokens: int) -> int:
-    """The rows of a table for so many tokens.
+    """Number of rows of a table for this many tokens.
 
     Example:
         >>> rows_for(50257), rows_for(4096)
@@ -40,17 +40,18 @@ def rows_for(tokens: int) -> int:
 
 
 def token_count(data: DataSection) -> int:
-    """The tokens of the tokenizer: of the corpus in `data.folder`, or where that is still to be made, of
-    `data.tokenizer`. A tokenizer that is trained on very little text may end up with fewer.
+    """Number of tokens of the tokenizer of `data.folder`, or of `data.tokenizer` if the folder is not prepared yet.
+
+    A tokenizer trained on very little text may end up with fewer tokens.
 
     Raises:
-        ValueError: where neither says.
+        ValueError: neither gives a number.
     """
     folder = user_path(data.folder)
     if (folder / MANIFEST_FILE).is_file():
         return read_manifest(folder / MANIFEST_FILE).vocabulary_size
     if (folder / "train.bin").is_file():
-        return GPT2_TOKENS  # a folder of nanoGPT, as `open_corpus` takes it
+        return GPT2_TOKENS  # a nanoGPT folder, which `open_corpus` reads as GPT-2 tokens
     trained = re.fullmatch(r"bpe:(\d+)", data.tokenizer)
     if trained:
         return int(trained[1])
@@ -60,6 +61,6 @@ def token_count(data: DataSection) -> int:
     if path is None:
         raise UserError(
             f'model.vocabulary_size = "auto": the number of tokens of data.tokenizer = {toml_value(data.tokenizer)} is '
-            f"not known before {folder} is prepared; prepare it first, or set model.vocabulary_size to a number"
+            f"unknown until {folder} is prepared; prepare it first, or set model.vocabulary_size to a number"
         )
     return read_tokenizer(path).size

@@ -1,6 +1,6 @@
-"""A config written as TOML, each key under its explanation, so that the file of a run teaches how to change it.
+"""Write a config as TOML, with a comment that explains each key.
 
-The standard library reads TOML and does not write it; this writes the few shapes that a config has.
+The standard library reads TOML but does not write it; this module writes only the value types that configs use.
 """
 
 import itertools
@@ -17,10 +17,10 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f
 
 
 def to_toml(config: Section) -> str:
-    """The config as TOML, with its keys under their explanations; reading it gives back an equal config.
+    """Write a config as TOML with a comment above each key; reading it back gives an equal config.
 
     Args:
-        config: of a run, or a study: values, sections of values, tables of settings, and arrays of tables.
+        config: of a run or a study: values, sections, tables of settings and arrays of tables.
     """
     lines = [f"# Written by coupled-adam {__version__}."]
     tables = []
@@ -34,13 +34,13 @@ def to_toml(config: Section) -> str:
 
 
 def _table(name: str, value: Any, field: FieldInfo) -> list[str]:
-    """A section with all its keys, settings, or an array of tables with the keys that are not as by default."""
+    """Lines of a section with all keys, of settings, or of an array of tables with the non-default keys."""
     if isinstance(value, Section):
         lines = [*_comment(value.__doc__), f"[{name}]"]
         sections = []
         for key, inner in type(value).model_fields.items():
             own = getattr(value, key)
-            if isinstance(own, Section):  # after all values, which would else be those of the section in the section
+            if isinstance(own, Section):  # after all values: TOML would read later ones as part of it
                 sections += ["", "", *_table(f"{name}.{key}", own, inner)]
             else:
                 lines += ["", *_explained(key, own, inner)]
@@ -68,7 +68,7 @@ def _comment(text: str | None) -> list[str]:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it.
+    """Format a value as TOML.
 
     Example:
         >>> print(toml_value(True), toml_value(5_000_000_000), toml_value(1e-8), toml_value("1%"), toml_value(None))

@@ -1,1 +1,1 @@
-"""Text -> tokens -> shards on disk -> batches. Importing this loads neither torch nor the tokenizers."""
+"""Text -> tokens -> shards on disk -> batches. Importing this package loads neither torch nor tokenizer libraries."""

@@ -1,9 +1,9 @@
-"""Batches of windows of tokens, as a pure function of (seed, step, sample).
+"""Batches of token windows, as a pure function of (seed, step, sample).
 
-Nothing is remembered between steps: every number comes from hashing the seed and a counter. So any number of ranks, in
-any micro-batches, sees the same global batches, and a resumed run continues exactly where it was.
+There is no state between steps: every position comes from hashing the seed and a counter. Any number of ranks and any
+micro-batch size therefore see the same global batches, and a resumed run continues exactly where it stopped.
 
-Legend: B samples of a global batch, T context, N tokens of the split, n samples asked for, W windows of an epoch.
+Legend: B samples of a global batch, T context, N tokens of the split, n requested samples, W windows of an epoch.
 """
 
 import math
@@ -21,7 +21,7 @@ Order = Literal["random", "epochs"]
 UInt64 = npt.NDArray[np.uint64]
 
 LOW_64_BITS = 2**64 - 1
-# Rounds of the Feistel network, four for each half; three make a good shuffle of what is not adversarial.
+# Rounds of the Feistel network, four for each half; three already shuffle well without an adversary.
 ROUNDS = 8
 
 
@@ -33,9 +33,9 @@ class Batches:
         context: T; a sample has T + 1 tokens, inputs `[:, :-1]` and targets `[:, 1:]`.
         batch_size: B, samples of the global batch of one step.
         seed: decides the order.
-        order: "random": every window starts anywhere, all places equally likely, as nanoGPT does it. "epochs": the
-            split is cut into windows that share one token with the next, each is seen once per epoch, in an order
-            that is new in every epoch; what is left at the end of the split is not seen.
+        order: "random": windows start at uniformly random positions, as in nanoGPT. "epochs": the split is cut into
+            windows that share one token with the next, and each epoch sees every window once, in a new order; tokens
+            left over at the end of the split are not used.
     """
 
     def __init__(self, tokens: Tokens, context: int, batch_size: int, seed: int, order: Order = "random") -> None:
@@ -46,7 +46,7 @@ class Batches:
         if len(tokens) < context + 1:
             raise UserError(
                 f"{tokens.name}: has {len(tokens)} tokens, but one window of context {context} needs {context + 1}; "
-                "take a shorter context, or prepare more text"
+                "use a shorter context, or prepare more text"
             )
         self.tokens = tokens
         self.context = context
@@ -60,15 +60,15 @@ class Batches:
 
         Args:
             step: counts from 0.
-            start: of these samples in the global batch.
-            stop: one behind the last of them, B at most.
+            start: index of the first sample in the global batch.
+            stop: index after the last sample, at most B.
 
         Returns:
             (stop - start, T + 1) int64.
         """
         if step < 0 or not 0 <= start <= stop <= self.batch_size:
             raise UserError(
-                f"samples {start} to {stop} of step {step} were asked for, expected step >= 0 and 0 <= start <= stop "
+                f"samples {start} to {stop} of step {step} were requested, expected step >= 0 and 0 <= start <= stop "
                 f"<= batch_size = {self.batch_size}"
             )
         starts = self._random_starts(step, start, stop) if self.order == "random" else self._next(step, start, stop)
@@ -77,11 +77,11 @@ class Batches:
     def _random_starts(self, step: int, start: int, stop: int) -> Int64:  # (n,)
         sample = np.arange(start, stop, dtype=np.uint64)
         numbers = mix(mix(self._key + as_uint64(step)) + sample)
-        # The remainder favours the first places by one part in 2^64 / N: nothing that could be measured.
+        # The remainder favours the first positions by one part in 2^64 / N, which is not measurable.
         return (numbers % np.uint64(len(self.tokens) - self.context)).astype(np.int64)
 
     def _next(self, step: int, start: int, stop: int) -> Int64:  # (n,)
-        # Exact for any step: in 64 bits the count of samples never comes near its end.
+        # Exact for any step: a 64-bit count of samples never overflows.
         count = np.arange(step * self.batch_size + start, step * self.batch_size + stop, dtype=np.uint64)
         epoch, place = np.divmod(count, np.uint64(self.windows_per_epoch))
         window = permuted(place, self.windows_per_epoch, mix(~self._key + epoch))
@@ -89,15 +89,15 @@ class Batches:
 
 
 def permuted(place: UInt64, size: int, key: UInt64) -> UInt64:
-    """Where a shuffle of 0 .. size - 1 puts each place, without making the shuffle.
+    """Compute where a shuffle of 0 .. size - 1 puts each place, without materializing the shuffle.
 
-    A Feistel network permutes the cells of a rectangle of rows x columns >= size. A place that lands behind the last
-    one is sent on until it lands before it; as the whole is one permutation, no two places meet.
+    A Feistel network permutes the cells of a rectangle of rows x columns >= size. A place that lands at `size` or
+    beyond is permuted again until it lands below; because the network is a permutation, no two places collide.
 
     Args:
         place: (n,) numbers below `size`.
         size: W.
-        key: (n,) which shuffle; equal keys are the same shuffle.
+        key: (n,) selects the shuffle; equal keys give the same shuffle.
     """
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
@@ -110,14 +110,14 @@ def permuted(place: UInt64, size: int, key: UInt64) -> UInt64:
 def _cell_permuted(cell: UInt64, rows: int, columns: int, key: UInt64) -> UInt64:
     row, column = np.divmod(cell, np.uint64(columns))
     for number in range(0, ROUNDS, 2):
-        # Each line adds to one half a function of the other, which can be undone: so no two cells become one.
+        # Each line adds a function of one half to the other. That is invertible, so no two cells collide.
         row = (row + mix(mix(key + as_uint64(number)) + column) % np.uint64(rows)) % np.uint64(rows)
         column = (column + mix(mix(key + as_uint64(number + 1)) + row) % np.uint64(columns)) % np.uint64(columns)
     return row * np.uint64(columns) + column
 
 
 def mix(number: UInt64) -> UInt64:
-    """SplitMix64: the output for this state; a bijection under which neighbours have nothing in common.
+    """Output of SplitMix64 for this state: a bijection that maps neighbouring numbers to unrelated ones.
 
     Example:
         >>> hex(int(mix(as_uint64(0))[0]))
@@ -129,5 +129,5 @@ def mix(number: UInt64) -> UInt64:
     return number ^ (number >> np.uint64(31))
 
 
-def as_uint64(number: int) -> UInt64:  # (1,): numpy wraps around silently in arrays, but not in single numbers
+def as_uint64(number: int) -> UInt64:  # (1,): numpy wraps around silently in arrays, but warns for scalars
     return np.array([number & LOW_64_BITS], np.uint64)

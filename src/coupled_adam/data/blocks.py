@@ -1,4 +1,4 @@
-"""The documents of a source in blocks that the workers take: where a block ends depends on the source alone."""
+"""Split the documents of a source into blocks for the workers. Block boundaries depend only on the source."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,33 +10,33 @@ from coupled_adam.data.sources import Position, Source
 from coupled_adam.data.splitting import Fractions
 
 BLOCK_LENGTH = 2**19
-"""Characters (or tokens, of a source that has tokens) from which on a block is full."""
+"""Characters (or tokens, for a token source) at which a block is full."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some pieces of documents that follow each other."""
+    """Consecutive pieces of documents."""
 
     pieces: list[tuple[str, Any, bool]]
-    """For each its split, its content, and whether its document ends with it."""
+    """For each piece: its split, its content, and whether it ends its document."""
     position: Position
-    """Of the source, behind them."""
+    """Position of the source after this block."""
     open_split: str | None
-    """Split of the document that goes on behind them, if one does."""
+    """Split of the document that continues in the next block; None if the block ends a document."""
     progress: float | None
-    """The part of the source up to here."""
+    """Fraction of the source read so far."""
 
 
 def read_blocks(
     source: Source, fractions: Fractions, position: Position | None = None, open_split: str | None = None
 ) -> Iterator[Block]:
-    """All blocks of a source, or those after a block whose position and open split are given."""
+    """Yield all blocks of a source, or those after the block with this position and open split."""
     pieces: list[tuple[str, Any, bool]] = []
     length = 0
     split = open_split
     for piece in source.pieces(position):
         content = valid_text(piece.content) if isinstance(piece.content, str) else piece.content
-        if split is None:  # a document begins
+        if split is None:  # start of a document
             split = piece.split or fractions.split_of(_content_bytes(content))
         pieces.append((split, content, piece.ends_document))
         length += len(content) + 1
@@ -50,7 +50,7 @@ def read_blocks(
 
 
 def valid_text(text: str) -> str:
-    r"""A text that can be written in UTF-8: halves of a pair of surrogates, which JSON may have, are replaced.
+    r"""Replace lone surrogates, which JSON may contain, so that the text can be encoded as UTF-8.
 
     Example:
         >>> valid_text("a\ud83d\ude00b\ud800c")

@@ -1,6 +1,6 @@
-"""A folder of token shards: opened through its manifest, or as nanoGPT leaves it (train.bin, val.bin, uint16).
+"""Open a folder of token shards, either with a manifest or as nanoGPT writes it (train.bin, val.bin, uint16).
 
-Opening reads the sizes of the files and the first tokens of each; `verify` reads everything.
+Opening checks the size and the first tokens of each file; `verify` reads everything.
 
 Legend: V vocabulary rows.
 """
@@ -28,7 +28,7 @@ from coupled_adam.data.manifest import (
 from coupled_adam.data.tokens import Tokens
 
 UNFINISHED = "unfinished"
-"""Folder of a preparation that is not finished; it goes when the manifest is written."""
+"""Folder of an unfinished preparation; removed once the manifest is written."""
 FIRST_TOKENS = 4096
 SAMPLED_PLACES, SAMPLED_BYTES = 16, 4096
 GPT2_VOCABULARY = 50257
@@ -36,12 +36,12 @@ GPT2_VOCABULARY = 50257
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token shards of a folder, and what they mean."""
+    """The token shards of a folder, with their tokenizer and splits."""
 
     folder: Path
     manifest: Manifest
     notes: tuple[str, ...] = ()
-    """What is taken for granted about it, and the user should know."""
+    """Assumptions about the folder that the user should know."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -50,7 +50,7 @@ class Corpus:
 
     @property
     def tokenizer(self) -> str | None:
-        """A tiktoken name such as "gpt2", "tokenizer.json" for the file in the folder, or None where nobody knows."""
+        """A tiktoken name such as "gpt2", "tokenizer.json" for the file in the folder, or None if unknown."""
         return self.manifest.tokenizer
 
     def tokenizer_file(self) -> Path | None:
@@ -59,13 +59,15 @@ class Corpus:
 
     @property
     def tokenizer_spec(self) -> str | Path | None:
-        """What opens its tokenizer: the file, or a tiktoken name; None where nobody knows."""
+        """Argument for `open_tokenizer`: the file or a tiktoken name; None if the tokenizer is unknown."""
         return self.tokenizer_file() or self.tokenizer
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change when the tokens do: by the hashes in the manifest, or where it has none, by a
-        look at a few places of each shard."""
+        """Twelve hex digits that change with the tokens.
+
+        They come from the hashes in the manifest, or from samples of each shard if the manifest has no hashes.
+        """
         shards = [shard for split in self.manifest.splits.values() for shard in split.shards]
         if all(shard.sha256 for shard in shards):
             return self.manifest.fingerprint
@@ -82,12 +84,12 @@ class Corpus:
     def tokens(self, split: str) -> Tokens:
         """The tokens of one split, memory-mapped."""
         if split not in self.splits:
-            raise UserError(f"{self.folder}: there is no split {split!r}; it has {', '.join(self.splits)}")
+            raise UserError(f"{self.folder}: no split {split!r}; it has {', '.join(self.splits)}")
         paths = [self.folder / shard.file for shard in self.manifest.splits[split].shards]
         return Tokens(paths, self.manifest.dtype, self.vocabulary_size, f"{self.folder}, split {split}")
 
     def unigram(self) -> npt.NDArray[np.int64]:
-        """How often each token occurs in the training split, (V,); counted where unigram.npy is missing."""
+        """Count of each token in the training split, (V,), from unigram.npy or by counting if the file is missing."""
         from coupled_adam.embeddings.unigram import count_unigram, load_unigram
 
         if (self.folder / UNIGRAM_FILE).is_file():
@@ -96,14 +98,14 @@ class Corpus:
         return count_unigram(paths, self.vocabulary_size, dtype=self.manifest.dtype)
 
     def verify(self) -> None:
-        """Read every shard: its hash where the manifest has one, and that all tokens belong to the vocabulary."""
+        """Read every shard; check its hash, if the manifest has one, and that all tokens are in the vocabulary."""
         for split in self.splits:
             for shard in self.manifest.splits[split].shards:
                 path = self.folder / shard.file
                 if shard.sha256 is not None and file_hash(path) != shard.sha256:
                     raise UserError(
-                        f"{path}: its sha256 differs from the manifest, so it was changed or damaged; copy it again, "
-                        "or prepare the folder again with --overwrite"
+                        f"{path}: its sha256 differs from the manifest; it was changed or damaged. Copy it again, or "
+                        "prepare the folder again with --overwrite"
                     )
             tokens = self.tokens(split)
             for start in range(0, len(tokens), 2**22):
@@ -111,16 +113,16 @@ class Corpus:
 
 
 def is_corpus(path: Path) -> bool:
-    """Whether a path is a folder that `open_corpus` may open, rather than an empty one or one of loose shards."""
+    """Whether a path is a folder with a manifest or a train.bin, which `open_corpus` can open."""
     return path.is_dir() and ((path / MANIFEST_FILE).is_file() or (path / "train.bin").is_file())
 
 
 def open_corpus(folder: str | Path) -> Corpus:
-    """Open a folder that `prepare` or nanoGPT has written.
+    """Open a folder written by `prepare` or nanoGPT.
 
     Args:
-        folder: has manifest.json; or train.bin and val.bin (test.bin too), which are taken as uint16 tokens of GPT-2,
-            and a warning says so.
+        folder: contains manifest.json; or train.bin, val.bin and optionally test.bin, which are read as uint16 GPT-2
+            tokens, with a warning.
     """
     corpus = open_known_corpus(folder)
     for note in corpus.notes:
@@ -129,30 +131,30 @@ def open_corpus(folder: str | Path) -> Corpus:
 
 
 def open_known_corpus(folder: str | Path) -> Corpus:
-    """`open_corpus` without a warning: what it would say is in the `notes` of the corpus."""
+    """Open a corpus without warnings; they are in the `notes` of the corpus instead."""
     corpus = open_without_shards(folder)
     _check_shards(corpus)
     return corpus
 
 
 def open_without_shards(folder: str | Path) -> Corpus:
-    """`open_known_corpus` of a folder whose shards may be missing: for its tokenizer."""
+    """Open a corpus whose shards may be missing, for its tokenizer."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(
-            f"corpus: {folder} is not a folder; make it with `coupled-adam data prepare SOURCE --out {folder}`"
+            f"corpus: {folder} is not a folder; create it with `coupled-adam data prepare SOURCE --out {folder}`"
         )
     notes: tuple[str, ...] = ()
     if (folder / MANIFEST_FILE).is_file():
         manifest = read_manifest(folder / MANIFEST_FILE)
     elif (folder / UNFINISHED).is_dir():
         raise UserError(
-            f"corpus: {folder} is not finished; run the same `coupled-adam data prepare` again, and it goes on"
+            f"corpus: {folder} is not finished; run the same `coupled-adam data prepare` command again to resume it"
         )
     else:
         manifest = _manifest_of_plain_folder(folder)
         notes = (
-            f"{folder} has no {MANIFEST_FILE}: its tokens are taken as uint16, of GPT-2's {GPT2_VOCABULARY} tokens",
+            f"{folder} has no {MANIFEST_FILE}; reading its files as uint16 tokens of GPT-2 ({GPT2_VOCABULARY} tokens)",
         )
     if manifest.tokenizer == TOKENIZER_FILE and not (folder / TOKENIZER_FILE).is_file():
         raise UserError(
@@ -162,7 +164,7 @@ def open_without_shards(folder: str | Path) -> Corpus:
 
 
 def _sample(path: Path) -> bytes:
-    """Some bytes of a file, from all over it."""
+    """Bytes from evenly spaced positions in a file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         parts = []
@@ -176,7 +178,7 @@ def _manifest_of_plain_folder(folder: Path) -> Manifest:
     files = {name: folder / f"{name}.bin" for name in SPLITS if (folder / f"{name}.bin").is_file()}
     if "train" not in files:
         raise UserError(
-            f"corpus: {folder} has neither {MANIFEST_FILE} nor train.bin; make it with "
+            f"corpus: {folder} has neither {MANIFEST_FILE} nor train.bin; create it with "
             f"`coupled-adam data prepare SOURCE --out {folder}`"
         )
     sizes = {name: path.stat().st_size for name, path in files.items()}
@@ -201,7 +203,7 @@ def _manifest_of_plain_folder(folder: Path) -> Manifest:
 
 
 def _check_shards(corpus: Corpus) -> None:
-    """What can be seen without reading the shards: names, sizes, and whether their first tokens make sense."""
+    """Check names and sizes of the shards and their first tokens, without reading whole shards."""
     itemsize = np.dtype(corpus.manifest.dtype).itemsize
     for name, split in corpus.manifest.splits.items():
         if split.tokens != sum(shard.tokens for shard in split.shards):
@@ -219,7 +221,7 @@ def _check_shards(corpus: Corpus) -> None:
             if size != shard.tokens * itemsize:
                 raise UserError(
                     f"{path}: has {size} bytes, expected {shard.tokens * itemsize} for {shard.tokens} tokens of "
-                    f"{corpus.manifest.dtype}; it was cut off or has another dtype. Copy it again, or prepare the "
+                    f"{corpus.manifest.dtype}; it is truncated or has another dtype. Copy it again, or prepare the "
                     "folder again with --overwrite"
                 )
             tokens = Tokens([path], corpus.manifest.dtype, corpus.vocabulary_size, str(path))

@@ -1,4 +1,4 @@
-"""What a corpus holds, in numbers and in its most frequent tokens: what `data info` and `data count` show.
+"""Summary of a corpus for `data info` and `data count`: sizes, settings and most frequent tokens.
 
 Legend: V tokens of the vocabulary.
 """
@@ -20,16 +20,16 @@ MOST_FREQUENT = 10
 
 @dataclass(frozen=True)
 class FrequentToken:
-    """A token and how often it occurs."""
+    """A token and its count."""
 
     token: int
     text: str | None
-    """As a terminal can show it; None where the tokenizer cannot be opened here."""
+    """Printable text of the token; None if the tokenizer cannot be opened."""
     count: int
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
-    """Everything worth knowing about a corpus, as JSON."""
+    """Summarize a corpus as JSON values."""
     manifest = corpus.manifest
     return {
         "folder": str(corpus.folder),
@@ -53,20 +53,20 @@ def describe(corpus: Corpus) -> dict[str, Any]:
 
 
 def most_frequent(counts: npt.NDArray[np.int64], tokenizer: str | Path | None) -> list[FrequentToken]:
-    """The tokens with the highest counts, the highest first.
+    """The tokens with the highest counts, in descending order.
 
     Args:
         counts: (V,).
-        tokenizer: a tokenizer.json, or a tiktoken name; None where nobody knows it.
+        tokenizer: a tokenizer.json, or a tiktoken name; None if unknown.
     """
-    # Of equally frequent ones the first; those that never occur are not among them.
+    # The lower number wins a tie; tokens with count 0 are left out.
     tokens = [int(token) for token in np.argsort(-counts, kind="stable")[:MOST_FREQUENT] if counts[token]]
     texts = shown(tokens, tokenizer)
     return [FrequentToken(token, text, int(counts[token])) for token, text in zip(tokens, texts, strict=True)]
 
 
 def shown(tokens: Sequence[int], tokenizer: str | Path | None) -> Sequence[str | None]:
-    """The texts of tokens; None for each where the tokenizer needs a package or a network that is not there."""
+    """Printable texts of tokens; None for each if the tokenizer cannot be opened."""
     if tokenizer is None:
         return [None] * len(tokens)
     try:
@@ -76,7 +76,7 @@ def shown(tokens: Sequence[int], tokenizer: str | Path | None) -> Sequence[str |
 
 
 def entropy(counts: npt.NDArray[np.int64]) -> float:
-    """The entropy of the counts in nats: the loss of a model that knows how frequent tokens are, and nothing else.
+    """Entropy of the counts in nats: the loss of a model that knows only the token frequencies.
 
     Example:
         >>> round(entropy(np.array([1, 1, 0, 2])), 4)  # 1.5 bits

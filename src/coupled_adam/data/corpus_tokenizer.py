@@ -1,4 +1,4 @@
-"""The tokenizer of a corpus that is being made: opened by its name, copied from a file, or trained on the text."""
+"""Tokenizer for preparing a corpus: opened by name, copied from a file, or trained on the text."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,24 +14,24 @@ from coupled_adam.data.splitting import Fractions
 from coupled_adam.tokenizer import GPT2, SEPARATORS, Tokenizer, open_tokenizer, tokenizer_path
 
 BPE_CHARACTERS = 2**27
-"""A tokenizer is trained on so much of the training text, from its beginning."""
+"""Maximum characters of training text, from its beginning, for training a tokenizer."""
 
 OnTraining = Callable[[float | None], None]
-"""Told how much of the training of a tokenizer is done, 0 to 1; None when it begins."""
+"""Callback with the progress of training a tokenizer, 0 to 1; None at the start."""
 
 
 def known_tokenizer(settings: Settings, copy: Path) -> Tokenizer:
-    """The tokenizer that is asked for and need not be trained, or has been; if it is a file, a copy of it.
+    """Open the requested tokenizer, which needs no training or is already trained; copy it if it is a file.
 
     Args:
-        settings: of the preparation.
-        copy: the tokenizer.json that is made where a file is asked for; what lies there is taken.
+        settings: settings of the preparation.
+        copy: path for the copy of a tokenizer.json; an existing file is used as it is.
     """
     asked, separator = settings.tokenizer, settings.separator
     if copy.is_file():
         return _with_separator(open_tokenizer(copy, separator))
     if asked == GPT2.name and has_tokens(settings.source):
-        return GPT2  # without its file, which tokens that are there already do not need
+        return GPT2  # no need to download its file: the source already has tokens
     tokenizer = _with_separator(_open_asked(settings))
     if tokenizer.kind == "json":
         with replacing(copy) as temporary:
@@ -41,7 +41,7 @@ def known_tokenizer(settings: Settings, copy: Path) -> Tokenizer:
 
 
 def tokenizer_for(settings: Settings, copy: Path, source: Source, fractions: Fractions, on: OnTraining) -> Tokenizer:
-    """As `known_tokenizer`; "bpe:N" is trained on the training split of a source that has text."""
+    """Open the requested tokenizer, or train "bpe:N" on the training split of a text source."""
     if copy.is_file() or not settings.tokenizer.startswith("bpe:"):
         return known_tokenizer(settings, copy)
     on(None)
@@ -58,7 +58,7 @@ def _open_asked(settings: Settings) -> Tokenizer:
         if tokenizer_path(asked) is not None:
             raise
         raise type(error)(
-            f'{error}. Or train a tokenizer on the text: --tokenizer bpe:8192, in a config data.tokenizer = "bpe:8192"'
+            f'{error}. Or train a tokenizer on the text: --tokenizer bpe:8192 (data.tokenizer = "bpe:8192" in a config)'
         ) from error
 
 
@@ -76,11 +76,11 @@ def _training_texts(source: Source, fractions: Fractions, on: OnTraining) -> Ite
 
 
 def _with_separator(tokenizer: Tokenizer) -> Tokenizer:
-    """Refuse a tokenizer that cannot end a document."""
-    tokenizer.encode("")  # raises for a list of tokens that cannot split a text
+    """Raise a UserError if the tokenizer has no separator token."""
+    tokenizer.encode("")  # raises for a GGUF vocabulary, which cannot split a text
     if tokenizer.separator is None:
         raise UserError(
-            f"tokenizer {tokenizer.name}: none of its tokens is {' or '.join(SEPARATORS)}; name the one that ends a "
+            f"tokenizer {tokenizer.name}: none of its tokens is {' or '.join(SEPARATORS)}; name the token that ends a "
             "document with --separator"
         )
     return tokenizer

@@ -1,4 +1,4 @@
-"""What the worker processes run: pieces of text to the tokens of each split."""
+"""Functions that the worker processes run: encode pieces of text as tokens, by split."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from coupled_adam.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Encoded:
-    """The tokens of some pieces that belong to one split."""
+    """Tokens of one split."""
 
     tokens: npt.NDArray[Any]  # of the shards' dtype
     documents: int
-    """Those that end here."""
+    """Number of documents that end in these tokens."""
 
 
 Pieces = Sequence[tuple[str, Any, bool]]
-"""For each piece its split, its content (text or tokens), and whether its document ends with it."""
+"""For each piece: its split, its content (text or tokens), and whether it ends its document."""
 
 
 def encoder(tokenizer: Tokenizer) -> Callable[[Pieces], dict[str, Encoded]]:
-    """What a worker runs: pieces of text to the tokens of each split, every document followed by the separator."""
+    """Make the function that encodes pieces of text as tokens by split, with a separator after each document."""
 
     def run(pieces: Pieces) -> dict[str, Encoded]:
         found = tokenizer.encode_documents([content for _, content, _ in pieces])
@@ -37,12 +37,12 @@ def encoder(tokenizer: Tokenizer) -> Callable[[Pieces], dict[str, Encoded]]:
 
 
 def packer(tokenizer: Tokenizer) -> Callable[[Pieces], dict[str, Encoded]]:
-    """The same for pieces that are tokens already."""
+    """Make the same function for pieces that are already tokens."""
     return lambda pieces: joined(pieces, tokenizer)
 
 
 def joined(pieces: Pieces, tokenizer: Tokenizer) -> dict[str, Encoded]:
-    """The tokens of pieces, one array for each split, with the separator where a document ends."""
+    """Join the tokens of pieces into one array per split, with a separator after each document."""
     parts: dict[str, list[npt.NDArray[Any]]] = {}
     documents: dict[str, int] = {}
     assert tokenizer.separator is not None, "prepare refuses tokenizers without one"
@@ -51,7 +51,7 @@ def joined(pieces: Pieces, tokenizer: Tokenizer) -> dict[str, Encoded]:
         tokens = np.asarray(content, np.uint32)
         if len(tokens) and tokens.max() >= tokenizer.size:
             raise UserError(
-                f"the source has the token {tokens.max()}, but the tokenizer {tokenizer.name} has "
+                f"the source contains token {tokens.max()}, but the tokenizer {tokenizer.name} has only "
                 f"{tokenizer.size} tokens; name the tokenizer of these tokens with --tokenizer"
             )
         parts.setdefault(split, []).extend([tokens, separator] if ends else [tokens])

@@ -1,4 +1,4 @@
-"""What protects a folder: one preparation at a time, no mixing of settings, no file of others overwritten."""
+"""Protection of a corpus folder: one preparation at a time, no mixed settings, no foreign files overwritten."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ LOCK = "lock"
 
 
 def remove_corpus(folder: Path, kept: Path | None) -> None:
-    """Remove what `prepare` writes to a folder; the manifest first, so that no part of the rest looks whole."""
+    """Remove the files that `prepare` writes; the manifest first, so that a partial folder never looks complete."""
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
     for path in files_of_corpus(folder, kept):
         path.unlink()
@@ -24,35 +24,37 @@ def remove_corpus(folder: Path, kept: Path | None) -> None:
 
 
 def files_of_corpus(folder: Path, kept: Path | None) -> list[Path]:
-    """Files with the names of a corpus, but for the tokenizer that the user gave if it lies there."""
+    """Files named like those of a corpus, except the user's own tokenizer file `kept`."""
     shards = [path for name in SPLITS for path in folder.glob(f"{name}-{5 * '[0-9]'}.bin")]
     files = [path for path in (folder / UNIGRAM_FILE, folder / TOKENIZER_FILE) if path.is_file()]
     return [path for path in [*sorted(shards), *files] if kept is None or not path.samefile(kept)]
 
 
 def refuse_tokens_of_others(folder: Path) -> None:
-    """Refuse a folder with shards as nanoGPT names them: they are not ours to remove, and beside a manifest of other
-    tokens nobody would read them again."""
+    """Raise a UserError if the folder has shards named as by nanoGPT.
+
+    They belong to the user, and next to a manifest for other tokens they would never be read again.
+    """
     there = [f"{name}.bin" for name in SPLITS if (folder / f"{name}.bin").is_file()]
     if there:
         raise UserError(
-            f"{folder} has {', '.join(there)}, which another program made, and they are left alone; prepare into an "
-            "empty folder, or move them away"
+            f"{folder} contains {', '.join(there)}, written by another program; prepare into an empty folder, or move "
+            "these files away"
         )
 
 
 def refuse_differences(folder: Path, what: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse, naming what changed, if anything did."""
+    """Raise a UserError that lists the changed settings, if any changed."""
     changed = differences(before, now)
     if changed:
         raise UserError(
-            f"{what} {folder}: {'; '.join(changed)}. Give another folder with --out, or replace it with --overwrite"
+            f"{what} {folder}: {'; '.join(changed)}. Choose another folder with --out, or replace it with --overwrite"
         )
 
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Hold the lock of the folder, which a process that is killed loses."""
+    """Hold the lock of the folder; a killed process releases it."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / LOCK))
@@ -63,13 +65,13 @@ def only_one(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def saying_when_disk_is_full(folder: Path) -> Iterator[None]:
-    """Say what to do when the disk is full, or the user's part of it, or a file as large as it may be."""
+    """Turn errors about a full disk, quota or file size limit into a UserError with a remedy."""
     try:
         yield
     except OSError as error:
         if not is_full_disk(error):
             raise
         raise UserOSError(
-            f"{folder}: no space is left on the disk ({error.strerror}); what is done is kept: make room and run the "
-            "same command again, and it goes on"
+            f"{folder}: the disk is full ({error.strerror}); finished work is kept. Free some space and run the same "
+            "command again to resume"
         ) from error

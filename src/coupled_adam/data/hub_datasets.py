@@ -1,6 +1,6 @@
-"""Datasets of the Hugging Face hub, read as a stream: nothing is stored but the tokens, and no code of theirs is run.
+"""Stream datasets from the Hugging Face hub: only the tokens are stored, and no code from the dataset runs.
 
-The commit of the dataset is remembered, so that a preparation that goes on later reads the same documents.
+The commit of the dataset is recorded, so that a resumed preparation reads the same documents.
 """
 
 import logging
@@ -12,7 +12,7 @@ from coupled_adam.base.extras import require
 from coupled_adam.data.sources import Piece, Position
 
 DATASETS = {"openwebtext": "hf:Skylion007/openwebtext", "slimpajama": "hf:cerebras/SlimPajama-627B"}
-# The hub converts datasets that come as a program into files, in this branch.
+# Branch in which the hub stores script-based datasets converted to files.
 CONVERTED = "refs/convert/parquet"
 PATIENCE_SECONDS = 10.0
 
@@ -21,9 +21,9 @@ class HubDataset:
     """One split of a dataset.
 
     Args:
-        spec: "openwebtext", "slimpajama" or "hf:NAME[:CONFIG[:SPLIT[:COLUMN]]]"; the split is "train" unless said.
-        field: the column of the text where `spec` names none.
-        found: what `found` gave when a preparation began that goes on now; None for the newest commit.
+        spec: "openwebtext", "slimpajama" or "hf:NAME[:CONFIG[:SPLIT[:COLUMN]]]"; the default split is "train".
+        field: the text column if `spec` names none.
+        found: result of `found` from the start of a resumed preparation; None for the newest commit.
     """
 
     def __init__(self, spec: str, field: str, found: dict[str, Any] | None) -> None:
@@ -34,7 +34,7 @@ class HubDataset:
         self.spec = spec
         self.column = column or field
         self._datasets = require("datasets", "hf", f"to read {spec}")
-        self._datasets.disable_progress_bars()  # there is one for the whole preparation
+        self._datasets.disable_progress_bars()  # the preparation has its own
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         wanted = found or {"revision": None}
         self._found = {"revision": commit_of(spec, name, wanted["revision"])}
@@ -54,7 +54,7 @@ class HubDataset:
         if position is not None and position["datasets"] == self._datasets.__version__:
             self._dataset.load_state_dict(position["state"])
             self._given = position["documents"]
-        elif position is not None:  # another version may not understand the state; to count is slower
+        elif position is not None:  # another version may not understand the state; skipping documents is slower
             skipped = position["documents"]
         documents = iter(self._dataset)
         while True:
@@ -62,18 +62,18 @@ class HubDataset:
                 document = next(documents)
             except StopIteration:
                 return
-            except Exception as error:  # of the network, of the file system or of a decoder: one of many classes
+            except Exception as error:  # network, file system and decoder errors have many classes
                 raise UserConnectionError(
-                    f"{self.spec}: reading stopped after {self._given} documents ({_reason(error)}); what is done is "
-                    "kept, run the same command again and it goes on"
+                    f"{self.spec}: reading stopped after {self._given} documents ({_reason(error)}); finished work is "
+                    "kept, run the same command again to resume"
                 ) from error
             self._given += 1
             if self._given <= skipped:
                 continue
             if self.column not in document:
                 raise UserError(
-                    f"{self.spec}: no column {self.column!r} (it has: {', '.join(document)}); name the one "
-                    "that has the text with --field"
+                    f"{self.spec}: no column {self.column!r} (it has: {', '.join(document)}); name the text "
+                    "column with --field"
                 )
             if document[self.column]:
                 yield Piece(str(document[self.column]))
@@ -98,12 +98,12 @@ class HubDataset:
                     raise
                 self._found = {"revision": commit_of(self.spec, name, CONVERTED)}
                 return self._datasets.load_dataset(name, revision=self._found["revision"], **options)
-        except Exception as error:  # of the library, of the network or of the file format: one of many classes
-            raise UserError(f"source {self.spec!r}: it cannot be opened ({_reason(error)})") from error
+        except Exception as error:  # library, network and format errors have many classes
+            raise UserError(f"source {self.spec!r}: cannot be opened ({_reason(error)})") from error
 
 
 def commit_of(spec: str, name: str, revision: str | None) -> str:
-    """The commit that a branch stands for; asks once, where `datasets` would try for minutes."""
+    """Resolve a branch to a commit, in one request; `datasets` would retry for minutes."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
@@ -111,16 +111,16 @@ def commit_of(spec: str, name: str, revision: str | None) -> str:
         commit = HfApi().dataset_info(name, revision=revision, timeout=PATIENCE_SECONDS).sha
     except GatedRepoError:
         raise UserError(
-            f"source {spec!r}: its owners ask for consent; give it on the page of the dataset, then `hf auth login`"
+            f"source {spec!r}: access is gated; accept the terms on the dataset's page, then run `hf auth login`"
         ) from None
     except RepositoryNotFoundError:
-        raise UserError(f"source {spec!r}: the Hugging Face hub has no dataset {name!r} that you may read") from None
+        raise UserError(f"source {spec!r}: the Hugging Face hub has no dataset {name!r} that you can read") from None
     except HfHubHTTPError as error:
-        raise UserError(f"source {spec!r}: the Hugging Face hub refuses ({_reason(error)})") from error
-    except Exception as error:  # of the HTTP library, which changes with the version of huggingface_hub
+        raise UserError(f"source {spec!r}: the Hugging Face hub refused the request ({_reason(error)})") from error
+    except Exception as error:  # the HTTP library, and so the class, depends on the version of huggingface_hub
         raise UserConnectionError(
-            f"source {spec!r}: the Hugging Face hub cannot be reached ({_reason(error)}); go online, or give "
-            "files that you have with text:FILES"
+            f"source {spec!r}: the Hugging Face hub cannot be reached ({_reason(error)}); go online, or use "
+            "local files with text:FILES"
         ) from error
     return commit or revision or "main"
 

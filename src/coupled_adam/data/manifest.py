@@ -1,11 +1,11 @@
-"""`manifest.json`: what a folder of token shards holds. Written last, so that a folder with a manifest is complete.
+"""`manifest.json`: the contents of a folder of token shards. Written last: a folder with a manifest is complete.
 
     {"tokenizer": "gpt2", "vocabulary_size": 50257, "dtype": "uint16", "separator": 50256, "source": "text:books/*.txt",
      "splits": {"train": {"tokens": 1200, "documents": 3, "shards": [{"file": "train-00000.bin", "tokens": 1200,
                                                                       "sha256": "..."}]}}}
 
-`tokenizer` is a tiktoken name, or "tokenizer.json" for the file of that name in the folder. Folders made by other
-programs need `vocabulary_size`, `dtype` and `splits` only.
+`tokenizer` is a tiktoken name, or "tokenizer.json" for the file of that name in the folder. A manifest written by hand
+needs only `vocabulary_size`, `dtype` and `splits`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ TOKENIZER_FILE = "tokenizer.json"
 UNIGRAM_FILE = "unigram.npy"
 SPLITS = ("train", "val", "test")
 LARGEST_VOCABULARY = 2**31
-"""Counts of all tokens are kept in memory; the largest tokenizers have a million."""
+"""Limit because token counts are kept in memory; the largest tokenizers have a million tokens."""
 
 
 class Shard(BaseModel):
@@ -39,7 +39,7 @@ class Shard(BaseModel):
     @classmethod
     def _lies_in_the_folder(cls, file: str) -> str:
         if not file or "\0" in file or Path(file).is_absolute() or ".." in Path(file).parts:
-            raise UserError("a shard must lie in the folder of the manifest")
+            raise UserError("a shard must be in the folder of the manifest")
         return file
 
 
@@ -54,12 +54,12 @@ class Split(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The whole of manifest.json; keys that are not listed here are kept and ignored."""
+    """Content of manifest.json; unknown keys are kept and ignored."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     tokenizer: str | None = None
-    """A tiktoken name, "tokenizer.json" for the file in the folder, or None where nobody knows."""
+    """A tiktoken name, "tokenizer.json" for the file in the folder, or None if unknown."""
     vocabulary_size: Annotated[int, Field(gt=0, le=LARGEST_VOCABULARY)]
     dtype: Literal["uint16", "uint32", "int32", "int64"]
     separator: NonNegativeInt | None = None
@@ -67,24 +67,24 @@ class Manifest(BaseModel):
     source: str | None = None
     splits: dict[str, Split]
     settings: dict[str, Any] = {}
-    """What `prepare` was asked for, to tell an equal request from another one."""
+    """Settings of `prepare`, to detect a request with other settings."""
 
     @field_validator("splits")
     @classmethod
     def _has_known_names(cls, splits: dict[str, Split]) -> dict[str, Split]:
         if "train" not in splits or not set(splits) <= set(SPLITS):
-            raise UserError(f"splits are {', '.join(splits) or 'none'}, expected train, and val and test if any")
+            raise UserError(f"splits are {', '.join(splits) or 'none'}, expected train and optionally val and test")
         return {name: splits[name] for name in SPLITS if name in splits}
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change with the tokens and their meaning, not with where the text came from."""
+        """Twelve hex digits that depend on the tokens and the tokenizer, but not on the source."""
         what = self.model_dump(mode="json", include={"tokenizer", "vocabulary_size", "dtype", "separator", "splits"})
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read and check manifest.json."""
+    """Read and validate manifest.json."""
     remedy = "write it as docs/data.md shows, or prepare the folder again with --overwrite"
     try:
         content = read_json(path)
@@ -99,5 +99,5 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write manifest.json, as a whole or not at all."""
+    """Write manifest.json atomically."""
     write_whole(path, json.dumps(manifest.model_dump(mode="json"), indent=1) + "\n")

@@ -1,7 +1,7 @@
-"""One preparation of a corpus, new or to go on with: text in blocks to tokens, shards, counts and the manifest.
+"""Prepare a corpus, or resume an interrupted preparation: text to tokens, shards, counts and the manifest.
 
-Blocks of text go out to the workers and come back in the same order, and where a block ends depends on the source
-alone. A journal says from which block on to go on.
+Workers encode blocks of text, and the results are written in the same order. Block boundaries depend only on the
+source. A journal records the block from which to resume.
 
 Legend: V tokens of the vocabulary.
 """
@@ -44,12 +44,12 @@ from coupled_adam.tokenizer import Tokenizer, tokenizer_path
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a preparation is."""
+    """Progress of a preparation."""
 
     stage: str
-    """What it does now, such as "tokenizing"."""
+    """Current stage, such as "tokenizing"."""
     done: float | None
-    """The part that is done, 0 to 1; None where the size of the source is not known."""
+    """Fraction done, 0 to 1; None if the size of the source is unknown."""
     tokens: int = 0
     documents: int = 0
 
@@ -58,7 +58,7 @@ Report = Callable[[Progress], None]
 
 
 class Preparation:
-    """One preparation that is not complete, new or to go on with."""
+    """A new or resumed preparation of a corpus."""
 
     def __init__(self, folder: Path, settings: Settings, processes: int, report: Report, save_every: float) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Preparation:
         self.tokenizer_copy = self.unfinished / TOKENIZER_FILE
 
     def run(self) -> None:
-        """Read the source from where the journal stands, and write the manifest when all is there."""
+        """Read the source from the position in the journal, and write the manifest at the end."""
         journal = read_journal(self.folder)
         source: Source | None
         if journal is None:
@@ -78,11 +78,13 @@ class Preparation:
             try:
                 journal, tokenizer, source = self._begin()
                 write_journal(self.folder, journal)
-            except BaseException:  # a bad name, no network: nothing is worth going on with
+            except BaseException:  # such as a wrong name or no network: nothing to resume
                 shutil.rmtree(self.unfinished)
                 raise
         else:
-            refuse_differences(self.folder, "a preparation is under way in", journal.settings, self.settings.as_json())
+            refuse_differences(
+                self.folder, "an unfinished preparation is in", journal.settings, self.settings.as_json()
+            )
             tokenizer = known_tokenizer(self.settings, self.tokenizer_copy)
             source = None if journal.is_read else self._open_source(tokenizer, journal.found["source"])
             if source is not None:
@@ -101,12 +103,12 @@ class Preparation:
             self._finish(tokenizer, journal, writers, counts)
 
     def _clear(self) -> None:
-        """An empty `unfinished`, in a folder where nothing of others would be overwritten."""
+        """Create an empty `unfinished` folder; refuse to overwrite files of an unknown corpus."""
         there = [path.name for path in files_of_corpus(self.folder, tokenizer_path(self.settings.tokenizer))]
         if there:
             raise UserError(
-                f"{self.folder} has {', '.join(there[:3])} already, and no {MANIFEST_FILE} that says what it is; give "
-                "an empty folder with --out, or remove them with --overwrite"
+                f"{self.folder} already contains {', '.join(there[:3])} but no {MANIFEST_FILE}; choose an empty folder "
+                "with --out, or remove these files with --overwrite"
             )
         shutil.rmtree(self.unfinished, ignore_errors=True)
         self.unfinished.mkdir()
@@ -115,10 +117,10 @@ class Preparation:
         settings = self.settings
         if has_tokens(settings.source):
             if settings.tokenizer.startswith("bpe:"):
-                raise UserError(f"source {settings.source!r} has tokens already; name their tokenizer with --tokenizer")
+                raise UserError(f"source {settings.source!r} is already tokens; name their tokenizer with --tokenizer")
             tokenizer = known_tokenizer(settings, self.tokenizer_copy)
             source = self._open_source(tokenizer, None)
-        else:  # what is wrong with the source is said before a tokenizer is downloaded or trained
+        else:  # check the source before a tokenizer is downloaded or trained
             source = self._open_source(None, None)
             tokenizer = tokenizer_for(
                 settings, self.tokenizer_copy, source, self._fractions(source), on=self._say_training
@@ -143,7 +145,7 @@ class Preparation:
         return Fractions(default if val is None else val, default if test is None else test, self.settings.seed)
 
     def _counts_so_far(self, writer: ShardWriter, tokenizer: Tokenizer) -> npt.NDArray[np.int64]:  # (V,)
-        """Count what a preparation before this one has written: saved counts could differ from the saved shards."""
+        """Count the tokens written before a resume; stored counts could differ from the stored shards."""
         from coupled_adam.embeddings.unigram import add_counts, read_tokens
 
         counts = np.zeros(tokenizer.size, np.int64)
@@ -246,9 +248,9 @@ class Preparation:
             if writers[name].tokens == 0:
                 for writer in writers.values():
                     writer.close()
-                remove_corpus(self.folder, tokenizer_path(self.settings.tokenizer))  # nothing to go on with
+                remove_corpus(self.folder, tokenizer_path(self.settings.tokenizer))  # nothing to resume
                 raise UserError(
                     f"source {self.settings.source!r}: none of its {documents} documents fell into the split {name!r}; "
-                    "give more documents (in a .txt file a line <|endoftext|> separates them), larger --val and "
-                    "--test, or --val 0 and --test 0 to hold none out"
+                    "use more documents (in a .txt file a line <|endoftext|> separates them), larger --val and "
+                    "--test, or --val 0 and --test 0 for no held-out splits"
                 )

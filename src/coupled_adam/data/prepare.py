@@ -1,7 +1,7 @@
-"""`prepare`: from a source of text to a folder of token shards, made, gone on with, or found complete.
+"""`prepare`: turn a source of text into a folder of token shards, or resume or reuse an existing one.
 
-One process reads the source and writes the shards, the others turn text into tokens. The folder is the same, byte for
-byte, for any number of processes, and whether or not the preparation was stopped and went on.
+One process reads the source and writes the shards; the others tokenize. The resulting folder is byte-identical for any
+number of processes, and whether or not the preparation was interrupted.
 """
 
 import shutil
@@ -46,36 +46,36 @@ def prepare(
 ) -> Corpus:
     """Turn text into a folder of token shards.
 
-    Called again, it goes on where it was stopped, and does nothing when the folder is complete.
+    A second call resumes an interrupted preparation, and does nothing if the folder is complete.
 
     Args:
         source: "python-docs", "openwebtext", "slimpajama", "hf:NAME[:CONFIG[:SPLIT[:COLUMN]]]", "text:FILES" or
             "tokens:FILES".
-        tokenizer: a tiktoken name such as "gpt2", the path of a tokenizer.json, or "bpe:N" to train one of N tokens;
-            None for "bpe:4096" with python-docs and "gpt2" with the others.
-        folder: where to; made if it is missing.
-        field: of .jsonl and .parquet files and of datasets that holds the text.
-        separator: the special token behind every document; None for the one that the tokenizer is known to have.
-        val: part of the documents to hold out for validation; None for 0.05 of a small source, 0.005 of a large one.
-        test: the same for the test.
-        seed: decides which documents are held out.
-        shard_tokens: tokens of a shard, at most.
-        max_tokens: stop when the splits have so many in all; up to a block of text more may come.
-        processes: that tokenize; None for all cores.
-        overwrite: remove what a preparation with other settings left in the folder, and begin again.
+        tokenizer: a tiktoken name such as "gpt2", the path of a tokenizer.json, or "bpe:N" to train one with N tokens;
+            None for "bpe:4096" with python-docs and "gpt2" otherwise.
+        folder: output folder, created if missing.
+        field: text field of .jsonl and .parquet files and of datasets.
+        separator: the special token after every document; None for the tokenizer's usual one.
+        val: fraction of the documents for validation; None for 0.05 of a small source, 0.005 of a large one.
+        test: fraction of the documents for the test split; None as for `val`.
+        seed: selects the held-out documents.
+        shard_tokens: maximum number of tokens per shard.
+        max_tokens: stop once all splits together have this many tokens; at most one block of text more is written.
+        processes: number of processes that tokenize; None for all cores.
+        overwrite: remove an existing corpus or unfinished preparation from the folder, and start again.
         on_progress: called after every block.
-        save_every: seconds between the places from which a killed preparation can go on.
+        save_every: seconds between saves; a killed preparation resumes from the last one.
 
     Returns:
-        The corpus, opened.
+        The opened corpus.
     """
     tokenizer = tokenizer or default_tokenizer(source)
     settings = Settings(source, tokenizer, field, separator, val, test, seed, shard_tokens, max_tokens)
-    Fractions(val or 0, test or 0, seed)  # for what it says of bad numbers
+    Fractions(val or 0, test or 0, seed)  # raises for invalid numbers
     processes = available_processes() if processes is None else processes
     report = on_progress or (lambda progress: None)
     folder = Path(folder)
-    if not overwrite and (folder / MANIFEST_FILE).is_file():  # it may be one that we have no right to write to
+    if not overwrite and (folder / MANIFEST_FILE).is_file():  # before locking: the folder may be read-only
         _refuse_other_settings(folder, settings)
         _remove_unfinished(folder)
         return open_corpus(folder)
@@ -83,31 +83,31 @@ def prepare(
     try:
         with only_one(folder), saying_when_disk_is_full(folder):
             if overwrite or not (folder / MANIFEST_FILE).is_file():
-                refuse_tokens_of_others(folder)  # before anything is removed: a manifest may be all that explains them
+                refuse_tokens_of_others(folder)  # before removing a manifest that may describe these tokens
             if overwrite:
                 remove_corpus(folder, tokenizer_path(tokenizer))
-            if (folder / MANIFEST_FILE).is_file():  # another process has just finished it
+            if (folder / MANIFEST_FILE).is_file():  # another process has just written it
                 _refuse_other_settings(folder, settings)
             else:
                 Preparation(folder, settings, processes, report, save_every).run()
     except BaseException:
-        with suppress(OSError):  # a bad name, no network: leave no folder behind, unless there is something in it
+        with suppress(OSError):  # leave no empty folder behind after a wrong name or without a network
             folder.rmdir()
         raise
     return open_corpus(folder)
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what a process left that was killed between its last two steps; another one may be there just now."""
+    """Remove the leftovers of a process killed just before its last step, unless another process is working here."""
     if (folder / UNFINISHED).is_dir():
         with suppress(ValueError, OSError), only_one(folder):
             shutil.rmtree(folder / UNFINISHED)
 
 
 def _refuse_other_settings(folder: Path, settings: Settings) -> None:
-    """Refuse if a complete folder was made from something else than what is asked for now."""
+    """Raise a UserError if a complete folder was prepared with other settings or from another source."""
     manifest = read_manifest(folder / MANIFEST_FILE)
-    refuse_differences(folder, "there is another corpus in", manifest.settings, settings.as_json())
+    refuse_differences(folder, "another corpus is in", manifest.settings, settings.as_json())
     found = (manifest.model_extra or {}).get("found", {})
     if is_hub_dataset(settings.source) or "source" not in found:
         return
@@ -115,6 +115,6 @@ def _refuse_other_settings(folder: Path, settings: Settings) -> None:
         source = open_source(
             settings.source, field=settings.field, separator=manifest.separator or 0, processes=1, found=None
         )
-    except ValueError:  # its files are gone, which does no harm to their tokens
+    except ValueError:  # the source files are gone, but their tokens are still valid
         return
     refuse_differences(folder, "the source changed since", found["source"], source.found())

@@ -1,7 +1,7 @@
-"""`python-docs`: the documentation of Python's standard library, of torch and of numpy, as it is installed here.
+"""`python-docs`: the installed documentation of Python's standard library, torch and numpy.
 
-Every user has it, so nothing is downloaded. It differs a little between versions; on one machine it is always the same,
-in the same order. The files are parsed; no code in them is run.
+Every user has it, so nothing is downloaded. It differs slightly between versions, but is always the same on one
+machine, in the same order. The files are parsed, not executed.
 """
 
 import ast
@@ -25,9 +25,9 @@ Documentable = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDe
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 PACKAGES = ("torch", "numpy")
-# Functions by which torch and numpy give docstrings to what is compiled.
+# Functions with which torch and numpy attach docstrings to compiled code.
 ADD_DOCSTRING = {"add_docstr", "add_docstr_all", "add_newdoc", "add_newdoc_for_scalar_type"}
-# Where a statement has others inside it, last one first.
+# Attributes that hold nested statements, in reverse order.
 PARTS_OF_STATEMENTS = ("finalbody", "orelse", "handlers", "body")
 TEXT_SUFFIXES = (".rst", ".md")
 FEWEST_DOCUMENTS = 20
@@ -35,7 +35,7 @@ FILES_AT_ONCE = 16
 
 
 class PythonDocs:
-    """One document per file: its docstrings; then the chapters of the language reference that `help()` shows."""
+    """One document per file with its docstrings, then the language reference topics of `help()`."""
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
@@ -63,11 +63,11 @@ class PythonDocs:
 
 
 def python_documents(processes: int) -> list[str]:
-    """All documents of this machine."""
+    """Collect all documents on this machine."""
     library = Path(sysconfig.get_path("stdlib"))
     folders = [(library, documentation_files(library))]
     for name in PACKAGES:
-        spec = importlib.util.find_spec(name)  # finds it without importing it
+        spec = importlib.util.find_spec(name)  # does not import it
         for folder in map(Path, spec.submodule_search_locations or [] if spec else []):
             folders.append((folder, documentation_files(folder)))
     files = [file for _, inside in folders for file in inside]
@@ -78,16 +78,16 @@ def python_documents(processes: int) -> list[str]:
     if len(documents) < FEWEST_DOCUMENTS:
         raise UserError(
             f"{', '.join(str(folder) for folder, _ in folders)}: {len(documents)} documented source files, expected at "
-            f"least {FEWEST_DOCUMENTS}; use a Python that is installed with its .py files"
+            f"least {FEWEST_DOCUMENTS}; use a Python installation that includes its .py files"
         )
     return documents
 
 
 def documentation_files(folder: Path) -> list[Path]:
-    """The files of a package that may have documentation, in the order of their paths."""
+    """Files of a package that may contain documentation, sorted by path."""
     found = []
     for parent, folders, files in os.walk(folder):
-        # The private folders of torch are its compiler: half of all the time to parse, for a fifth of the text.
+        # torch's private folders are its compiler: half of the parsing time for a fifth of the text.
         private = {name for name in folders if name.startswith("_") and folder.name == "torch"}
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS | private]
         found += [Path(parent, name) for name in files if name.endswith((".py", *TEXT_SUFFIXES))]
@@ -95,10 +95,10 @@ def documentation_files(folder: Path) -> list[Path]:
 
 
 def documentation_reader() -> Callable[[Sequence[Path]], list[str]]:
-    """What a worker runs: the documentation of some files."""
+    """Make the function that a worker runs: extract the documentation of some files."""
 
     def read(paths: Sequence[Path]) -> list[str]:
-        # A syntax tree is many objects that all live until it is dropped; to search them for garbage doubles the time.
+        # A syntax tree has many objects that all live equally long; collecting garbage among them doubles the time.
         was_enabled = gc.isenabled()
         gc.disable()
         try:
@@ -111,7 +111,7 @@ def documentation_reader() -> Callable[[Sequence[Path]], list[str]]:
 
 
 def documentation(path: Path) -> str:
-    """The documentation in one file: a text as it is; of a Python file its docstrings, and those it adds to others."""
+    """Documentation in a file: a text file verbatim; a Python file's docstrings, including those it attaches."""
     if path.suffix in TEXT_SUFFIXES:
         try:
             return path.read_text(encoding="utf-8").strip()
@@ -122,17 +122,17 @@ def documentation(path: Path) -> str:
 
 
 def topic_documents() -> list[str]:
-    """The chapters of the language reference that `help()` shows, in the order of their names."""
+    """Language reference topics of `help()`, sorted by name."""
     try:
         from pydoc_data.topics import topics
-    except ImportError:  # some distributions package it apart
+    except ImportError:  # some distributions package it separately
         return []
     return [text for _, text in sorted(topics.items())]
 
 
 def _parsed(path: Path) -> ast.Module | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as an invalid escape in somebody else's file
+        warnings.simplefilter("ignore")  # such as invalid escapes in third-party files
         try:
             return ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError):
@@ -145,7 +145,7 @@ def _docstrings(tree: ast.Module) -> list[str]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """The module and its statements in the order of the file; not ast.walk, which enters expressions too."""
+    """Yield the module and its statements in file order; unlike ast.walk, skip expressions."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -155,7 +155,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _added_docstrings(tree: ast.Module) -> Iterator[str]:
-    """Texts among the arguments of calls such as add_docstr(torch.abs, "..."); names have no spaces."""
+    """Yield the texts in calls such as add_docstr(torch.abs, "..."); strings without spaces are names."""
     for node in _statements(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _name(node.value) in ADD_DOCSTRING:
             for inside in ast.walk(node.value):

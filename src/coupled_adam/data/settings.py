@@ -1,4 +1,4 @@
-"""What a preparation is asked for, and how it differs from what a folder has."""
+"""Settings of a data preparation, their defaults, and the differences between two sets of settings."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ SHARD_TOKENS = 100_000_000
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the bytes of a folder; None is the default of the source or of the tokenizer."""
+    """Settings that determine the content of a corpus folder; None is the default of the source or tokenizer."""
 
     source: str
     tokenizer: str
@@ -39,12 +39,12 @@ class Settings:
 
 
 def default_tokenizer(source: str) -> str:
-    """The tokenizer of a source when nobody says: one that needs no download for the built-in text, else GPT-2's."""
+    """Default tokenizer of a source: GPT-2's, or for the built-in text one that needs no download."""
     return "bpe:4096" if source == "python-docs" else "gpt2"
 
 
 def default_folder(source: str, tokenizer: str) -> Path:
-    """Where a corpus goes when nobody says.
+    """Default folder of a corpus.
 
     Example:
         >>> print(default_folder("python-docs", "bpe:4096"), default_folder("text:my books/*.txt", "gpt2"))
@@ -55,7 +55,7 @@ def default_folder(source: str, tokenizer: str) -> Path:
 
 
 def bpe_size(tokenizer: str) -> int:
-    """The N of "bpe:N".
+    """Parse and check the N of "bpe:N".
 
     Example:
         >>> bpe_size("bpe:4096")
@@ -64,14 +64,13 @@ def bpe_size(tokenizer: str) -> int:
     size = tokenizer.removeprefix("bpe:")
     if not size.isdecimal() or not BYTES < int(size) <= 2**20:
         raise UserError(
-            f"tokenizer {tokenizer!r}: expected bpe:N with N from {BYTES + 1} (every byte, and the separator) to "
-            f"{2**20}"
+            f"tokenizer {tokenizer!r}: expected bpe:N with N from {BYTES + 1} (all bytes plus the separator) to {2**20}"
         )
     return int(size)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What changed, in words.
+    """Describe the settings that changed.
 
     Example:
         >>> differences({"tokenizer": "gpt2", "seed": 0}, {"tokenizer": "bpe:4096", "seed": 0})

@@ -1,8 +1,8 @@
-"""Writing shards so that a preparation that was killed at any moment can go on, and ends in the same bytes.
+"""Write shards such that a preparation killed at any moment can resume and produces the same bytes.
 
-While it runs, FOLDER/unfinished has the shard of each split that still grows, and journal.json: how long those were at
-some moment, and where the source stood then. To go on, they are cut to that length. A full shard moves to FOLDER; the
-manifest, written last, makes the folder complete, and `unfinished` goes.
+During a preparation, FOLDER/unfinished holds the growing shard of each split and journal.json, which records the length
+of these shards and the position of the source at the last save. To resume, the shards are truncated to that length. A
+full shard moves to FOLDER. The manifest is written last and completes the folder; then `unfinished` is removed.
 """
 
 import hashlib
@@ -24,39 +24,39 @@ JOURNAL_FILE = "journal.json"
 
 
 class SplitJournal(BaseModel):
-    """How far one split is."""
+    """Progress of one split."""
 
     documents: NonNegativeInt = 0
     shards: list[Shard] = []
-    """Those that are full."""
+    """Full shards."""
     growing: NonNegativeInt = 0
-    """Tokens of the shard that is not."""
+    """Number of tokens in the growing shard."""
 
 
 class Journal(BaseModel):
-    """How far a preparation is."""
+    """Progress of a preparation."""
 
     settings: dict[str, Any]
-    """What it was asked for."""
+    """Settings of the preparation."""
     found: dict[str, Any]
-    """What the source and the tokenizer were when it began."""
+    """State of the source and the tokenizer at the start."""
     position: dict[str, Any] | None = None
-    """Of the source; None at its beginning."""
+    """Position of the source; None at its beginning."""
     open_split: str | None = None
-    """Split of the document that the position is in the middle of."""
+    """Split of the document that contains the position."""
     is_read: bool = False
-    """Whether nothing more is to be read from the source."""
+    """Whether the source has been read completely."""
     splits: dict[str, SplitJournal] = {name: SplitJournal() for name in SPLITS}
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         if set(self.splits) != set(SPLITS) or not {"source", "val", "test"} <= self.found.keys():
-            raise UserError("it lacks a split, or what the source was")
+            raise UserError("a split or the state of the source is missing")
         return self
 
 
 def read_journal(folder: Path) -> Journal | None:
-    """The journal of a folder; None where no preparation is under way."""
+    """Read the journal of a folder; None if no preparation is unfinished."""
     path = folder / UNFINISHED / JOURNAL_FILE
     try:
         return Journal.model_validate(read_json(path))
@@ -69,19 +69,19 @@ def read_journal(folder: Path) -> Journal | None:
 
 
 def write_journal(folder: Path, journal: Journal) -> None:
-    """Write the journal, as a whole or not at all."""
+    """Write the journal atomically."""
     write_whole(folder / UNFINISHED / JOURNAL_FILE, json.dumps(journal.model_dump(mode="json")))
 
 
 class ShardWriter:
-    """Appends tokens to the shards of one split.
+    """Append tokens to the shards of one split.
 
     Args:
-        folder: of the corpus; `unfinished` in it exists.
+        folder: the corpus folder; its subfolder `unfinished` must exist.
         split: "train", "val" or "test".
-        itemsize: bytes of a token.
-        shard_tokens: tokens of a full shard.
-        journal: where to go on from.
+        itemsize: bytes per token.
+        shard_tokens: tokens per full shard.
+        journal: state from which to resume.
     """
 
     def __init__(self, folder: Path, split: str, itemsize: int, shard_tokens: int, journal: SplitJournal) -> None:
@@ -102,7 +102,7 @@ class ShardWriter:
         return sum(shard.tokens for shard in self.shards) + self.growing
 
     def paths(self) -> list[Path]:
-        """All files that have tokens of this split, in order."""
+        """All files with tokens of this split, in order."""
         full = [self.folder / shard.file for shard in self.shards]
         return [*full, self.folder / UNFINISHED / self._name] if self.growing else full
 
@@ -111,7 +111,7 @@ class ShardWriter:
         return f"{self.split}-{len(self.shards):05d}.bin"
 
     def append(self, tokens: npt.NDArray[Any]) -> None:
-        """Write tokens of the shards' dtype, into as many shards as it takes."""
+        """Write tokens, which have the shards' dtype, to as many shards as needed."""
         while len(tokens):
             if self._file is None:
                 self._file = (self.folder / UNFINISHED / self._name).open("wb")
@@ -125,7 +125,7 @@ class ShardWriter:
                 self.finish_shard()
 
     def finish_shard(self) -> None:
-        """Close the growing shard, if there is one, and move it to the folder."""
+        """Close the growing shard, if any, and move it to the folder."""
         if self._file is None:
             return
         self.sync()
@@ -135,7 +135,7 @@ class ShardWriter:
         self._file, self._hash, self.growing = None, hashlib.sha256(), 0
 
     def sync(self) -> None:
-        """Bring everything to the disk, so that the journal may speak of it."""
+        """Flush everything to disk, so that the journal may refer to it."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -144,24 +144,24 @@ class ShardWriter:
         return SplitJournal(documents=self.documents, shards=self.shards, growing=self.growing)
 
     def summary(self) -> Split:
-        """The split for the manifest, when all its shards are finished."""
+        """The split's entry in the manifest, once all its shards are finished."""
         return Split(tokens=self.tokens, documents=self.documents, shards=list(self.shards))
 
     def close(self) -> None:
-        """Let go of the file, whatever happened before."""
+        """Close the file, even after an error."""
         if self._file is not None:
-            with suppress(OSError):  # the rest could not be written; the journal does not speak of it
+            with suppress(OSError):  # a failed last write does not matter: the journal does not refer to it
                 self._file.close()
             self._file = None
 
     def _go_on(self) -> None:
         path = self.folder / UNFINISHED / self._name
-        if not path.exists() and (self.folder / self._name).exists():  # it became full after the journal was written
+        if not path.exists() and (self.folder / self._name).exists():  # full since the journal was written
             os.replace(self.folder / self._name, path)
         length = self.growing * self.itemsize
         if not path.exists() or path.stat().st_size < length:
             raise UserError(
-                f"{path}: is shorter than its journal says, so the folder was changed; start again with --overwrite"
+                f"{path}: shorter than recorded in the journal, so the folder was changed; start again with --overwrite"
             )
         self._file = path.open("r+b")
         self._file.truncate(length)

@@ -1,4 +1,4 @@
-"""Files as a source: found by a pattern, read one after another, with or without compression."""
+"""Base class of file sources: find files by a pattern and read them in order, decompressed if needed."""
 
 import gzip
 import hashlib
@@ -19,12 +19,12 @@ from coupled_adam.data.sources import Piece, Position
 
 COMPRESSED = (".gz", ".xz", ".zst")
 READ_AT_ONCE = 2**17
-# Files below this size in all are a small corpus, of which a larger part is needed to measure anything.
+# Below this total size, a larger fraction is held out, so that the losses can be measured.
 SMALL_BYTES = 100_000_000
 
 
 class Files:
-    """A source of files; who derives from it says what is in one of them."""
+    """A source of files; subclasses define how to read one file."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
@@ -32,7 +32,7 @@ class Files:
         self._file = self._piece = self._bytes_of_file = 0
 
     def found(self) -> dict[str, Any]:
-        """Names and sizes: what tells whether files are still the same, without reading them."""
+        """Fingerprint of names and sizes, to detect changed files without reading them."""
         names = json.dumps([[file.name, size] for file, size in zip(self.files, self._sizes, strict=True)])
         digest = hashlib.sha256(names.encode()).hexdigest()[:12]
         return {"files": len(self.files), "bytes": sum(self._sizes), "names": digest}
@@ -50,10 +50,10 @@ class Files:
                     self._bytes_of_file = raw.tell()
                     if number > first or self._piece > skipped:
                         yield piece
-            self._bytes_of_file = self._sizes[number]  # a .parquet is not read to its last byte
+            self._bytes_of_file = self._sizes[number]  # .parquet files are not read to the last byte
 
     def pieces_of_file(self, path: Path, content: BinaryIO) -> Iterator[Piece]:
-        """The pieces of one file."""
+        """Yield the pieces of one file."""
         raise NotImplementedError
 
     def position(self) -> Position:
@@ -64,11 +64,11 @@ class Files:
 
 
 def matching_files(pattern: str, suffixes: Sequence[str]) -> list[Path]:
-    """The files meant by a path or pattern, in the order of their names.
+    """Files that match a path or pattern, sorted by name.
 
     Args:
-        pattern: a file, a folder (all files below it that end in one of the suffixes) or a glob; `**` goes deep.
-        suffixes: how a file may end.
+        pattern: a file, a folder (all files below it with one of the suffixes) or a glob; `**` matches subfolders.
+        suffixes: allowed file name endings.
     """
     path = user_path(pattern)
     if path.is_dir():
@@ -78,7 +78,7 @@ def matching_files(pattern: str, suffixes: Sequence[str]) -> list[Path]:
     elif has_magic(pattern):
         found = [Path(file) for file in glob(str(path), recursive=True) if Path(file).is_file()]
     else:
-        raise UserError(f"{pattern}: there is no such file or folder; patterns such as 'books/*.txt' work too")
+        raise UserError(f"{pattern}: no such file or folder; patterns such as 'books/*.txt' also work")
     if not found:
         raise UserError(f"{pattern}: no file matches; expected files that end in {', '.join(suffixes)}")
     for file in found:
@@ -89,9 +89,9 @@ def matching_files(pattern: str, suffixes: Sequence[str]) -> list[Path]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """A file as its content, decompressed; and as it is on the disk, to tell how far the reading is.
+    """Open a file; yield its decompressed content, and the raw file for measuring progress.
 
-    What a damaged file raises becomes a ValueError that names it.
+    A damaged file raises a UserError that names it.
     """
     damaged: list[type[Exception]] = [gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError, UnicodeDecodeError]
     with path.open("rb") as raw:
@@ -107,11 +107,11 @@ def reading(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         try:
             yield content, raw
         except tuple(damaged) as error:
-            raise UserError(f"{path}: cannot be read ({error}); it is damaged or cut off, so copy it again") from error
+            raise UserError(f"{path}: cannot be read ({error}); it is damaged or truncated, copy it again") from error
 
 
 class _ZstandardReader(io.RawIOBase):
-    """The content of a .zst file. (The package's own reader takes a file that is cut off for a shorter one.)"""
+    """Reader for .zst files that detects truncation; the zstandard package's own reader does not."""
 
     def __init__(self, raw: BinaryIO, decompressor: Any) -> None:
         self._raw = raw

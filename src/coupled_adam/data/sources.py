@@ -1,7 +1,7 @@
-"""Where documents come from: the protocol of a source, and which source a name means.
+"""Sources of documents: their protocol, and how to open a source by name.
 
-A source gives its documents in an order that is always the same, in pieces so that a book of a gigabyte needs no
-gigabyte of memory, and it can go on from a position that was written to a file.
+A source yields its documents in a fixed order. Long documents come in pieces, so a one-gigabyte book does not need a
+gigabyte of memory. A source can resume from a stored position.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import user_path
 
 Position = dict[str, Any]
-"""Where a source stands, in its own terms, as JSON."""
+"""Position of a source, as JSON values in a format of its own."""
 
 
 @dataclass(frozen=True)
@@ -24,29 +24,29 @@ class Piece:
     """A document, or a part of a long one."""
 
     content: "str | npt.NDArray[Any]"
-    """Text, or tokens where the source has tokens already."""
+    """Text, or tokens for a token source."""
     ends_document: bool = True
     split: str | None = None
-    """Where the source itself decides; else None."""
+    """The split, if the source decides it; otherwise None."""
 
 
 class Source(Protocol):
-    """What `prepare` needs of a source."""
+    """The interface that `prepare` needs."""
 
     def found(self) -> dict[str, Any]:
-        """What the name means here and now (files, versions): when it changes, so may the documents."""
+        """State of the source (files, versions); if it changes, the documents may have changed."""
 
     def default_fraction(self) -> float:
-        """The part of the documents to hold out for val, and for test, when nobody says."""
+        """Default fraction of the documents for val, and for test."""
 
     def pieces(self, position: Position | None) -> Iterator[Piece]:
-        """All pieces, or those after a position."""
+        """Yield all pieces, or those after a position."""
 
     def position(self) -> Position:
-        """The place behind the piece given last."""
+        """Position after the last piece yielded."""
 
     def progress(self) -> float | None:
-        """The part of the source that was given, 0 to 1; None where its size is not known."""
+        """Fraction of the source yielded so far, 0 to 1; None if its size is unknown."""
 
 
 NAMES = ("python-docs", "openwebtext", "slimpajama")
@@ -54,14 +54,14 @@ KNOWN = f"{', '.join(NAMES)}, hf:NAME[:CONFIG[:SPLIT[:COLUMN]]], text:FILES, tok
 
 
 def open_source(name: str, *, field: str, separator: int, processes: int, found: dict[str, Any] | None) -> Source:
-    """The source that a name means.
+    """Open a source by name.
 
     Args:
         name: one of KNOWN.
-        field: of .jsonl and .parquet files and of datasets that holds the text.
-        separator: the token behind every document, for token files.
-        processes: that may read at the same time.
-        found: what `found()` said when a preparation began that goes on now.
+        field: text field of .jsonl and .parquet files and of datasets.
+        separator: the token after every document, for token files.
+        processes: number of processes that may read at the same time.
+        found: result of `found()` from the start of a resumed preparation.
     """
     kind, _, rest = name.partition(":")
     if name == "python-docs":
@@ -86,7 +86,7 @@ def open_source(name: str, *, field: str, separator: int, processes: int, found:
 
 
 def _closest_source(name: str) -> str | None:
-    """What was probably meant: files without the word in front of them, a name with a slip, a dataset of the hub."""
+    """Guess the intended source: files without a prefix, a misspelled name, or a dataset on the hub."""
     if user_path(name).exists() or any(character in name for character in "*?"):
         is_tokens = name.endswith((".bin", ".u16.xz"))
         return f"{'tokens' if is_tokens else 'text'}:{name}"
@@ -102,5 +102,5 @@ def is_hub_dataset(name: str) -> bool:
 
 
 def has_tokens(name: str) -> bool:
-    """Whether a source has tokens already, and no text."""
+    """Whether a source has tokens instead of text."""
     return name.startswith("tokens:")

@@ -1,7 +1,7 @@
-"""Which split a document belongs to: decided by a hash of its content and a seed.
+"""Assign documents to splits by a hash of their content and a seed.
 
-So the split does not depend on the order of the documents or on the number of processes, a document stays where it is
-when others are added, and equal documents are never on both sides.
+The split of a document does not depend on the order of the documents or the number of processes, and does not change
+when others are added. Equal documents are always in the same split.
 """
 
 import hashlib
@@ -12,17 +12,17 @@ from coupled_adam.base.errors import UserError
 
 @dataclass(frozen=True)
 class Fractions:
-    """The parts of the documents that are held out; the rest is for training."""
+    """Fractions of the documents for validation and test; the rest is for training."""
 
     val: float
     test: float
     seed: int = 0
-    """Decides which documents they are."""
+    """Selects the held-out documents."""
 
     def __post_init__(self) -> None:
         for name, value in (("val", self.val), ("test", self.test)):
             if not 0 <= value < 1:
-                raise UserError(f"the fraction {name} is {value}, expected 0 (none) to less than 1")
+                raise UserError(f"the fraction {name} is {value}, expected a number in [0, 1)")
         if self.val + self.test >= 1:
             raise UserError(f"the fractions val {self.val} and test {self.test} leave nothing for training")
         if not 0 <= self.seed < 2**64:

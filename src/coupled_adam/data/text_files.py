@@ -1,7 +1,7 @@
 """`text:` files: .txt, .jsonl and .parquet, each also as .gz, .xz or .zst.
 
-In a .txt file documents are separated by a line `<|endoftext|>`; without such a line the file is one document. In the
-others every line or row is a document.
+In a .txt file, a line `<|endoftext|>` separates documents; without such a line, the file is one document. In the other
+formats, every line or row is a document.
 """
 
 import io
@@ -20,13 +20,13 @@ from coupled_adam.data.sources import Piece
 KINDS = (".txt", ".jsonl", ".parquet")
 SUFFIXES = [kind + compression for kind in KINDS for compression in ("", *COMPRESSED)]
 SEPARATOR_LINE = "<|endoftext|>"
-# Of one piece of a .txt document. Cut at line ends, where it matters least to the tokens.
+# Size of a piece of a .txt document. Pieces end at line breaks, where the cut affects the tokens least.
 PIECE_CHARACTERS = 2**20
 ROWS_AT_ONCE = 1000
 
 
 class TextFiles(Files):
-    """The documents of the files that match a pattern, in the order of their names."""
+    """Documents of the text files that match a pattern, sorted by name."""
 
     def __init__(self, pattern: str, field: str) -> None:
         super().__init__(matching_files(pattern, SUFFIXES))
@@ -36,7 +36,7 @@ class TextFiles(Files):
         kind = next(suffix for suffix in path.suffixes[-2:] if suffix in KINDS)
         if kind == ".parquet":
             return self._rows(path, content)
-        # A mark of the byte order, as Windows writes it, is no part of the text.
+        # utf-8-sig drops a byte order mark, as written on Windows.
         lines = io.TextIOWrapper(content, encoding="utf-8-sig")
         return _parts_of_text(lines) if kind == ".txt" else self._lines(path, lines)
 
@@ -51,8 +51,7 @@ class TextFiles(Files):
             if not isinstance(record, dict) or self.field not in record:
                 has = ", ".join(record) if isinstance(record, dict) else type(record).__name__
                 raise UserError(
-                    f"{path}, line {number}: no field {self.field!r} (it has: {has}); name the field of the text with "
-                    "--field"
+                    f"{path}, line {number}: no field {self.field!r} (it has: {has}); name the text field with --field"
                 )
             if not isinstance(record[self.field], str):
                 raise UserError(f"{path}, line {number}: {self.field!r} is {record[self.field]!r}, expected text")
@@ -71,7 +70,7 @@ class TextFiles(Files):
                 if self.field not in file.schema_arrow.names:
                     raise UserError(
                         f"{path}: no column {self.field!r} (it has: {', '.join(file.schema_arrow.names)}); name the "
-                        "column of the text with --field"
+                        "text column with --field"
                     )
                 for rows in file.iter_batches(ROWS_AT_ONCE, columns=[self.field]):
                     yield from (Piece(text) for text in rows.column(0).cast("string").to_pylist() if text)
@@ -80,7 +79,7 @@ class TextFiles(Files):
 
 
 def _parts_of_text(file: io.TextIOWrapper) -> Iterator[Piece]:
-    """Documents without the empty lines around them; those inside stay, wherever a long document is cut."""
+    """Yield documents without leading and trailing empty lines; inner empty lines stay, even at a cut."""
     lines: list[str] = []
     characters = 0
     while line := file.readline(PIECE_CHARACTERS):
@@ -90,7 +89,7 @@ def _parts_of_text(file: io.TextIOWrapper) -> Iterator[Piece]:
             lines, characters = [], 0
             continue
         is_empty = line == "\n"
-        # Not before a line with text has come: only then are the line breaks so far inside of the document.
+        # Cut only before a line with text: then all line breaks so far are inside the document.
         if characters >= PIECE_CHARACTERS and not is_empty:
             yield Piece("".join(lines), ends_document=False)
             lines, characters = [], 0

@@ -1,7 +1,7 @@
-"""`tokens:` files: .bin as nanoGPT writes them and .u16.xz, both headerless and little-endian.
+"""`tokens:` files: .bin as written by nanoGPT, and .u16.xz, both headerless and little-endian.
 
-A document ends at the separator. Files whose names say train, val or test keep their split; only when no name says so
-are the documents split by their hash.
+A document ends at the separator. Files with train, val or test in their names keep their split; if no file has, the
+documents are split by hash.
 """
 
 import re
@@ -22,7 +22,7 @@ TOKENS_AT_ONCE = 2**20
 
 
 class TokenFiles(Files):
-    """The documents of token files, in the order of their names."""
+    """Documents of the token files that match a pattern, sorted by name."""
 
     def __init__(self, pattern: str, separator: int) -> None:
         super().__init__(matching_files(pattern, SUFFIXES))
@@ -35,7 +35,7 @@ class TokenFiles(Files):
     def pieces_of_file(self, path: Path, content: BinaryIO) -> Iterator[Piece]:
         split = (split_of_name(path) or "train") if self.keeps_splits else None
         kind = np.dtype("uint16" if path.name.endswith(".u16.xz") else shard_dtype(path)).newbyteorder("<")
-        rest = np.empty(0, kind)  # the beginning of a document
+        rest = np.empty(0, kind)  # tokens of an unfinished document
         is_continued = False
         while data := content.read(TOKENS_AT_ONCE * kind.itemsize):
             if len(data) % kind.itemsize:
@@ -55,7 +55,7 @@ class TokenFiles(Files):
 
 
 def split_of_name(path: Path) -> str | None:
-    """The split that the name of a file speaks of.
+    """The split named in a file name.
 
     Example:
         >>> [split_of_name(Path(name)) for name in ("val.bin", "wiki_train56M.u16.xz", "latest.bin")]

@@ -1,4 +1,4 @@
-"""The tokens of one split: several memory-mapped shards seen as one sequence.
+"""Tokens of one split: memory-mapped shards as one sequence.
 
 Legend: N tokens of the split, n windows, length tokens of one window.
 """
@@ -17,13 +17,13 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Tokens:
-    """Tokens in files, read where they are asked for.
+    """A sequence of tokens in files, read on demand.
 
     Args:
         paths: the shards in order, none of them empty; headerless, little-endian.
-        dtype: of every shard, such as "uint16".
-        vocabulary_size: V; a token that is V or more is an error when it is read.
-        name: how messages call this split.
+        dtype: dtype of every shard, such as "uint16".
+        vocabulary_size: V; reading a token of V or more is an error.
+        name: name of the split in messages.
 
     Example:
         >>> import tempfile
@@ -41,7 +41,7 @@ class Tokens:
         self.vocabulary_size = vocabulary_size
         self.name = name
         kind = np.dtype(dtype).newbyteorder("<")
-        # Plain arrays over the maps: every slice of a np.memmap costs microseconds of bookkeeping.
+        # Plain arrays over the maps: slicing an np.memmap costs microseconds of bookkeeping.
         self._shards: list[Array] = [np.asarray(np.memmap(path, kind, mode="r")) for path in self.paths]
         self._ends = np.cumsum([len(shard) for shard in self._shards], dtype=np.int64)  # (shards,)
         self._begins = self._ends - np.array([len(shard) for shard in self._shards], np.int64)
@@ -50,23 +50,23 @@ class Tokens:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __reduce__(self) -> tuple[type["Tokens"], tuple[list[Path], str, int, str]]:
-        # Otherwise a process that gets this object would be sent all the tokens.
+        # Send only the paths to another process, not all the tokens.
         return Tokens, (self.paths, self.dtype, self.vocabulary_size, self.name)
 
     def read(self, start: int, length: int) -> Int64:
         """The tokens start .. start + length - 1."""
         if start < 0 or length < 0 or start + length > len(self):
             raise UserError(
-                f"{self.name}: tokens {start} to {start + length} were asked for, but there are {len(self)}"
+                f"{self.name}: tokens {start} to {start + length} were requested, but it has {len(self)} tokens"
             )
         return self._checked(self._across_shards(start, length))
 
     def windows(self, starts: Int64, length: int) -> Int64:
-        """Many pieces of equal length at once.
+        """Read many windows of equal length.
 
         Args:
-            starts: (n,) where each begins.
-            length: tokens of each.
+            starts: (n,) position of each window's first token.
+            length: tokens per window.
 
         Returns:
             (n, length).
@@ -75,14 +75,14 @@ class Tokens:
             return np.empty((0, length), np.int64)
         if starts.min() < 0 or starts.max() + length > len(self):
             raise UserError(
-                f"{self.name}: windows of {length} tokens that start at {starts.min()} to {starts.max()} were asked "
-                f"for, but there are {len(self)} tokens"
+                f"{self.name}: windows of {length} tokens that start at {starts.min()} to {starts.max()} were "
+                f"requested, but it has {len(self)} tokens"
             )
         found = np.empty((len(starts), length), np.int64)
         shards = np.searchsorted(self._ends, starts, side="right")  # (n,) shard of each first token
         begins = starts - self._begins[shards]  # (n,) in that shard
-        # One slice and one copy per window: as fast as numpy's indexing of one shard, and far faster than
-        # sorting the windows by shard where there are many.
+        # One slice and one copy per window: as fast as numpy's indexing for one shard, and with many shards far faster
+        # than sorting the windows by shard.
         for row, (shard, begin) in enumerate(zip(shards.tolist(), begins.tolist(), strict=True)):
             part = self._shards[shard][begin : begin + length]
             if len(part) == length:
@@ -105,11 +105,11 @@ class Tokens:
         return found
 
     def _checked(self, tokens: Int64) -> Int64:
-        # An embedding on a GPU would answer such a token with an assertion far from here.
+        # An embedding on a GPU would fail with an obscure assertion much later.
         if tokens.size and (tokens.max() >= self.vocabulary_size or tokens.min() < 0):
             wrong = tokens.max() if tokens.max() >= self.vocabulary_size else tokens.min()
             raise UserError(
-                f"{self.name}: has the token {wrong}, but the vocabulary has {self.vocabulary_size} tokens; the shards "
-                "belong to another tokenizer or have another dtype than the manifest says"
+                f"{self.name}: contains token {wrong}, but the vocabulary has only {self.vocabulary_size} tokens; the "
+                "shards belong to another tokenizer, or their dtype differs from the manifest"
             )
         return tokens

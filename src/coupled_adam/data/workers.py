@@ -1,7 +1,7 @@
-"""Processes that each run one function on one item after another.
+"""A pool of worker processes that apply a function to items.
 
-Unlike those of multiprocessing, they load nothing but the module of that function (no torch, and not the user's script
-again), and they end when their parent ends, however it ends: their input is at its end then.
+Unlike multiprocessing workers, they load only the module of that function (not torch, and not the user's script again),
+and they end whenever their parent ends, because their input closes.
 """
 
 import importlib
@@ -21,22 +21,22 @@ from typing import Any
 
 from coupled_adam.base.errors import UserError, UserOSError
 
-# Items under way for each process: one that it works on, and one that waits for it.
+# Items in flight per process: one in work and one queued.
 IN_FLIGHT = 2
 
 
 def available_processes() -> int:
-    """The number of cores that this process may use."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """A pool that maps a function over items, in their order.
+    """A pool that maps a function over items, in order.
 
     Args:
-        processes: how many; 1 runs the function in this one.
-        make: called once in each process, it returns the function. It must be importable by its name.
-        arguments: of `make`.
+        processes: number of processes; 1 runs the function in this process.
+        make: called once in each process, returns the function. It must be importable by name.
+        arguments: arguments of `make`.
 
     Example:
         >>> from operator import methodcaller
@@ -49,7 +49,7 @@ class Workers(AbstractContextManager["Workers"]):
         if processes < 1:
             raise UserError(f"processes is {processes}, expected 1 or more")
         self._function = make(*arguments) if processes == 1 else None
-        self._threads = ThreadPoolExecutor(processes)  # one waits for each process
+        self._threads = ThreadPoolExecutor(processes)  # one thread waits for each process
         self._workers: list[_Worker] = []
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         for _ in range(processes if processes > 1 else 0):
@@ -57,7 +57,7 @@ class Workers(AbstractContextManager["Workers"]):
             self._idle.put(self._workers[-1])
 
     def map(self, items: Iterable[Any]) -> Iterator[Any]:
-        """The results in the order of the items; only as many items are taken as can be worked on."""
+        """Yield the results in the order of the items; take only as many items as can be in flight."""
         if self._function is not None:
             yield from map(self._function, items)
             return
@@ -88,14 +88,14 @@ class Workers(AbstractContextManager["Workers"]):
 
 
 class _Worker:
-    """One process, seen from its parent."""
+    """A worker process, as seen by its parent."""
 
     def __init__(self, make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
         package = str(Path(__file__).parents[2])
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
-            # There is a process for every core; threads of their own would only get in each other's way.
+            # One process per core: more threads would only compete.
             "TOKENIZERS_PARALLELISM": "false",
             "RAYON_NUM_THREADS": "1",
         }
@@ -115,7 +115,7 @@ class _Worker:
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             self.process.kill()
             raise UserOSError(
-                f"a worker process ended (exit code {self.process.wait()}), perhaps for lack of memory; run the same "
+                f"a worker process ended (exit code {self.process.wait()}), possibly for lack of memory; run the same "
                 "command again with fewer --processes"
             ) from error
         if not succeeded:
@@ -123,20 +123,20 @@ class _Worker:
         return result
 
     def end(self) -> None:
-        with suppress(OSError):  # something was still to be written, and the process is gone
+        with suppress(OSError):  # closing flushes, which fails if the process is gone
             self.items.close()
         self.process.wait()
         self.results.close()
 
 
 def work() -> None:
-    """The life of a worker: what to run comes in the first message; then one result goes out for each item."""
+    """Main function of a worker: read the function from the first message, then send one result per item."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     items, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not come between the results
+    os.dup2(2, 1)  # libraries that print must not write into the results
     module, name, arguments = pickle.load(items)
     function = getattr(importlib.import_module(module), name)(*arguments)
-    with suppress(EOFError, BrokenPipeError):  # the parent has ended
+    with suppress(EOFError, BrokenPipeError):  # the parent ended
         while True:
             item = pickle.load(items)
             try:

@@ -1,4 +1,4 @@
-"""Decoders as the paper trains them, GPT-2 and Llama-style, with a head whose loss never holds all logits.
+"""The paper's decoders, GPT-2 and Llama-style, with a loss that never holds all logits in memory.
 
-Nothing here knows of devices, precision or sharding; all three are applied from outside.
+The models do not handle devices, precision or sharding; the trainer applies all three.
 """

@@ -1,7 +1,7 @@
-"""The parts of a block as a GPU likes them: GELU, a residual sum with the LayerNorm behind it, and linear layers.
+"""Fused parts of a block for GPUs: GELU, residual sum with LayerNorm, and linear layers.
 
-GELU and LayerNorm take a seventh of a training step, all of it for reading and writing, so each is one pass over
-memory. This is for autocast on a GPU; everywhere else torch does the same.
+GELU and LayerNorm are memory-bound and take a seventh of a training step, so each is one pass over memory. The fused
+versions run under autocast on a GPU; elsewhere torch computes the same.
 
 Letters: B batch, T time, H width.
 """
@@ -18,7 +18,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 class Linear(nn.Linear):
-    """nn.Linear; under autocast on a GPU, the gradient of its weight stays in float32 from the product on."""
+    """nn.Linear whose weight gradient is float32 under autocast on a GPU, without rounding to bf16 first."""
 
     def forward(self, x: Tensor) -> Tensor:  # (..., K) -> (..., M)
         weight = self.weight
@@ -46,11 +46,11 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tens
 
     Args:
         x: (B, T, H), the residual stream.
-        branch: what to add to it; None for nothing.
+        branch: the tensor to add; None for nothing.
         norm: the LayerNorm.
 
     Returns:
-        x + branch, and norm(x + branch): in autocast's dtype where both were taken in one pass.
+        x + branch, and norm(x + branch). The fused version returns the latter in autocast's dtype.
 
     Example:
         >>> total, y = add_norm(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[1.0, 4.0]]]), nn.LayerNorm(2))
@@ -88,8 +88,7 @@ def _kernels() -> ModuleType:
     return fused_kernels
 
 
-# Operators of their own, so that torch.compile takes them as they are, and so that a gradient can be wider than what it
-# is the gradient of.
+# Custom operators: torch.compile leaves them alone, and a gradient may have a wider dtype than its tensor.
 @torch.library.custom_op("coupled_adam::linear", mutates_args=())
 def _linear(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """x (..., K) times weight (M, K), and the weight in the dtype of x."""
@@ -189,7 +188,7 @@ def _add_norm_backward(
 def _add_norm_gradients(
     grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of both summands, in the dtype of each, and of the weight."""
+    """Gradients of both summands, each in its own dtype, and of the weight."""
     return torch.empty_like(total), torch.empty_like(total, dtype=grad_y.dtype), torch.empty_like(weight)
 
 

@@ -1,22 +1,22 @@
-"""Triton kernels of `fused`: GELU, and a residual sum with the LayerNorm behind it, forward and backward.
+"""Triton kernels for `fused`: GELU, and residual sum with LayerNorm, forward and backward.
 
 With Q(x) = Phi(-|x|), the upper tail of the normal distribution:
     gelu(x) = max(x, 0) - |x| * Q(x)
     gelu'(x) = Phi(x) + x * phi(x)
-Q is exp(-x^2/2) times a polynomial in 1 / (1 + p |x|): Abramowitz and Stegun, formula 7.1.26, right to 8e-8. erf itself
-takes so many instructions that they, and not the memory, would set the pace.
+Q is exp(-x^2/2) times a polynomial in 1 / (1 + p |x|): Abramowitz and Stegun, formula 7.1.26, with an error below 8e-8.
+erf itself takes so many instructions that the kernel would no longer be memory-bound.
 
 LayerNorm of s = x + branch, with s^ = (s - mean) * rstd:
     y = weight * s^
     d s = d_s + rstd * (w - mean(w) - s^ * mean(w * s^)),  w = weight * d_y
 
-All go from the last row to the first: the last ones are still in the cache when a matrix product has just written
-them, and the next product starts with the first ones.
+All kernels go from the last row to the first: the last rows are still in the cache after the matrix product that wrote
+them, and the next product starts with the first rows.
 
 Letters: N rows (tokens), H width. Everything is computed in float32.
 """
 
-# The arguments of a Triton kernel are Triton's own values inside it; there is no type to write down.
+# Inside a Triton kernel, arguments are Triton values that have no Python type.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import math
@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Found on an H200.
+# Tuned on an H200.
 GELU_BLOCK, GELU_WARPS = 4096, 4
 GELU_BACKWARD_BLOCK, GELU_BACKWARD_WARPS = 1024, 4
 NORM_ROWS, NORM_WARPS = 2, 4
@@ -115,7 +115,7 @@ def _add_norm_backward_kernel(
     H,
     BLOCK_H: tl.constexpr,
 ):
-    """Program i takes every P-th row, and adds up the rows' share of the gradient of the weight."""
+    """Process every P-th row from row i in program i, and sum these rows' part of the weight's gradient."""
     columns = tl.arange(0, BLOCK_H)
     mask = columns < H
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
@@ -168,7 +168,7 @@ def gelu_backward(x: Tensor, grad_y: Tensor, grad_x: Tensor) -> None:
 def add_norm(
     x: Tensor, branch: Tensor, weight: Tensor, eps: float, total: Tensor, y: Tensor, mean: Tensor, rstd: Tensor
 ) -> None:
-    """Write x + branch into `total` (N, H), its LayerNorm into `y`, and for backward `mean` and `rstd` (N,)."""
+    """Write x + branch into `total` (N, H), its LayerNorm into `y`, and `mean` and `rstd` (N,) for backward."""
     N, H = mean.numel(), weight.numel()
     with torch.cuda.device_of(x):
         _add_norm_kernel[(triton.cdiv(N, NORM_ROWS),)](
@@ -199,7 +199,7 @@ def add_norm_backward(
     grad_branch: Tensor,
     grad_weight: Tensor,
 ) -> None:
-    """Write the gradient of both summands, in the dtype of each, and of the weight."""
+    """Write the gradients of both summands, each in its own dtype, and of the weight."""
     N, H = mean.numel(), weight.numel()
     programs = max(1, min(N, NORM_BACKWARD_PROGRAMS))
     partial = torch.empty(programs, H, dtype=torch.float32, device=total.device)

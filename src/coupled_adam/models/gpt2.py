@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, LayerNorm before each part of a block, GELU; no biases unless asked for.
+"""GPT-2: learned positions, pre-LayerNorm, GELU; biases are optional.
 
 Letters: V vocabulary rows, H width, B batch, T time, N attention heads.
 """
@@ -49,8 +49,8 @@ class MLP(nn.Module):
 class GPT2Block(nn.Module):
     """Attention and MLP, each added to the residual stream.
 
-    The MLP's share is handed on beside the stream instead: the next block adds it while it normalises the sum, which
-    saves a pass over memory.
+    The block returns the MLP's output separately: the next block adds it when it normalises the sum, which saves a pass
+    over memory.
     """
 
     def __init__(self, config: ModelConfig) -> None:

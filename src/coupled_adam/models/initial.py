@@ -1,7 +1,7 @@
-"""The start of a model, GPT-2's way, as a pure function of the seed and the names of its parameters.
+"""GPT-2's initialisation, as a pure function of the seed and the parameter names.
 
-Each parameter has a generator of its own, so its values do not depend on the order of the others, on the device, or
-on how many ranks share it: every rank draws the whole tensor and keeps its part.
+Each parameter has its own generator, so its values do not depend on the order of the parameters, the device, or the
+number of ranks: every rank draws the whole tensor and keeps its part.
 
 Letters: L layers, V vocabulary rows.
 """
@@ -26,15 +26,15 @@ RESIDUAL_PROJECTIONS = ("attn.c_proj.weight", "mlp.c_proj.weight", "self_attn.o_
 
 
 def initialise(model: LanguageModel, seed: int, unigram: Counts | None = None) -> None:
-    """Fill all parameters: matrices and tables from a normal distribution, norms with 1, biases with 0.
+    """Initialise all parameters: matrices and tables from a normal distribution, norms with 1, biases with 0.
 
-    The standard deviation is 0.02, and 0.02 / sqrt(2L) for the projections that write into the residual stream. The
-    bias of the logits, where the model has one, starts at the smoothed log probabilities of the tokens.
+    The standard deviation is 0.02, and 0.02 / sqrt(2L) for the projections that write into the residual stream. An
+    output bias starts at the smoothed log probabilities of the tokens.
 
     Args:
         model: plain or sharded by `fully_shard`, on any device but meta.
-        seed: two models of the same config and seed are equal.
-        unigram: how often each token occurs in the training text, at most V counts; needed for a bias of the logits.
+        seed: two models with the same config and seed are equal.
+        unigram: token counts of the training text, at most V; required for an output bias.
 
     Example:
         >>> from coupled_adam.models.model_config import ModelConfig, build_model
@@ -57,8 +57,8 @@ def _output_bias(config: ModelConfig, unigram: Counts | None) -> Tensor:
     """(V,) float32 on the CPU."""
     if unigram is None:
         raise UserError(
-            f"output_bias is {config.output_bias!r}, but no token counts are given; pass unigram=, the counts of the "
-            "training text"
+            f"output_bias is {config.output_bias!r}, which needs token counts; pass the counts of the training text as "
+            "unigram="
         )
     return torch.from_numpy(smoothed_log_probabilities(unigram, config.vocabulary_size)).float()
 

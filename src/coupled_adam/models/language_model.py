@@ -1,4 +1,4 @@
-"""What both architectures share: the head on top of the hidden states, and its loss.
+"""Base class of both architectures: the head on top of the hidden states, and its loss.
 
 Letters: V vocabulary rows, H width, B batch, T time.
 """
@@ -13,12 +13,12 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.models.loss import chunk_rows, linear_cross_entropy
 from coupled_adam.models.model_config import ModelConfig
 
-# Of the logits of one chunk, and once more for their softmax; on the CPU they should stay near its cache.
+# Bytes of one chunk of logits; their softmax takes the same again. On the CPU, a chunk should fit in the cache.
 LOGIT_BYTES = {"cpu": 2**24, "cuda": 2**28}
 
 
 def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
-    """c * tanh(logits / c), in float32 at least; the logits themselves where there is no cap.
+    """Compute c * tanh(logits / c) in at least float32; return the logits unchanged if there is no cap.
 
     Example:
         >>> import torch
@@ -31,11 +31,11 @@ def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
 
 
 def mean_embedding_square(weight: Tensor, token_count: int | None = None) -> Tensor:
-    """The squared length of the mean embedding of a table (V, H), in float32 at least: what mu-loss weighs.
+    """Squared length of the mean embedding of a table, in at least float32: the mu-loss term.
 
     Args:
         weight: (V, H).
-        token_count: rows from this one on are padding; None for none.
+        token_count: number of rows before the padding; None for no padding.
 
     Example:
         >>> import torch
@@ -53,7 +53,7 @@ class LanguageModel(nn.Module):
     """
 
     blocks: nn.ModuleList
-    """The layers: what is sharded and compiled one by one."""
+    """The layers; each is sharded and compiled separately."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class LanguageModel(nn.Module):
         has_bias = self.config.output_bias != "none"
         self.lm_head = nn.Linear(self.config.width, self.config.vocabulary_size, bias=has_bias)
         if has_bias:
-            # A parameter in either case, so that it is sharded, saved and loaded as the others are.
+            # A parameter in both cases, so that it is sharded, saved and loaded like the others.
             self.lm_head.bias.requires_grad_(self.config.output_bias == "learned")
         self.input_table_name = f"{name}.weight"
         self.output_table_name = "lm_head.weight"
@@ -71,9 +71,9 @@ class LanguageModel(nn.Module):
             self.lm_head.weight = input_table.weight
             self.output_table_name = self.input_table_name
 
-    # Named as in transformers: `param_groups` asks these, so that no other matrix of that shape is mistaken for one.
+    # Named as in transformers: `param_groups` calls these to find the tables, rather than guessing from shapes.
     def get_input_embeddings(self) -> nn.Module:
-        """The table that tokens are looked up in."""
+        """The input embedding."""
         return self.get_submodule(self.input_table_name.removesuffix(".weight"))
 
     def get_output_embeddings(self) -> nn.Module:
@@ -81,24 +81,21 @@ class LanguageModel(nn.Module):
         return self.lm_head
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """The input of the head, (B, T, H), from tokens (B, T)."""
+        """Compute the input of the head, (B, T, H), from tokens (B, T)."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The logits (..., V) of hidden states (..., H), soft-capped where the config says so.
+        """Compute the logits (..., V) of hidden states (..., H), soft-capped if the config says so.
 
-        As in `linear_cross_entropy`, only the product is taken in the dtype of autocast: in bfloat16 a log probability
-        of -10 would be off by up to 0.03.
+        As in `linear_cross_entropy`, only the matrix product uses autocast's dtype: in bfloat16, a log probability of
+        -10 could be off by 0.03.
         """
         bias = self.lm_head.bias
         logits: Tensor = self.lm_head(hidden) if bias is None else F.linear(hidden, self.lm_head.weight) + bias
         return soft_capped(logits, self.config.logit_cap)
 
     def logit_chunks(self, tokens: Tensor) -> Iterator[Tensor]:
-        """The logits of all positions of tokens (B, T), one position after the other, (n, V) at a time.
-
-        All of them are never in memory at once.
-        """
+        """Yield the logits of all positions of tokens (B, T) in order, in chunks (n, V), to limit memory."""
         hidden = self.hidden_states(tokens).flatten(0, 1)  # (B * T, H)
         budget = LOGIT_BYTES.get(hidden.device.type, LOGIT_BYTES["cpu"])
         rows = chunk_rows(len(hidden), 4 * self.config.vocabulary_size, budget)
@@ -114,14 +111,14 @@ class LanguageModel(nn.Module):
         token_count: int | None = None,
         reduction: str = "mean",
     ) -> Tensor:
-        """Logits without targets, the loss with them.
+        """Return the loss, or the logits if there are no targets.
 
         Args:
             tokens: (B, T) int64.
-            targets: (B, T) int64, the token that follows each; -100 where none is asked for.
+            targets: (B, T) int64, the token that follows each; -100 is ignored.
             z_loss: weight of the mean squared logsumexp of the logits, added to the loss.
             mu_loss: weight of the squared length of the mean output embedding, added to the mean loss.
-            token_count: rows of the table from this one on are padding and do not count for `mu_loss`; None for none.
+            token_count: number of rows before the padding, for `mu_loss`; None for no padding.
             reduction: "mean" over the targets, or "none".
 
         Returns:
@@ -131,12 +128,12 @@ class LanguageModel(nn.Module):
         if tokens.ndim != 2 or tokens.shape[1] > self.config.context:
             raise UserError(
                 f"tokens have shape {tuple(tokens.shape)}, expected (B, T) with T of at most {self.config.context}; "
-                "cut them, or build the model with a longer context"
+                "truncate them, or build the model with a longer context"
             )
         hidden = self.hidden_states(tokens)
         if targets is None:
             return self.logits(hidden)
-        # Here and not in a function of the trainer: FSDP2 gathers the table for the time of this call.
+        # Computed here rather than in the trainer, because FSDP2 gathers the table only during this call.
         loss = linear_cross_entropy(
             hidden.flatten(0, 1),
             self.lm_head.weight,

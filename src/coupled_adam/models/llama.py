@@ -20,7 +20,7 @@ ROPE_BASE = 10_000.0
 def rotary_angles(length: int, head_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position * base^(-2i/D), each (T, D/2) float32.
 
-    Computed in every forward rather than kept in a buffer: a buffer would be cast, sharded and saved.
+    Computed in every forward pass: a buffer would be cast, sharded and saved.
     """
     exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), 1.0 / ROPE_BASE**exponents)
@@ -28,7 +28,7 @@ def rotary_angles(length: int, head_size: int, device: torch.device) -> tuple[Te
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i + D/2}) of x (B, N, T, D) by the angles (T, D/2), in float32 or wider."""
+    """Rotate the pairs (x_i, x_{i + D/2}) of x (B, N, T, D) by the angles (T, D/2), in at least float32."""
     first, second = x.to(torch.promote_types(x.dtype, cosine.dtype)).chunk(2, dim=-1)
     turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
     return turned.to(x.dtype)
@@ -70,7 +70,7 @@ class SwiGLU(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Attention and MLP, each added to the residual stream; the MLP's share by the next block, as in `gpt2`."""
+    """Attention and MLP, each added to the residual stream; the next block adds the MLP's output, as in `gpt2`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Cross-entropy of a linear head, chunk of tokens by chunk of tokens: all logits are never in memory at once.
+"""Cross-entropy of a linear head in chunks of tokens, so that all logits are never in memory at once.
 
-When gradients are wanted, those of a chunk are taken while its logits are there, so nothing is computed twice:
-forward leaves the gradients of the summed loss behind, and backward only multiplies them by a number. They are dense;
-every row of the head gets its push from every token.
+The gradients of a chunk are computed while its logits are in memory, so nothing is computed twice: forward stores the
+gradients of the summed loss, and backward only multiplies them by a number. They are dense: every token contributes to
+the gradient of every row of the head.
 
 Letters: N tokens, V vocabulary rows, H width. With logits z (N, V), bias included, target y and lse = logsumexp(z):
     loss_n = lse_n - z_{n,y} + z_loss * lse_n^2
@@ -21,8 +21,8 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.models import loss_operations
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-# Bytes of the logits of one chunk. Few enough that they stay small beside the model, many enough that adding up the
-# gradient of the weight over the chunks costs little; on the CPU they should stay near its cache.
+# Bytes of one chunk of logits: small compared with the model, but large enough that summing the weight's gradient over
+# chunks costs little. On the CPU, a chunk should fit in the cache.
 CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**30}
 # Matrix products are fastest at multiples of their tiles.
 ROW_MULTIPLE = 256
@@ -39,21 +39,20 @@ def linear_cross_entropy(
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Tensor:
-    """`F.cross_entropy(F.linear(hidden, weight, bias), targets)` without holding the logits.
+    """Compute `F.cross_entropy(F.linear(hidden, weight, bias), targets)` without storing all logits.
 
-    Under autocast the products are taken in its dtype; the bias is added, the softmax taken and the chunks summed up in
-    float32 at least.
-    Can be differentiated once. With reduction="none" the backward pass computes the logits again.
+    Under autocast, the matrix products use its dtype; bias, softmax and the sum over chunks use at least float32. The
+    result can be differentiated once. With reduction="none", the backward pass recomputes the logits.
 
     Args:
         hidden: (N, H).
         weight: (V, H).
-        targets: (N,) int64, rows of the weight, or `ignore_index`. Others are not noticed on CUDA.
-        bias: (V,), added to the logits; None for none.
+        targets: (N,) int64, rows of the weight, or `ignore_index`. Other values are not detected on CUDA.
+        bias: (V,), added to the logits; None for no bias.
         z_loss: weight of the squared logsumexp, added to each token's loss.
-        logit_cap: c in c * tanh(logit / c), taken of the logits with their bias; None for none.
-        reduction: "mean" over the targets that are not ignored (NaN if there are none), or "none".
-        ignore_index: a target that is left out.
+        logit_cap: c in c * tanh(logit / c), applied to the logits including the bias; None for no cap.
+        reduction: "mean" over the targets that are not ignored (NaN if all are), or "none".
+        ignore_index: target to ignore.
 
     Returns:
         The mean, a scalar, or the losses (N,) with 0 at ignored targets; float32 (float64 for float64 inputs).
@@ -77,9 +76,7 @@ def linear_cross_entropy(
         raise UserError(f"Invalid reduction: {reduction!r}; expected 'mean' or 'none'")
     dtype = torch.promote_types(hidden.dtype, weight.dtype)
     device_type = hidden.device.type
-    if (
-        torch.is_autocast_enabled(device_type) and dtype != torch.float64
-    ):  # as autocast does, which leaves float64 alone
+    if torch.is_autocast_enabled(device_type) and dtype != torch.float64:  # like autocast, which does not cast float64
         dtype = torch.get_autocast_dtype(device_type)
     options = float(z_loss), ignore_index, dtype
     cap = float(logit_cap or 0.0)
@@ -92,7 +89,7 @@ def linear_cross_entropy(
     return total / (targets != ignore_index).sum()
 
 
-# Operators of their own: torch.compile takes them as they are, neither unrolling the loop nor leaving its graph.
+# Custom operators: torch.compile neither unrolls the loop nor breaks the graph.
 @torch.library.custom_op("coupled_adam::summed_loss", mutates_args=())
 def _summed_loss(
     hidden: Tensor,
@@ -106,7 +103,7 @@ def _summed_loss(
     needs_bias_grad: bool = False,
     logit_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum of the losses, and its gradients (N, H), (V, H) and (V,); empty where they are not needed."""
+    """The sum of the losses and its gradients (N, H), (V, H) and (V,); gradients that are not needed are empty."""
     losses, grad_hidden, grad_weight, grad_bias = _walk_chunks(
         hidden, weight, targets, None, z_loss, ignore_index, dtype, needs_grad, bias, needs_bias_grad, logit_cap
     )
@@ -134,7 +131,7 @@ def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     hidden, weight, *_, bias, needs_bias_grad, _ = inputs
     _, *gradients = output
     ctx.mark_non_differentiable(*gradients)
-    ctx.set_materialize_grads(False)  # else zeros of their size would be made for the backward pass
+    ctx.set_materialize_grads(False)  # otherwise backward would allocate zeros of their size
     ctx.save_for_backward(*gradients)
     ctx.dtypes = hidden.dtype, weight.dtype, bias.dtype if needs_bias_grad else None
 
@@ -164,7 +161,7 @@ def _token_losses(
     bias: Tensor | None = None,
     logit_cap: float = 0.0,
 ) -> Tensor:
-    """The losses (N,). The weight of each in what is differentiated is known in backward only."""
+    """The losses (N,). Their weights in the differentiated sum are only known in backward."""
     return _walk_chunks(hidden, weight, targets, None, z_loss, ignore_index, dtype, False, bias, False, logit_cap)[0]
 
 
@@ -215,7 +212,7 @@ def _token_gradients(
     needs_bias_grad: bool = False,
     logit_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the sum of the losses, each times its weight (N,)."""
+    """The gradients of the sum of the losses weighted by `token_weights` (N,)."""
     return _walk_chunks(
         hidden, weight, targets, token_weights, z_loss, ignore_index, dtype, True, bias, needs_bias_grad, logit_cap
     )[1:]
@@ -238,10 +235,10 @@ def _(
 
 
 def _refuse_second_derivative() -> None:
-    # Gradients are enabled in a backward pass that is itself to be differentiated.
+    # Gradients are enabled in a backward pass only with create_graph=True.
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "linear_cross_entropy can be differentiated once only; for second derivatives use "
+            "linear_cross_entropy can be differentiated only once; for second derivatives use "
             "F.cross_entropy(F.linear(hidden, weight, bias), targets), or leave out create_graph=True"
         )
 
@@ -259,23 +256,23 @@ def _walk_chunks(
     needs_bias_grad: bool,
     logit_cap: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The losses, and the gradients of their sum.
+    """Compute the losses, and the gradients of their sum, chunk by chunk.
 
     Args:
         hidden, weight, targets, z_loss, ignore_index, bias, logit_cap: as in `linear_cross_entropy`.
-        token_weights: (N,) weights of the losses in the sum, None for 1.
-        dtype: of the matrix products.
-        needs_grad: whether the gradients of hidden and weight are wanted.
-        needs_bias_grad: whether that of the bias is wanted too; a fixed bias is spared the pass over the logits.
+        token_weights: (N,) weights of the losses in the sum; None for 1.
+        dtype: dtype of the matrix products.
+        needs_grad: whether to compute the gradients of hidden and weight.
+        needs_bias_grad: whether to compute the gradient of the bias, which takes another pass over the logits.
 
     Returns:
-        losses (N,), grad_hidden (N, H) in `dtype`, grad_weight (V, H) and grad_bias (V,) in float32 at least; those
-        that are not wanted are empty.
+        losses (N,), grad_hidden (N, H) in `dtype`, grad_weight (V, H) and grad_bias (V,) in at least float32; gradients
+        that are not needed are empty.
     """
     N, V = hidden.shape[0], weight.shape[0]
     losses, grad_hidden, grad_weight, grad_bias = _results(hidden, weight, dtype, needs_grad, needs_bias_grad)
     hidden, weight = hidden.to(dtype), weight.to(dtype)
-    # Not rounded to the dtype of the products: the logarithm of a rare token's probability is as large as -20.
+    # Not rounded to the dtype of the products: the log probability of a rare token can be -20.
     bias = None if bias is None else bias.to(losses.dtype).contiguous()
     rows = chunk_rows(N, V * hidden.itemsize, CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cuda"]))
     buffer = hidden.new_empty(rows, V)
@@ -301,7 +298,7 @@ def _walk_chunks(
 def _results(
     hidden: Tensor, weight: Tensor, dtype: torch.dtype, needs_grad: bool, needs_bias_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Memory for what `_walk_chunks` returns."""
+    """Allocate the results of `_walk_chunks`."""
     wide = torch.promote_types(dtype, torch.float32)
     losses = hidden.new_empty(hidden.shape[0], dtype=wide)
     grad_hidden = hidden.new_empty(hidden.shape if needs_grad else (0,), dtype=dtype)
@@ -311,7 +308,7 @@ def _results(
 
 
 def chunk_rows(N: int, row_bytes: int, budget: int) -> int:
-    """Rows of a chunk: chunks of about equal size, each within the budget where one row is.
+    """Number of rows per chunk, for chunks of about equal size within the budget, but at least one row.
 
     Example:
         >>> chunk_rows(98304, row_bytes=2 * 50304, budget=2**30)
@@ -326,7 +323,7 @@ def chunk_rows(N: int, row_bytes: int, budget: int) -> int:
 
 
 def operations_for(tensor: Tensor) -> ModuleType:
-    """The module with what is done to a chunk: Triton kernels on CUDA and ROCm, torch operations elsewhere."""
+    """The module that processes a chunk: Triton kernels on CUDA and ROCm, torch operations elsewhere."""
     if HAS_TRITON and tensor.is_cuda and tensor.dtype != torch.float64:  # float64 is for checking, not for speed
         from coupled_adam.models import loss_kernels
 

@@ -1,14 +1,13 @@
-"""The softmax of one chunk of logits as a Triton kernel, and the matrix product that adds up in float32.
+"""Triton kernel for the softmax of one chunk of logits, and a matrix product that accumulates in float32.
 
-One program per token. It reads its row once for the logsumexp, in blocks, and once more, now from the cache, to write
-the gradient over it. A bias is read beside the logits both times: it is small and stays in the cache. A soft cap is
-taken where the logits are read.
-`loss_operations` has the same functions in torch operations.
+Each program handles one token. It reads its row in blocks for the logsumexp, then again, now from the cache, to
+overwrite it with the gradient. Both passes also read the bias, which is small and stays in the cache, and apply the
+soft cap to the logits. `loss_operations` has the same functions in torch operations.
 
 Letters: N tokens of the chunk, V vocabulary rows.
 """
 
-# The arguments of a Triton kernel are Triton's own values inside it; there is no type to write down.
+# Inside a Triton kernel, arguments are Triton values that have no Python type.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from coupled_adam.models import loss_operations
 
-# Found on an H200 at V = 50304. With 32 warps two rows per multiprocessor are under way, and all stay in the cache.
+# Tuned on an H200 at V = 50304. With 32 warps, two rows per multiprocessor are in flight, and all stay in the cache.
 BLOCK_V = 8192
 NUM_WARPS = 32
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -26,9 +25,9 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _base_2(reference):
-    """c = reference * log2(e), and the factor that makes up for its rounding.
+    """Return c = reference * log2(e), and a factor that corrects its rounding.
 
-    exp(z - reference) is then exp2(z * log2(e) - c) * factor: one multiply-add, exact where z is near the reference.
+    exp(z - reference) is then exp2(z * log2(e) - c) * factor: one multiply-add, exact for z near the reference.
     """
     c = reference * LOG2_E
     return c, tl.exp2(-tl.fma(reference, LOG2_E, -c))
@@ -36,13 +35,13 @@ def _base_2(reference):
 
 @triton.jit
 def _capped(z, logit_cap):
-    """c * tanh(z / c); tanh u = 1 - 2 / (1 + exp(2u)), which is right at both ends."""
+    """Compute c * tanh(z / c) with tanh u = 1 - 2 / (1 + exp(2u)), which is accurate at both ends."""
     return logit_cap - 2.0 * logit_cap / (1.0 + tl.exp2(z * (2.0 * LOG2_E / logit_cap)))
 
 
 @triton.jit
 def _read(logits_ptr, bias_ptr, logit_cap, first, columns, V, HAS_CAP: tl.constexpr):
-    """A block of a row of logits with its bias, capped, in float32; -inf past the end of the row."""
+    """Read a block of a row of logits in float32, add the bias and apply the cap; -inf past the end of the row."""
     z = tl.load(logits_ptr + first + columns, mask=first + columns < V, other=-float("inf")).to(tl.float32)
     if bias_ptr is not None:
         z += tl.load(bias_ptr + first + columns, mask=first + columns < V, other=0.0, eviction_policy="evict_last")
@@ -89,7 +88,7 @@ def _cross_entropy_kernel(
     HAS_CAP: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    # From the last row to the first: the last ones are still in the cache, and the next product starts at the first.
+    # From the last row to the first: the last rows are still in the cache, and the next product starts at the first.
     row = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     logits_ptr += row * stride_logits
     target = tl.load(targets_ptr + row * stride_targets)
@@ -101,7 +100,7 @@ def _cross_entropy_kernel(
     if HAS_CAP:
         target_logit = _capped(target_logit, logit_cap)
 
-    # Relative to the target's logit: the largest would have to be found first, in another pass.
+    # Relative to the target's logit: finding the largest logit first would take another pass.
     reference = target_logit
     total = _sum_of_exponentials(logits_ptr, bias_ptr, logit_cap, reference, V, BLOCK_V, HAS_CAP)
     if not total < float("inf"):  # some logit is 88 or more above the target's
@@ -119,11 +118,11 @@ def _cross_entropy_kernel(
         c, factor = _base_2(lse)
         push = weight * (1.0 + 2.0 * z_loss * lse) * factor
         columns = tl.arange(0, BLOCK_V)
-        tl.debug_barrier()  # all threads have read the target's logit before one of them writes there
+        tl.debug_barrier()  # all threads must have read the target's logit before one of them overwrites it
         for first in range(0, V, BLOCK_V):
             in_row = first + columns < V
             place = logits_ptr + first + columns
-            # Evicted first: the rows that are still to be read a second time should stay in the cache instead.
+            # Evict this row first: rows that are still to be read a second time should stay in the cache.
             z = tl.load(place, mask=in_row, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
             if bias_ptr is not None:
                 z += tl.load(bias_ptr + first + columns, mask=in_row, other=0.0, eviction_policy="evict_last")
@@ -151,7 +150,7 @@ def cross_entropy(
     bias: Tensor | None = None,
     logit_cap: float = 0.0,
 ) -> None:
-    """Write the losses, turn the logits into their gradient; see `loss_operations.cross_entropy`."""
+    """Write the losses, and replace the logits by their gradient; see `loss_operations.cross_entropy`."""
     N, V = logits.shape
     with torch.cuda.device_of(logits):
         _cross_entropy_kernel[(N,)](
@@ -175,7 +174,7 @@ def cross_entropy(
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total += a @ b, in float32 within the product; see `loss_operations.add_product`."""
+    """Add a @ b to total, accumulated in float32; see `loss_operations.add_product`."""
     if a.dtype == total.dtype:
         torch.addmm(total, a, b, beta=0 if first else 1, out=total)
     elif first:
@@ -185,10 +184,10 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
 
 
 def add_column_sums(total: Tensor, matrix: Tensor, first: bool) -> None:
-    """total += the sum over rows, in float32; see `loss_operations.add_column_sums`.
+    """Add the sum over the rows to total, in float32; see `loss_operations.add_column_sums`.
 
-    As a product with a row of ones: torch.sum over the rows of so wide a matrix takes a float32 buffer that is as large
-    as a good part of the matrix.
+    Computed as a product with a row of ones: torch.sum over the rows of such a wide matrix would allocate a float32
+    buffer almost as large as the matrix.
     """
     if matrix.dtype == total.dtype:  # a product could round to TF32
         loss_operations.add_column_sums(total, matrix, first)

@@ -1,4 +1,4 @@
-"""What is done to one chunk of logits, in torch operations. `loss_kernels` has the same functions for GPUs.
+"""Cross-entropy of one chunk of logits in torch operations. `loss_kernels` has the same functions for GPUs.
 
 Letters: N tokens of the chunk, V vocabulary rows, H width.
 """
@@ -18,22 +18,23 @@ def cross_entropy(
     bias: Tensor | None = None,
     logit_cap: float = 0.0,
 ) -> None:
-    """Write the losses of a chunk, and where gradients are wanted turn its logits into theirs, in place.
+    """Write the losses of a chunk and, if needed, replace its logits by their gradient in place.
 
     Args:
-        logits: (N, V), without the bias; afterwards their gradient of sum_n token_weights_n * loss_n, or anything.
+        logits: (N, V), without the bias. On return they hold the gradient of sum_n token_weights_n * loss_n, or are
+            undefined without `needs_grad`.
         targets: (N,) int64.
-        losses: (N,), written, in the dtype in which the softmax is taken.
-        token_weights: (N,), None for 1.
+        losses: (N,), output; the softmax uses their dtype.
+        token_weights: (N,); None for 1.
         z_loss: weight of the squared logsumexp in the loss.
         ignore_index: a target whose loss and gradient are 0.
-        needs_grad: whether the gradient is wanted.
-        bias: (V,) in the dtype of the losses, added to the logits; None for none.
-        logit_cap: c in c * tanh(logit / c), taken of the logits with their bias; 0 for none.
+        needs_grad: whether to compute the gradient.
+        bias: (V,) in the dtype of the losses, added to the logits; None for no bias.
+        logit_cap: c in c * tanh(logit / c), applied to the logits including the bias; 0 for no cap.
     """
     kept = targets != ignore_index
     column = targets.where(kept, 0).unsqueeze(1)  # (N, 1)
-    # In place where the logits already have the dtype of the losses.
+    # In place if the logits already have the dtype of the losses.
     in_place = logits.dtype == losses.dtype
     if bias is None:
         z, out = logits, logits if in_place else None
@@ -61,7 +62,7 @@ def cross_entropy(
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total += a @ b, or total = a @ b for the first product; the total may be wider than the factors."""
+    """Add a @ b to total, or overwrite it for the first product; total may have a wider dtype than a and b."""
     if a.dtype == total.dtype:
         torch.addmm(total, a, b, beta=0 if first else 1, out=total)
     elif first:
@@ -71,8 +72,10 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
 
 
 def add_column_sums(total: Tensor, matrix: Tensor, first: bool) -> None:
-    """total (V,) += the sum over the rows of a matrix (N, V), or total = that sum for the first; the total may be wider
-    than the matrix."""
+    """Add the sum over the rows of a matrix (N, V) to total (V,), or overwrite it for the first matrix.
+
+    total may have a wider dtype than the matrix.
+    """
     if first:
         torch.sum(matrix, dim=0, dtype=total.dtype, out=total)
     else:

@@ -1,4 +1,4 @@
-"""What a model is made of, and what follows from that alone: its size and its cost, without building it.
+"""The shape of a model, and its size and cost, computed without building it.
 
 Letters: V vocabulary rows, H width, L layers, T context.
 """
@@ -28,9 +28,9 @@ class ModelConfig:
         vocabulary_size: V, rows of the table; at least the tokens of the tokenizer.
         tied: one table for input and output.
         bias: biases in linear layers and LayerNorms; GPT-2 only.
-        output_bias: of the logits: "none", "unigram" (fixed at the log unigram probabilities of the training text) or
-            "learned" (starts there).
-        logit_cap: c of the soft cap c * tanh(logit / c); None for none.
+        output_bias: bias of the logits: "none", "unigram" (fixed at the log unigram probabilities of the training text)
+            or "learned" (starts there).
+        logit_cap: c of the soft cap c * tanh(logit / c); None for no cap.
 
     Example:
         >>> ModelConfig("gpt2", layers=12, heads=12, width=768).head_size
@@ -62,14 +62,14 @@ class ModelConfig:
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"Invalid {name}: {value!r}; expected a whole number of at least 1")
         if self.width % self.heads:
-            raise UserError(f"Invalid heads: {self.heads} do not divide the width {self.width}; choose a divisor of it")
+            raise UserError(f"Invalid heads: {self.heads} does not divide the width {self.width}; choose a divisor")
         if self.architecture == "llama" and self.head_size % 2:
             raise UserError(
-                f"Invalid heads: {self.heads} heads of width {self.head_size} each, but RoPE turns pairs of "
-                "numbers; choose heads so that width / heads is even"
+                f"Invalid heads: {self.heads} heads have width {self.head_size} each, but RoPE needs an even width; "
+                "choose heads so that width / heads is even"
             )
         if self.architecture == "llama" and self.bias:
-            raise UserError("Invalid bias: True; the Llama-style model has none, set bias = false")
+            raise UserError("Invalid bias: True; the Llama-style model has no biases, set bias = false")
 
     @property
     def head_size(self) -> int:
@@ -85,20 +85,20 @@ class ModelConfig:
 
 
 def build_model(config: ModelConfig) -> "LanguageModel":
-    """The model of a config, its parameters not initialised (see `initial.initialise`).
+    """Build a model without initialising its parameters (see `initial.initialise`).
 
     Args:
-        config: what to build.
+        config: the shape of the model.
 
     Returns:
-        The model, on the current default device: under `with torch.device("meta")` nothing is allocated.
+        The model, on the current default device; under `with torch.device("meta")` nothing is allocated.
 
     Example:
         >>> model = build_model(ModelConfig("llama", layers=1, heads=2, width=8, context=16, vocabulary_size=32))
         >>> model.output_table_name
         'embed_tokens.weight'
     """
-    # Here, because a config must be readable without torch, and the models import this module.
+    # Imported here because a config must load without torch, and the models import this module.
     from coupled_adam.models.gpt2 import GPT2
     from coupled_adam.models.llama import Llama
 
@@ -106,7 +106,7 @@ def build_model(config: ModelConfig) -> "LanguageModel":
 
 
 def matrices_of_a_block(config: ModelConfig) -> list[tuple[int, int]]:
-    """The shapes of the matrices of one block, as the layers have them: (rows, columns).
+    """Shapes (rows, columns) of the matrices of one block, in layer order.
 
     Example:
         >>> matrices_of_a_block(ModelConfig("gpt2", layers=1, heads=1, width=8))
@@ -119,7 +119,7 @@ def matrices_of_a_block(config: ModelConfig) -> list[tuple[int, int]]:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """N: all parameters that are trained, a tied table counted once.
+    """Number of trained parameters N; a tied table counts once.
 
     Example:
         >>> parameter_count(ModelConfig("gpt2", layers=12, heads=12, width=768))
@@ -135,9 +135,9 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def flops_per_token(config: ModelConfig) -> int:
-    """Floating-point operations of one training step per token, by PaLM's count: 6N + 12LHT.
+    """Floating-point operations of one training step per token, as counted by PaLM: 6N + 12LHT.
 
-    N is without the tables that are only looked up in: positions, and the input table of an untied model.
+    N excludes lookup tables: positions, and the input table of an untied model.
 
     Example:
         >>> flops_per_token(ModelConfig("gpt2", layers=12, heads=12, width=768)) / 1e6

@@ -1,6 +1,6 @@
-"""The device of a run: which one, how it is set up, what it could do, and how much memory is in use.
+"""The device of a run: selection, setup, peak performance and memory use.
 
-All settings that change the speed and not the result are made here, once, before the model is built.
+All settings that affect speed but not results are made here, once, before the model is built.
 """
 
 import ctypes
@@ -12,8 +12,8 @@ import torch
 
 from coupled_adam.base.errors import UserError
 
-# Dense bf16 matrix products with float32 sums, FLOP per second, by the vendors' data sheets. A name matches when it has
-# all words of a line; the first match counts.
+# Dense bf16 matrix products with float32 accumulation, FLOP per second, from the vendors' data sheets. A device name
+# matches an entry if it contains all its words; the first match counts.
 PEAK_FLOPS = {
     "B300": 2250e12,
     "GB200": 2500e12,
@@ -47,7 +47,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def pick_device(wanted: str) -> torch.device:
-    """The device that "auto", "cpu" or "cuda" means on this machine.
+    """Resolve "auto", "cpu" or "cuda" to a device of this machine.
 
     Example:
         >>> pick_device("cpu")
@@ -57,28 +57,29 @@ def pick_device(wanted: str) -> torch.device:
         raise UserError(f"Invalid device: {wanted!r}; expected 'auto', 'cpu' or 'cuda'")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "the device is 'cuda', but torch sees none; take 'cpu' or 'auto' (training.device of a config, --device)"
+            "the device is 'cuda', but torch finds no CUDA device; use 'cpu' or 'auto' (training.device in a config, "
+            "--device)"
         )
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def device_name(device: torch.device) -> str:
-    """What the vendor calls a GPU; "cpu" for the CPU."""
+    """The vendor's name of a GPU; "cpu" for the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def prepare_device(device: torch.device, *, deterministic: bool, threads: int | None) -> None:
-    """Set this process up for training on a device.
+    """Set up this process for training on a device.
 
     Args:
-        device: where the model will be.
-        deterministic: only operations that give the same bits again; those that cannot raise an error.
-        threads: of the CPU; None leaves torch's choice.
+        device: the device of the model.
+        deterministic: use only bit-reproducible operations; others raise an error.
+        threads: number of CPU threads; None for torch's default.
     """
     if threads:
         torch.set_num_threads(threads)
     if deterministic:
-        # Read when cuBLAS is first used.
+        # cuBLAS reads this at its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
     if device.type == "cpu":
@@ -88,7 +89,7 @@ def prepare_device(device: torch.device, *, deterministic: bool, threads: int | 
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """FLOP per second in dense bf16 matrix products; None for a device that is not in the table.
+    """Peak FLOP per second of dense bf16 matrix products; None for an unknown device.
 
     Example:
         >>> peak_flops(torch.device("cpu")) is None
@@ -98,7 +99,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_flops_by_name(name: str) -> float | None:
-    """The same by the vendor's name.
+    """Peak FLOP per second by the vendor's name of the device.
 
     Example:
         >>> peak_flops_by_name("NVIDIA H100 80GB HBM3") / 1e12
@@ -109,7 +110,7 @@ def peak_flops_by_name(name: str) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes in use so far: of tensors on a GPU, of the whole process on the CPU."""
+    """Peak memory in bytes so far: of tensors on a GPU, of the whole process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     import resource  # not on Windows
@@ -119,10 +120,10 @@ def peak_memory(device: torch.device) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's malloc keep what is freed, as a training step will ask for the same sizes again.
+    """Let glibc's malloc keep freed memory, because every training step allocates the same sizes.
 
-    By default it returns large blocks to the system, which hands them out again page by page, each filled with zeros.
-    Does nothing where the C library is another one, or where the user has set MALLOC_ variables of glibc.
+    By default malloc returns large blocks to the system, which zeroes every page when it is allocated again. Does
+    nothing with another C library, or if the user has set glibc's MALLOC_ variables.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return
@@ -130,6 +131,6 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc takes
+    mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # glibc's maximum
     mallopt(M_TRIM_THRESHOLD, 2**30)
     mallopt(M_TOP_PAD, 64 * 2**20)

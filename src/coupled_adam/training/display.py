@@ -1,9 +1,8 @@
-"""What a training shows while it runs: one live line on a terminal, plain lines where there is none.
+"""Training progress: one live line on a terminal, plain lines elsewhere.
 
-The parts of the live line find room in the order of their importance, so that a narrow terminal still shows how far
-the training is, its loss and the time left. It is drawn a few times a second however fast the steps are, by the
-training itself and not by a thread. A display that can no longer be written to (a closed pipe, a full disk) falls
-silent, and the training goes on.
+The parts of the live line are fitted in order of importance, so a narrow terminal still shows the progress, the loss
+and the remaining time. The training itself redraws the line, at most a few times per second; there is no thread. If
+the output cannot be written (a closed pipe, a full disk), the display stops and the training continues.
 """
 
 import time
@@ -19,12 +18,12 @@ from coupled_adam.base.text import duration, learning_rate, si
 from coupled_adam.metrics import METRICS
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
-# Plain lines go to files: a run of days should not fill them. One percent of the time so far, within these bounds.
+# Plain lines often go to files, which a run of days should not fill: wait 1% of the elapsed time, within these bounds.
 SECONDS_BETWEEN_LINES = (5.0, 60.0)
 SEPARATION = "  "
 BAR = "bar"
 NARROWEST_BAR, WIDEST_BAR = 6, 40
-# Who finds room first.
+# Most important first.
 IMPORTANCE = (
     "step",
     "loss",
@@ -37,7 +36,7 @@ IMPORTANCE = (
     "mfu",
     "memory_bytes",
 )
-# From left to right: how wide each value usually is, so that nothing moves when one loses a digit, and what is shown.
+# From left to right: the usual width of each value, so that the line does not jump, and its format.
 FORMATS: dict[str, tuple[int, Callable[[float], str]]] = {
     "loss": (10, lambda loss: f"{METRICS['train_loss'].short} {loss:.3f}"),
     "lr": (9, lambda lr: f"{METRICS['lr'].short} {learning_rate(lr)}"),
@@ -51,15 +50,15 @@ FORMATS: dict[str, tuple[int, Callable[[float], str]]] = {
 
 
 class Part(NamedTuple):
-    """A piece of the line."""
+    """A part of the line."""
 
     name: str
     text: str
 
 
 def parts_of(step: int, total_steps: int, values: Mapping[str, float]) -> list[Part]:
-    """All that there is to show, from left to right."""
-    percent = 100 * step // total_steps  # rounded down: 100% is the end
+    """All parts of the line, from left to right."""
+    percent = 100 * step // total_steps  # rounded down, so that 100% means finished
     parts = [
         Part("step", f"{step:>{len(str(total_steps))}}/{total_steps} {percent:>3}%"),
         Part(BAR, " " * NARROWEST_BAR),
@@ -70,7 +69,7 @@ def parts_of(step: int, total_steps: int, values: Mapping[str, float]) -> list[P
 
 
 def fitting(parts: list[Part], width: int) -> list[Part]:
-    """The most important parts that fit side by side into `width` columns, in their order; the first one always."""
+    """The most important parts that fit into `width` columns, in order, with at least one part."""
     room = width + len(SEPARATION)
     chosen: set[str] = set()
     for part in sorted(parts, key=lambda part: IMPORTANCE.index(part.name)):
@@ -82,7 +81,7 @@ def fitting(parts: list[Part], width: int) -> list[Part]:
 
 
 class LiveLine:
-    """The line as rich draws it, as wide as the terminal is at that moment."""
+    """The line as a rich renderable, as wide as the terminal at the moment of drawing."""
 
     def __init__(self, step: int, total_steps: int) -> None:
         self.step = step
@@ -97,7 +96,7 @@ class LiveLine:
             if position > 0:
                 yield Segment(SEPARATION)
             if part.name == BAR:
-                # Two kinds of strokes, for there may be no colours.
+                # Different characters, because the terminal may have no colours.
                 done, still_to_do = "#." if options.ascii_only else "━─"
                 filled = bar_width * self.step // self.total_steps
                 yield Segment(done * filled, console.get_style("bar.complete"))
@@ -108,14 +107,14 @@ class LiveLine:
 
 
 class TrainingDisplay:
-    """The display of one training, as a context manager.
+    """Context manager that displays the progress of a training.
 
     Args:
-        console: where to show; a live line on a terminal, plain lines elsewhere.
-        total_steps: when the training is complete.
-        start_step: steps that were finished before.
-        shown: False on all ranks but the first: then nothing is shown.
-        clock: seconds that only increase.
+        console: the output; a live line on a terminal, plain lines elsewhere.
+        total_steps: number of steps in the run.
+        start_step: number of steps finished before.
+        shown: whether to show anything; False on all ranks but the first.
+        clock: monotonic clock in seconds.
 
     Example:
         >>> with TrainingDisplay(Console(), total_steps=300) as display:
@@ -138,11 +137,11 @@ class TrainingDisplay:
         self._shown = shown
         self._clock = clock
         self._line = LiveLine(start_step, total_steps)
-        # Not console.is_terminal alone: FORCE_COLOR makes that true for files as well.
+        # console.is_terminal is not enough: FORCE_COLOR makes it true for files as well.
         is_live = shown and console.is_interactive and console.file.isatty()
         self._live = Live(self._line, console=console, auto_refresh=False) if is_live else None
         self._started = clock()
-        self._last_shown: float | None = None  # when the line was drawn or printed last
+        self._last_shown: float | None = None  # time of the last drawn or printed line
         self._step_shown = start_step
 
     def __enter__(self) -> Self:
@@ -152,18 +151,18 @@ class TrainingDisplay:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._shown = True  # also where it has fallen silent, standard output must be given back
+            self._shown = True  # rich must restore standard output even after the display has stopped
             self._guarded(self._live.stop)
         elif self._line.values and self._line.step != self._step_shown:
             self._guarded(self._show)
 
     def update(self, step: int, values: Mapping[str, float | int | str | None] | None = None) -> None:
-        """Say that `step` steps are finished; cheap enough to be called after each.
+        """Report that `step` steps are finished; cheap enough to call after every step.
 
         Args:
-            step: finished steps.
-            values: numbers by the names that they have in metrics.jsonl (`FORMATS`); other names are ignored, and those
-                that are not given keep their last value. A plain line is printed only when there are new values.
+            step: number of finished steps.
+            values: numbers by their names in metrics.jsonl (see `FORMATS`); other names are ignored, and missing ones
+                keep their last value. Plain lines are printed only if there are new values.
         """
         self._line.step = step
         if values is not None:
@@ -175,7 +174,7 @@ class TrainingDisplay:
             self._guarded(self._show)
 
     def message(self, text: str) -> None:
-        """Print a sentence, above the live line where there is one."""
+        """Print a message, above the live line if there is one."""
         self._guarded(lambda: self._console.print(Text(text), soft_wrap=True))
 
     def _seconds_between(self) -> float:
@@ -202,6 +201,6 @@ class TrainingDisplay:
         except OSError:
             self._shown = False
         except SystemExit:
-            if not self._console.quiet:  # not what rich does when a pipe is closed: it goes quiet and ends the program
+            if not self._console.quiet:  # on a closed pipe, rich sets quiet and exits; ignore only that
                 raise
             self._shown = False

@@ -1,10 +1,10 @@
-"""The embeddings of a model while it trains: the mean embedding often, all measures now and then.
+"""Measure the embeddings during training: the mean embedding often, all measures occasionally.
 
-The mean embedding costs one pass over a table, on its device, and `light_measures` does not wait for the result. All
-measures take seconds on a large table on the CPU, and a fraction of one on a GPU.
+The mean embedding costs one pass over a table on its device, and `light_measures` does not wait for the result. All
+measures of a large table take seconds on the CPU, and a fraction of a second on a GPU.
 
-Rows from `vocabulary_size` on are padding and left out of everything. Tables whose rows are sharded over ranks (FSDP2)
-are measured as a whole: every rank has to call the same function.
+Padding rows, from `vocabulary_size` on, are always excluded. Tables with rows sharded over ranks (FSDP2) are measured
+as a whole: every rank must call the same function.
 
 Legend: V vocabulary rows, H hidden size, n rows of one block.
 """
@@ -23,22 +23,22 @@ from coupled_adam.embeddings.embedding_matrix import Array, open_table
 from coupled_adam.metrics import table_key
 from coupled_adam.optimizer.sharding import PartialSum, Reduction, is_distributed, local_part, process_groups
 
-# Of a block in float64: small beside a table, and it stays in the cache between its two sums.
+# Size of a block in float64: small compared with a table, and it stays in the cache between its two sums.
 BLOCK_BYTES = 2**24
 
 
 @torch.no_grad()
 def light_measures(tables: Mapping[str, Tensor], vocabulary_size: int) -> dict[str, Tensor]:
-    """The length of the mean embedding, and its ratio to the mean length (Eq. mu), of each table.
+    """Compute the length of each table's mean embedding, and its ratio to the mean length (Eq. mu).
 
     Args:
-        tables: (V, H) by their role: "input" and "output", or one of them when they are tied.
-        vocabulary_size: rows from this one on are padding.
+        tables: (V, H) by role: "input" and "output", or one of them for a tied model.
+        vocabulary_size: number of rows before the padding.
 
     Returns:
-        `mu_norm` and `mu_norm_ratio`, and `input_` before those of the input table: 0-dimensional, float64, on
-        the device of the table and the same on every rank. They equal `measure`'s; the ratio is NaN where all rows are
-        zero.
+        `mu_norm` and `mu_norm_ratio`, with the prefix `input_` for the input table: 0-dimensional float64 tensors on
+        the table's device, the same on every rank. They equal the values of `measure`; the ratio is NaN if all rows
+        are zero.
 
     Example:
         >>> light_measures({"output": torch.tensor([[3.0, 4.0], [3.0, -4.0], [9.0, 9.0]])}, vocabulary_size=2)
@@ -56,7 +56,7 @@ def light_measures(tables: Mapping[str, Tensor], vocabulary_size: int) -> dict[s
 
 
 def row_sums(table: Tensor, vocabulary_size: int, role: str) -> Tensor:
-    """sum_i e_i and sum_i |e_i| over this rank's rows that are not padding, (H + 1,) float64."""
+    """sum_i e_i and sum_i |e_i| over this rank's rows without padding, (H + 1,) float64."""
     rows = local_part(table)[: rows_before_padding(table, vocabulary_size, role)]
     sums = torch.zeros(table.shape[1] + 1, dtype=torch.float64, device=rows.device)
     if len(rows) == 0:
@@ -70,7 +70,7 @@ def row_sums(table: Tensor, vocabulary_size: int, role: str) -> Tensor:
 
 
 def rows_before_padding(table: Tensor, vocabulary_size: int, role: str) -> int:
-    """How many of this rank's rows are not padding."""
+    """Number of this rank's rows that are not padding."""
     V = table.shape[0]
     if not 0 < vocabulary_size <= V:
         raise UserError(f"{role} table: vocabulary_size is {vocabulary_size}, expected 1 to its number of rows, {V}")
@@ -80,10 +80,10 @@ def rows_before_padding(table: Tensor, vocabulary_size: int, role: str) -> int:
     (mesh_dim, *others) = (dim for dim, placement in enumerate(placements) if not placement.is_replicate())
     if others or not placements[mesh_dim].is_shard(0):
         raise UserError(
-            f"{role} table: its placements are {placements}, expected rows sharded over one dimension of the mesh as "
-            "FSDP2 does it; pass table.full_tensor(), or switch the monitor off"
+            f"{role} table: its placements are {placements}, expected rows sharded over one mesh dimension, as with "
+            "FSDP2; pass table.full_tensor(), or switch the monitor off"
         )
-    rows_per_rank = -(-V // int(mesh.size(mesh_dim)))  # the last ranks have fewer, or none
+    rows_per_rank = -(-V // int(mesh.size(mesh_dim)))  # the last ranks may have fewer or none
     return max(0, vocabulary_size - int(mesh.get_local_rank(mesh_dim)) * rows_per_rank)
 
 
@@ -95,21 +95,21 @@ def full_measures(
     tokenizer: SingleTokens | None = None,
     word_pairs: Mapping[str, WordPairs] | None = None,
 ) -> dict[str, float | None]:
-    """All measures of each table; on ranks other than the first, which only send their rows, nothing.
+    """Compute all measures of each table on the first rank; the other ranks only send their rows.
 
     Args:
-        tables: (V, H) by their role, as in `light_measures`.
-        vocabulary_size: rows from this one on are padding.
-        unigram: how often each token occurs in the training text, (vocabulary_size,).
-        tokenizer: says which token a word is.
-        word_pairs: benchmarks of word similarity by name.
+        tables: (V, H) by role, as in `light_measures`.
+        vocabulary_size: number of rows before the padding.
+        unigram: token counts of the training text, (vocabulary_size,).
+        tokenizer: maps words to tokens.
+        word_pairs: word-similarity benchmarks by name.
 
     Returns:
-        The numbers of `EmbeddingMetrics` by name, and for each benchmark for example `simlex_999_pearson`; with
-        `input_` before them those of the input table.
+        The numbers of `EmbeddingMetrics` by name, and for each benchmark for example `simlex_999_pearson`; with the
+        prefix `input_` for the input table. Empty on ranks other than the first.
 
     Raises:
-        ValueError: where a table has entries that are not finite; look at the loss first.
+        ValueError: a table has entries that are not finite; look at the loss first.
     """
     results: dict[str, float | None] = {}
     is_first = not dist.is_initialized() or dist.get_rank() == 0
@@ -124,7 +124,7 @@ def full_measures(
 
 
 def numbers_of(metrics: EmbeddingMetrics) -> dict[str, float | None]:
-    """The record without what is not a single number, and with one number per benchmark and kind."""
+    """Flatten the metrics to numbers by name, with one number per benchmark and kind."""
     numbers: dict[str, float | None] = {
         name: value for name, value in metrics.to_dict().items() if name not in ("shape", "word_similarity")
     }

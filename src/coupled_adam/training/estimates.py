@@ -1,8 +1,8 @@
-"""What a run will take before it is started: parameters, steps, memory, time. Counted from the config, without torch.
+"""Estimate a run's parameters, steps, memory and time from its config, without torch.
 
-Weights, gradients and optimizer state are exact. Activations are what the blocks keep for the backward pass, without
-what the compiler saves or adds; the time is the model's operations over a share of the device's peak that such models
-were measured to reach. Both are estimates.
+Weights, gradients and optimizer state are exact. Activations and time are estimates: activations are what the blocks
+keep for the backward pass, without the compiler's changes; the time is the model's operations divided by the share of
+the device's peak that such models reach in measurements.
 
 Letters: V vocabulary rows, H width, L layers, M width of the MLP, N parameters.
 """
@@ -26,32 +26,32 @@ NEWTON_SCHULZ_STEPS = 5
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run would take place."""
+    """A device for which to estimate the time of a run."""
 
     name: str
     flops: float
-    """Operations per second that training is expected to get: the peak times the utilisation."""
+    """Expected operations per second in training: the peak times the utilisation."""
     seconds_per_step: float = 0.0
-    """The least a step takes, however small the model."""
+    """Minimum time of a step, however small the model."""
 
 
-# GPT-2 models from 6 layers and 384 wide on were measured at 40 to 50% of the 989 TFLOP/s (bf16) that both have.
+# GPT-2 models with at least 6 layers and width 384 were measured at 40 to 50% of the peak of both, 989 TFLOP/s (bf16).
 UTILISATION = 0.45
 H200 = Machine("H100 or H200", UTILISATION * 989e12, seconds_per_step=2e-3)
 
 
 def gpu(name: str, peak_flops: float) -> Machine:
-    """A GPU whose peak (bf16, dense) is known."""
+    """A GPU with this peak (bf16, dense)."""
     return Machine(name, UTILISATION * peak_flops, H200.seconds_per_step)
 
 
 def cpu(cores: int) -> Machine:
-    """Processor cores, at what the preset `tiny` gets of one in float32; they differ by several times."""
+    """CPU cores, at the rate of the preset `tiny` in float32; actual CPUs differ by several times."""
     return Machine(f"{cores} CPU core{'s' if cores > 1 else ''}", 30e9 * cores)
 
 
 def this_machine() -> Machine | None:
-    """The device at hand: a GPU whose peak is known, or the processor; None for any other GPU. Loads torch."""
+    """This machine's device: a GPU with a known peak, or the CPU; None for other GPUs. Imports torch."""
     import torch
 
     from coupled_adam.training.devices import device_name, peak_flops, pick_device
@@ -65,7 +65,7 @@ def this_machine() -> Machine | None:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, when everything is on that one."""
+    """Memory of a run in bytes, with everything on one device."""
 
     weights: int
     """float32, and for bf16 the copies that autocast keeps for the backward pass."""
@@ -78,12 +78,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it at once, which is a little more than the true peak."""
+        """The sum of all parts, slightly more than the true peak."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.head
 
 
 def memory(config: Config) -> Memory:
-    """The memory of a run on one device; precision "auto" counts as bf16.
+    """Estimate the memory of a run on one device; precision "auto" counts as bf16.
 
     Example:
         >>> round(memory(load_config("gpt2-125m")).total / GB)
@@ -92,7 +92,7 @@ def memory(config: Config) -> Memory:
     model = config.to_model_config()
     N, table = parameter_count(model), model.vocabulary_size * model.width
     samples = config.micro_batch_size(ranks=1)
-    number = 4 if config.training.precision == "float32" else 2  # bytes of what is multiplied
+    number = 4 if config.training.precision == "float32" else 2  # bytes per number in matrix products
     tokens = samples * model.context
     logits = min(tokens * model.vocabulary_size * number, LOGITS_BYTES)
     fixed = model.vocabulary_size if model.output_bias == "unigram" else 0
@@ -106,10 +106,10 @@ def memory(config: Config) -> Memory:
 
 
 def optimizer_bytes(config: Config) -> int:
-    """Bytes of the optimizer's state: two float32 moments of each number, less what the embeddings and Muon save.
+    """Bytes of the optimizer state: two float32 moments per parameter, minus the savings for embeddings and Muon.
 
-    A coupled table keeps one second moment for all its rows, (1, H), and its first moments may be in bfloat16; with SGD
-    a table has a momentum only, and so has a matrix with Muon.
+    A coupled table keeps one second moment for all rows, (1, H), and its first moments may be in bfloat16. A table with
+    SGD and a matrix with Muon have only a momentum.
     """
     model = config.to_model_config()
     adamw = 8 * parameter_count(model)
@@ -123,7 +123,7 @@ def optimizer_bytes(config: Config) -> int:
 
 
 def hidden_matrices(config: Config) -> list[tuple[int, int]]:
-    """The shapes of all matrices of the blocks."""
+    """Shapes of all matrices of the blocks."""
     model = config.to_model_config()
     return model.layers * matrices_of_a_block(model)
 
@@ -131,8 +131,8 @@ def hidden_matrices(config: Config) -> list[tuple[int, int]]:
 def muon_flops(config: Config) -> int:
     """Operations of Muon's orthogonalisation in one step; 0 without Muon.
 
-    A round of the iteration has, for m <= n, the products X X' (2 m m n), its square (2 m m m) and that times X
-    (2 m m n).
+    For m <= n, a round of the iteration has three products: A = X X' (2 m m n), its square (2 m m m), and the result
+    times X (2 m m n).
 
     Example:
         >>> round(muon_flops(load_config("gpt2-125m", ["optimizer.matrices=muon"])) / 1e12, 1)
@@ -145,7 +145,7 @@ def muon_flops(config: Config) -> int:
 
 
 def activation_bytes_per_token(config: Config, number: int) -> int:
-    """What the backward pass needs of one token, in bytes; `number` is 2 for bf16 and 4 for float32.
+    """Bytes per token that the blocks keep for the backward pass; `number` is 2 for bf16 and 4 for float32.
 
     A block keeps: the residual stream before each norm (2 H float32), both norms' results (2 H), queries, keys and
     values (3 H), the attention's result (H), and for GELU its input and result (2 M), for SwiGLU the two inputs, the
@@ -159,7 +159,7 @@ def activation_bytes_per_token(config: Config, number: int) -> int:
 
 
 def seconds(config: Config, machine: Machine) -> float:
-    """The time of the run's steps on one device, without validation, measures and checkpoints.
+    """Estimate the time of the run's steps on one device, without validation, measures and checkpoints.
 
     Example:
         >>> round(seconds(load_config("gpt2-125m"), H200) / 3600, 1)  # hours
@@ -171,10 +171,10 @@ def seconds(config: Config, machine: Machine) -> float:
 
 
 def preset_table(here: Machine | None = None) -> Table:
-    """The presets with their sizes and what they would take.
+    """Table of the presets with their sizes and estimates.
 
     Args:
-        here: the device at hand, where it is known; it gets a column of its own.
+        here: this machine's device, if known; it gets its own column.
     """
     machines = [H200] if here is None else [H200, here]
     table = Table(

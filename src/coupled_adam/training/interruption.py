@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: the first asks the run to save and end, a second Ctrl-C ends it at once."""
+"""Handle SIGINT, SIGTERM and SIGHUP: the first signal stops the run after a save, a second Ctrl-C immediately."""
 
 import signal
 import threading
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
-"""The signals that end a run. SIGHUP comes when the terminal is closed; Windows has none."""
+"""The signals that stop a run. SIGHUP is sent when the terminal is closed; Windows does not have it."""
 
 
 class Interruption:
-    """Whether somebody asked the run to end, and how."""
+    """Flag that is true once a signal has asked the run to stop."""
 
     signal_name: str | None = None
 
@@ -26,10 +26,10 @@ class Interruption:
 
 @contextmanager
 def watching_signals() -> Iterator[Interruption]:
-    """Turn the signals into a flag; the former handlers return at the end."""
+    """Set a flag on these signals; restore the previous handlers at the end."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield interruption  # only the main thread may set handlers
+        yield interruption  # only the main thread can set handlers
         return
     former = {number: signal.signal(number, interruption) for number in signals_to_watch()}
     try:
@@ -40,13 +40,13 @@ def watching_signals() -> Iterator[Interruption]:
 
 
 def signals_to_watch() -> list[signal.Signals]:
-    """Those of NAMES that there are here. With nohup SIGHUP is ignored: then it stays so, and the run goes on."""
+    """The signals in NAMES that exist on this system; under nohup, SIGHUP stays ignored."""
     found = [signal.Signals[name] for name in NAMES if name in signal.Signals.__members__]
     return [each for each in found if each.name != "SIGHUP" or signal.getsignal(each) != signal.SIG_IGN]
 
 
 def exit_code(signal_name: str) -> int:
-    """What a shell expects of a program that such a signal has ended.
+    """The conventional exit code of a program ended by a signal.
 
     Example:
         >>> exit_code("SIGINT"), exit_code("SIGTERM")

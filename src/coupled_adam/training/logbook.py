@@ -1,10 +1,10 @@
-"""The record of a run: `metrics.jsonl`, and TensorBoard and Weights & Biases where they are asked for.
+"""The log of a run: `metrics.jsonl`, and optionally TensorBoard and Weights & Biases.
 
-One line of `metrics.jsonl` is one JSON object with `kind` (train, val, embeddings, test, event), `step` and numbers. A
-line is written with one call of write(), so that a kill leaves at most the last one unfinished; and a resumed run first
-takes away what came after its checkpoint, so that in the end the file is that of a run that was never interrupted.
+A line of `metrics.jsonl` is a JSON object with `kind` (train, val, embeddings, test, event), `step` and numbers. Each
+line is written with one call of write(), so a kill truncates at most the last line. A resumed run first removes the
+rows after its checkpoint, so the final file equals that of an uninterrupted run.
 
-A record is not worth a training: where it cannot be written (a full disk), this is said once, and the training goes on.
+A failing log must not stop the training: if it cannot be written (a full disk), a message is shown once.
 """
 
 import json
@@ -25,57 +25,55 @@ Values = Mapping[str, Value]
 
 
 class Sink(Protocol):
-    """One place that rows are written to."""
+    """Destination of rows."""
 
     name: str
 
     def write(self, kind: str, step: int, values: Values) -> None:
-        """Write one row; its values are finite, or None."""
+        """Write one row; all numbers are finite or None."""
 
     def sync(self) -> None:
-        """Bring to the disk what was written."""
+        """Flush all rows to disk."""
 
     def close(self, failed: bool) -> None:
-        """The last call; `failed` when the training ends with an exception."""
+        """Close the sink; `failed` if the training ended with an exception."""
 
 
 class Logbook:
-    """Writes rows to all its sinks. Without any it does nothing, which is what ranks other than the first want.
+    """Write rows to several sinks; without sinks, as on ranks other than the first, do nothing.
 
     Args:
-        sinks: where to.
-        say: called with a sentence when a sink fails, and when it works again.
+        sinks: destinations of the rows.
+        say: called with a message when a sink fails, and when it works again.
     """
 
     def __init__(self, sinks: Sequence[Sink] = (), say: Callable[[str], None] = print) -> None:
         self._sinks = tuple(sinks)
         self._say = say
-        self._lost = dict.fromkeys((sink.name for sink in self._sinks), 0)  # rows since the last that could be written
+        self._lost = dict.fromkeys((sink.name for sink in self._sinks), 0)  # rows lost since the last success
 
     def write(self, kind: str, step: int, values: Values) -> None:
         """Write one row; numbers that are not finite become None (null in JSON)."""
-        assert not {"kind", "step"} & values.keys(), f"the values of a row are called {sorted(values)}"
+        assert not {"kind", "step"} & values.keys(), f"reserved names among the values: {sorted(values)}"
         finite = {key: finite_or_none(value) for key, value in values.items()}
         for sink in self._sinks:
             try:
                 sink.write(kind, step, finite)
-            except Exception as error:  # whatever a tracker raises, it must not end the training
+            except Exception as error:  # no tracker error may stop the training
                 if self._lost[sink.name] == 0:
-                    self._say(
-                        f"{sink.name} cannot be written ({error}). Training goes on; its rows are lost until it can"
-                    )
+                    self._say(f"{sink.name} cannot be written ({error}). Training continues; new rows are lost for now")
                 self._lost[sink.name] += 1
             else:
                 if self._lost[sink.name]:
-                    self._say(f"{sink.name} is written again; {self._lost[sink.name]} rows were lost")
+                    self._say(f"{sink.name} can be written again; {self._lost[sink.name]} rows were lost")
                     self._lost[sink.name] = 0
 
     def sync(self) -> None:
-        """Bring all rows to the disk. Before a checkpoint is written: a run resumed from it then misses none."""
+        """Flush all rows to disk. Call before a checkpoint, so that a run resumed from it misses no rows."""
         self._with_each_sink(lambda sink: sink.sync())
 
     def close(self, failed: bool = False) -> None:
-        """Close all sinks; `failed` when the training ends with an exception."""
+        """Close all sinks; `failed` if the training ended with an exception."""
         self._with_each_sink(lambda sink: sink.close(failed))
         self._sinks = ()
 
@@ -103,18 +101,18 @@ def open_logbook(
     resume_step: int | None = None,
     say: Callable[[str], None] = print,
 ) -> Logbook:
-    """The logbook of the run in `folder`.
+    """Open the logbook of a run.
 
     Args:
-        folder: of the run; made if it is missing.
-        tensorboard: also write TensorBoard's files, into `tensorboard/`.
-        wandb_project: also send the rows to this project of Weights & Biases; with WANDB_MODE=offline they stay in
+        folder: folder of the run, created if missing.
+        tensorboard: also write TensorBoard files to `tensorboard/`.
+        wandb_project: also send the rows to this Weights & Biases project; with WANDB_MODE=offline they stay in
             `wandb/`.
-        config: what Weights & Biases shows as the run's config.
-        run_name: what Weights & Biases calls the run.
-        resume_step: of the checkpoint that the run goes on from: later rows are taken away. None for a run that starts:
-            all rows are, should there be any.
-        say: shows a sentence to the user.
+        config: the run's config, for Weights & Biases.
+        run_name: name of the run in Weights & Biases.
+        resume_step: step of the checkpoint to resume from; later rows are removed. None for a new run: all existing
+            rows are removed.
+        say: shows a message to the user.
 
     Example:
         >>> import tempfile
@@ -129,7 +127,7 @@ def open_logbook(
     folder.mkdir(parents=True, exist_ok=True)
     trackers: list[Sink] = []
     try:
-        # Before the file: they can fail for want of a package or a login, and then no row must have been taken away.
+        # Trackers first: they may fail for lack of a package or a login, and then no row may have been removed.
         if tensorboard:
             trackers.append(TensorBoard(folder / "tensorboard", resume_step))
         if wandb_project is not None:
@@ -141,13 +139,13 @@ def open_logbook(
 
 
 class MetricsFile:
-    """`metrics.jsonl`, open for one row after the other."""
+    """Sink that appends rows to `metrics.jsonl`."""
 
     name = METRICS_FILE
 
     def __init__(self, path: Path, resume_step: int | None, say: Callable[[str], None]) -> None:
         if path.exists():
-            require_regular_file(path, "move it away, then run the same command again")
+            require_regular_file(path, "move it away, then run the command again")
         if resume_step is None:
             path.unlink(missing_ok=True)
         elif path.exists():
@@ -161,10 +159,10 @@ class MetricsFile:
         try:
             written = self._file.write(line)
         finally:
-            if written != len(line):  # the disk is full: what fitted would spoil the next row
+            if written != len(line):  # the disk is full: a partial row would corrupt the next one
                 self._file.truncate(end)
         if written != len(line):
-            raise UserOSError(f"only {written} of {len(line)} bytes fitted on the disk")
+            raise UserOSError(f"only {written} of {len(line)} bytes could be written to the disk")
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())
@@ -178,7 +176,7 @@ def finite_or_none(value: Value) -> Value:
 
 
 def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, of one kind or all; an unfinished last line is left out.
+    """Read the rows of a `metrics.jsonl`, of one kind or all; a truncated last line is ignored.
 
     Args:
         path: the file; the run may still be writing to it.
@@ -191,7 +189,7 @@ def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
         row = parse_row(line)
         if row is None and number < len(lines):
             raise UserError(
-                f"{path}, line {number}: not a row of metrics; resume the run to repair it, or delete the line"
+                f"{path}, line {number}: not a row of metrics; resume the run to repair the file, or delete the line"
             )
         if row is not None and kind in (None, row["kind"]):
             rows.append(row)
@@ -199,21 +197,20 @@ def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def keep_until(path: Path, last_step: int, say: Callable[[str], None]) -> None:
-    """Take away the rows after `last_step` and what is not a row, in one go."""
+    """Remove the rows after `last_step` and damaged lines, atomically."""
     lines = path.read_bytes().splitlines()
     with replacing(path) as temporary, temporary.open("wb") as file:
         for number, line in enumerate(lines, 1):
             row = parse_row(line)
             if row is None and number < len(lines):
-                say(f"{path}, line {number}: damaged, and taken away")
+                say(f"{path}, line {number}: damaged, removed")
             if row is not None and row["step"] <= last_step:
-                # Written anew: the rows of an older version get the keys that the next ones have.
+                # Rewritten, so that rows of an older version get the current keys.
                 file.write(json.dumps(row).encode() + b"\n")
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:
-    """A line as a row, with the keys of this version, or None where it is none: a JSON object that is cut anywhere no
-    longer parses."""
+    """Parse a line as a row with current keys; None for an invalid line. A truncated JSON object never parses."""
     try:
         row = parse_json(line, METRICS_FILE)
     except ValueError:

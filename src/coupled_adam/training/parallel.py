@@ -1,7 +1,7 @@
-"""One process, DDP or FSDP2: everything a training run knows about ranks. The models know nothing of it.
+"""Parallelism of a training run: one process, DDP or FSDP2, applied from outside the models.
 
-Started by torchrun, each rank takes an equal share of every global batch; gradients are averaged over the ranks, so
-that the same config gives the same loss curve on any number of them, up to rounding.
+Under torchrun, each rank takes an equal share of every global batch, and gradients are averaged over the ranks. The
+same config therefore gives the same loss curve on any number of ranks, up to rounding.
 """
 
 import os
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=30)
-# The fastest rank waits for the slowest to write its files.
+# The fastest rank waits until the slowest has written its files.
 SAVE_TIMEOUT = timedelta(hours=1)
 
 
 class Agreement:
-    """The ranks of a process group (default: all), each of which calls the same methods in the same order."""
+    """Exchange values between the ranks of a process group (default: all); every rank must make the same calls."""
 
     def __init__(self, process_group: Any) -> None:
         self._group = process_group
@@ -42,15 +42,15 @@ class Agreement:
         self.size = 1 if self._alone else dist.get_world_size(process_group)
 
     def from_first(self, value: T) -> T:
-        """The value of the first rank."""
+        """Return the value of the first rank."""
         return self._gather(value)[0]
 
     def first_not_none(self, value: T | None) -> T | None:
-        """The value of the lowest rank that has one."""
+        """Return the value of the lowest rank whose value is not None."""
         return next((found for found in self._gather(value) if found is not None), None)
 
     def first_does(self, action: Callable[[], None]) -> None:
-        """Let the first rank do something while the others wait; what it raises is raised on all."""
+        """Run an action on the first rank while the others wait; its exception is raised on all ranks."""
         failure: Exception | None = None
         if self.rank == 0:
             try:
@@ -71,7 +71,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of the run."""
+    """This process and its rank in the run."""
 
     rank: int
     size: int
@@ -79,15 +79,15 @@ class Ranks:
     mode: str
     """none, ddp or fsdp2"""
     host_group: Any = None
-    """A gloo group for short messages between the hosts' processors; None when there is one rank."""
+    """A gloo group for short messages between hosts; None with a single rank."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes files and speaks to the user."""
+        """Whether this rank writes files and prints messages."""
         return self.rank == 0
 
     def any_of(self, *flags: bool) -> list[bool]:
-        """For each flag whether it is set on any rank; all ranks must ask."""
+        """For each flag, whether it is set on any rank; all ranks must call this."""
         if self.size == 1:
             return list(flags)
         numbers = torch.tensor([int(flag) for flag in flags])
@@ -95,13 +95,13 @@ class Ranks:
         return [bool(number) for number in numbers.tolist()]
 
     def first_does(self, action: Callable[[], T]) -> T | None:
-        """Let the first rank do something while the others wait.
+        """Run an action on the first rank while the others wait.
 
         Returns:
-            What the action returns, on the first rank; None on the others.
+            The result of the action on the first rank; None on the others.
 
         Raises:
-            What the action raises, on every rank; on the others it is marked as `said_by_first_rank`.
+            The exception of the action, on every rank; on the others it has the attribute `said_by_first_rank`.
         """
         results: list[T] = []
         try:
@@ -112,13 +112,13 @@ class Ranks:
         return results[0] if results else None
 
     def all_get(self, value: T | None) -> T:
-        """What the first rank has, on every rank; the others' values do not count."""
+        """Return the first rank's value on every rank; the other ranks' values are ignored."""
         found = Agreement(self.host_group).from_first(value)
         assert found is not None
         return found
 
     def mean(self, value: torch.Tensor) -> torch.Tensor:
-        """The mean of a tensor over the ranks, in place; without waiting for the device."""
+        """Average a tensor over the ranks in place, without waiting for the device."""
         if self.size > 1:
             dist.all_reduce(value, dist.ReduceOp.SUM)
             value /= self.size
@@ -127,11 +127,11 @@ class Ranks:
 
 @contextmanager
 def ranks_of_run(mode: str, device: torch.device) -> Iterator[Ranks]:
-    """Join the processes that torchrun started, and leave them at the end.
+    """Join the process group of torchrun, and leave it at the end.
 
     Args:
-        mode: auto (DDP when there are several ranks), none, ddp or fsdp2.
-        device: cpu, or cuda: every rank takes the GPU of its local number.
+        mode: auto (DDP with several ranks), none, ddp or fsdp2.
+        device: cpu or cuda; with cuda, every rank uses the GPU of its local rank.
     """
     started_by_torchrun = "WORLD_SIZE" in os.environ and "RANK" in os.environ
     if not started_by_torchrun:
@@ -155,9 +155,9 @@ def ranks_of_run(mode: str, device: torch.device) -> Iterator[Ranks]:
 
 
 def background_group(process_group: Any) -> Any:
-    """A gloo group of its own, so that messages of a thread never mix with those of the training; None without ranks.
+    """Create a separate gloo group for a background thread; None without a process group.
 
-    All ranks of the run must call it together.
+    Its messages never mix with those of the training. All ranks must call this together.
     """
     if not _has_ranks():
         return None
@@ -172,18 +172,18 @@ def _has_ranks() -> bool:
 def build(
     config: ModelConfig, seed: int, ranks: Ranks, *, bf16: bool, compile: bool, unigram: Counts | None = None
 ) -> tuple[nn.Module, LanguageModel]:
-    """The model with its initial weights, equal on any number of ranks.
+    """Build the model with its initial weights, which do not depend on the number of ranks.
 
     Args:
-        config: what to build.
-        seed: of the initial weights.
-        ranks: that share it.
-        bf16: whether autocast is to be used.
-        compile: whether to compile it.
-        unigram: token counts of the training text, on every rank; needed for an output bias.
+        config: the shape of the model.
+        seed: seed of the initial weights.
+        ranks: the ranks of the run.
+        bf16: whether autocast will be used.
+        compile: whether to compile the model.
+        unigram: token counts of the training text, on every rank; required for an output bias.
 
     Returns:
-        The module to call, and the model itself: its parameters have their plain names, and are DTensors with FSDP2.
+        The module to call, and the model itself, whose parameters have plain names and are DTensors with FSDP2.
     """
     with torch.device("meta"):
         model = build_model(config)
@@ -200,13 +200,13 @@ def build(
 
 
 def _shard(model: LanguageModel, ranks: Ranks, *, bf16: bool, compile: bool) -> None:
-    """FSDP2: each block is a group; head, embedding and final norm, which tying keeps together, are the last one."""
+    """Apply FSDP2: each block is a group; embedding, final norm and head form one group, because they may be tied."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh: DeviceMesh = init_device_mesh(ranks.device.type, (ranks.size,))
-    # Autocast decides the precision of every operation, as without sharding: the residual stream stays float32. Blocks
-    # only travel and lie gathered as bf16; the tables, and their gradients, are float32 throughout.
-    # Not on the CPU, whose LayerNorm wants its weights as wide as its input.
+    # Autocast decides the precision of every operation, as without sharding: the residual stream stays float32. Only
+    # the blocks' weights are sent and gathered as bf16; the tables and their gradients are float32 throughout.
+    # Not on the CPU, where LayerNorm needs weights of its input's dtype.
     as_bf16 = bf16 and ranks.device.type == "cuda"
     in_blocks = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if as_bf16 else None
     for block in model.blocks:
@@ -217,7 +217,7 @@ def _shard(model: LanguageModel, ranks: Ranks, *, bf16: bool, compile: bool) -> 
 
 
 def _materialise(model: nn.Module, device: torch.device) -> None:
-    """Give the parameters memory on the device; those that are tied stay tied."""
+    """Allocate the parameters on the device; tied parameters stay tied."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -229,7 +229,7 @@ def _materialise(model: nn.Module, device: torch.device) -> None:
 
 
 def synchronise_gradients(module: nn.Module, wanted: bool) -> None:
-    """Whether the next backward pass averages the gradients over the ranks: only the last micro-batch needs to."""
+    """Set whether the next backward pass averages gradients over the ranks; only the last micro-batch needs it."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         module.require_backward_grad_sync = wanted
     elif isinstance(module, FSDPModule):

@@ -1,4 +1,4 @@
-"""From a config to a trained model in its folder: puts the parts of a run together, on this rank, and lets them run."""
+"""Run a training from a config: build all parts on this rank, train, and write the results to the run folder."""
 
 import functools
 import time
@@ -40,30 +40,30 @@ from coupled_adam.training.validation import Measures, build_measures
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """Result of a run."""
 
     folder: Path
     step: int
     total_steps: int
     signal: str | None
-    """The signal that asked the run to end before its time."""
+    """The signal that stopped the run early, if any."""
     seconds: float
     values: dict[str, float | None]
-    """The last value of everything that was logged, by the keys of `coupled_adam.metrics`."""
+    """Last logged value of every metric, by the keys of `coupled_adam.metrics`."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are taken."""
+        """Whether all steps were taken."""
         return self.step == self.total_steps
 
 
 @dataclass(frozen=True)
 class RunParts:
-    """What is trained, on what, with what, and how it is measured."""
+    """Batches, model, optimizers and measures of a run."""
 
     batches: RankBatches
     module: nn.Module
-    """What is called, with or without DDP around it."""
+    """The module to call, possibly wrapped in DDP."""
     model: LanguageModel
     optimizers: EmbeddingOptimizers
     precision: Callable[[], AbstractContextManager[Any]]
@@ -74,17 +74,17 @@ class RunParts:
 
 
 def run_training(config: Config, folder: Path, *, resume: bool = False, console: Console | None = None) -> Outcome:
-    """Train, from the start or from the newest whole checkpoint, until the end or until a signal asks to stop.
+    """Train from the start or from the newest intact checkpoint, until the end or until a signal stops the run.
 
     Args:
-        config: what to train.
-        folder: of the run.
-        resume: continue what the folder holds. Without it, a folder that holds a run is refused.
-        console: where to show progress; by default standard output.
+        config: the config of the run.
+        folder: the run folder.
+        resume: continue the run in the folder. Without it, a folder that contains a run is an error.
+        console: output for progress; standard output by default.
 
     Raises:
-        ValueError, OSError, ImportError: for what is wrong with config, folder or data, on every rank.
-        TrainingStopped: when the loss is no longer finite.
+        ValueError, OSError, ImportError: config, folder or data are invalid; raised on every rank.
+        TrainingStopped: the loss is no longer finite.
     """
     started = time.monotonic()
     console = console or Console(highlight=False)
@@ -94,13 +94,13 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         ranks = stack.enter_context(ranks_of_run(config.training.parallel, device))
         say = speaker(console, ranks)
         run = RunFolder(folder)
-        config.micro_batch_size(ranks.size)  # says what does not divide, before anything is made
+        config.micro_batch_size(ranks.size)  # raises for batch sizes that do not divide, before anything is written
         ranks.first_does(lambda: run.check(config, resume=resume))
         ranks.first_does(lambda: stack.enter_context(run.locked()))
         corpus = _prepare_tokens(config, ranks, say)
         config = _with_rows(config, run, resume=resume)
         require_rows(config, corpus)
-        # Only now: a Ctrl-C during the preparation of the tokens ends it at once.
+        # Not earlier: Ctrl-C must stop the data preparation immediately.
         interruption = stack.enter_context(watching_signals())
         parts = _build_parts(config, corpus, ranks)
         say(_summary(config, corpus, ranks, parts))
@@ -111,7 +111,7 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         start_step = _restore(parts, run, config.total_steps, state, say) if resume else None
         if start_step == config.total_steps:
             say(f"Nothing left to do: {folder} finished at step {start_step}.")
-        # Trackers may refuse (no package, no login), so the config is written after them.
+        # Trackers may fail (missing package, no login), so the config is written after them.
         logbook = stack.enter_context(
             ranks.first_does(lambda: _open_logbook(config, run, start_step, say)) or Logbook()
         )
@@ -122,7 +122,7 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         saving = Saving(writer, parts.model, parts.optimizers, _tables(parts.model, corpus), state)
         trainer = _trainer(config, ranks, parts, saving, logbook, display, start_step or 0)
         if config.log.val_every and not parts.measures.can_validate:
-            say(f"{corpus.folder} has no validation text, or too little: no validation loss.")
+            say(f"{corpus.folder} has no validation text, or too little; the validation loss is not measured.")
         where = environment(devices.device_name(ranks.device), ranks.size, ranks.mode)
         before = run.seconds_so_far() if start_step else 0.0
         ranks.first_does(lambda: run.write_state(status="running", diverged=False, **where))
@@ -150,7 +150,7 @@ def _write_end(run: RunFolder, ranks: Ranks, say: Say, **state: Any) -> None:
 
 
 def speaker(console: Console, ranks: Ranks) -> Say:
-    """Prints a sentence on the first rank."""
+    """Make a function that prints a message on the first rank."""
 
     def say(text: str) -> None:
         if ranks.is_first:
@@ -160,18 +160,18 @@ def speaker(console: Console, ranks: Ranks) -> Say:
 
 
 def _prepare_tokens(config: Config, ranks: Ranks, say: Say) -> Corpus:
-    """The tokens to train on, made where they are missing and the config says from what."""
+    """Open the training data, and prepare it first if it is missing and the config has a source."""
     folder = user_path(config.data.folder)
-    if ranks.size > 1 and not is_prepared(config):  # the other ranks would wait for hours, and give up
+    if ranks.size > 1 and not is_prepared(config):  # the other ranks would wait for hours and time out
         raise UserError(
-            f"{folder} is not prepared yet; do that first, with one process: coupled-adam data prepare "
+            f"{folder} is not prepared yet; prepare it first with one process: coupled-adam data prepare "
             f"{config.data.source} --tokenizer {config.data.tokenizer} --out {folder}"
         )
     return prepare_tokens(config, say)
 
 
 def _with_rows(config: Config, run: RunFolder, *, resume: bool) -> Config:
-    """The config with a number of rows: a run that goes on keeps its own, a new one has those of its tokens."""
+    """Resolve the number of rows: a resumed run keeps its own, a new run gets it from its data."""
     if config.model.vocabulary_size == "auto" and resume and run.has_begun():
         stored = load_config(str(run.config))
         return config.model_copy(update={"model": with_rows(stored).model})
@@ -179,17 +179,17 @@ def _with_rows(config: Config, run: RunFolder, *, resume: bool) -> Config:
 
 
 def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
-    """The model with its initial weights, its optimizers and its measures, on the device, and the batches for it."""
+    """Build the batches, the initialised model, its optimizers and its measures on the device."""
     settings = config.training
     batches = Batches(corpus.tokens("train"), config.model.context, settings.batch_size, config.seed, config.data.order)
     is_cuda = ranks.device.type == "cuda"
     bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_cuda)
     if (bf16 or config.optimizer.matrices == "muon") and not is_cuda:  # Muon multiplies in bfloat16
-        limit_instructions()  # the command line did so already; a script that calls run_training did not
+        limit_instructions()  # for scripts that call run_training; the command line has already called it
     compile = is_cuda if settings.compile == "auto" else settings.compile
     can_capture = is_cuda and ranks.mode == "none"
     if settings.cuda_graphs is True and not can_capture:
-        raise UserError("training.cuda_graphs is true, but needs one CUDA device and no parallelism; set it to auto")
+        raise UserError('training.cuda_graphs = true needs one CUDA device and no parallelism; set it to "auto"')
     uses_graphs = can_capture if settings.cuda_graphs == "auto" else settings.cuda_graphs
     counts = ranks.first_does(corpus.unigram)
     unigram = None if config.model.output_bias == "none" else ranks.all_get(counts)
@@ -201,7 +201,7 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
         vocabulary_size=corpus.vocabulary_size,
         seed=config.seed,
     )
-    # From the start, so that the first step of a new and of a resumed run are alike.
+    # Create the state now, so that the first step is the same in a new and a resumed run.
     make_optimizer_state(optimizers.optimizers)
     precision = functools.partial(torch.autocast, ranks.device.type, torch.bfloat16) if bf16 else nullcontext
     return RunParts(
@@ -217,13 +217,13 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
 
 
 def _restore(parts: RunParts, run: RunFolder, last_step: int, expected: dict[str, str], say: Say) -> int | None:
-    """Load the newest whole checkpoint of a run of `last_step` steps; None when there is none."""
+    """Load the newest intact checkpoint of a run of `last_step` steps; None if there is no checkpoint."""
     damaged: list[str] = []
     path = newest_good(run.checkpoints, on_skip=damaged.append, last_step=last_step)
     if path is None and damaged:
         raise UserError(
-            "; ".join(damaged) + f". No checkpoint is left to resume from; bring one back, or remove {run.checkpoints} "
-            "to start again"
+            "; ".join(damaged) + f". No intact checkpoint is left to resume from; restore one, or remove "
+            f"{run.checkpoints} to start again"
         )
     for problem in damaged:
         say(problem)
@@ -233,9 +233,9 @@ def _restore(parts: RunParts, run: RunFolder, last_step: int, expected: dict[str
     tensors = training_tensors(parts.model, parts.optimizers.optimizers)
     state = load(path, tensors, on_note=say)
     if state.get("data") != expected["data"]:
-        raise UserError(f"{path} was trained on other tokens than data.folder now holds; bring those back")
+        raise UserError(f"{path} was trained on other tokens than data.folder contains now; restore the old tokens")
     if state.get("precision") != expected["precision"]:
-        say(f"Until now in {state.get('precision')}, from here on in {expected['precision']}.")
+        say(f"Precision changes from {state.get('precision')} to {expected['precision']}.")
     say(f"Resuming from {path}.")
     return int(state["step"])
 
@@ -306,8 +306,8 @@ def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> s
     where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")
     return (
         f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide"
-        f"{bias}; embeddings by {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}"
-        f"{'; matrices by muon' if optimizer.matrices == 'muon' else ''}; seed {config.seed}\n"
+        f"{bias}; embeddings: {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}"
+        f"{'; matrices: muon' if optimizer.matrices == 'muon' else ''}; seed {config.seed}\n"
         f"{len(corpus.tokens('train')):,} tokens in {corpus.folder}; {config.total_steps:,} steps of "
         f"{config.training.batch_size} x {model.context}; {where}"
     )

@@ -1,11 +1,11 @@
-"""The folder of a run, and what may happen to it: started once, resumed at will, never trained twice at a time.
+"""The run folder: its files, its lock, and checks before a run starts or resumes.
 
 config.toml      the resolved config
-run.json         how the run stands: status, step, versions, device
-metrics.jsonl    what was measured, one line each
+run.json         state of the run: status, step, versions, device
+metrics.jsonl    measurements, one per line
 checkpoints/     step-000000300/...
-tensorboard/  wandb/  wandb_id      of trackers, when asked for
-lock             there while a process trains here, or was killed as it did (see base/locks)
+tensorboard/  wandb/  wandb_id      files of trackers, if enabled
+lock             held while a process trains here; a killed process may leave the file (see base/locks)
 """
 
 import json
@@ -42,45 +42,45 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     def check(self, config: Config, *, resume: bool) -> None:
-        """Refuse a folder that is not free for this run; nothing is written."""
+        """Raise a UserError if the folder cannot be used for this run; write nothing."""
         if self.config.exists():
             if self.has_begun() and not resume:
                 raise UserError(
-                    f"{self.path} already holds a run; continue it with --resume, or give another folder with --out"
+                    f"{self.path} already holds a run; continue it with --resume, or choose another folder with --out"
                 )
             if self.has_begun():
                 require_resumable(load_config(str(self.config), []), config)
         elif self.path.is_dir() and any(not _is_ours(entry) for entry in self.path.iterdir()):
-            raise UserError(f"{self.path} exists and is not a run of ours (no {CONFIG_FILE}); give another --out")
+            raise UserError(f"{self.path} exists and is not a run folder (no {CONFIG_FILE}); choose another --out")
 
     def begin(self, config: Config) -> None:
-        """Write the config that is used from here on; call it when nothing can be refused any more."""
-        for leftover in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote; we hold the lock
+        """Write the config; call it after all checks have passed."""
+        for leftover in self.path.glob(".*.tmp"):  # left by a killed process; we hold the lock
             remove_leftover(leftover)
         require_writable(self.config)
         write_whole(self.config, to_toml(config))
         self.checkpoints.mkdir(exist_ok=True)
 
     def has_begun(self) -> bool:
-        """Whether a step was ever taken here; a run that was refused before its first step may be corrected."""
+        """Whether a step was ever taken; before that, the config may still be corrected."""
         metrics = self.path / METRICS_FILE
         return bool(checkpoints_in(self.checkpoints)) or (metrics.exists() and metrics.stat().st_size > 0)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training in this folder."""
+        """Hold the lock of this folder, so that no other process trains in it."""
         try:
             require_writable(self.config)
         except OSError as error:
             raise UserError(
-                f"cannot write to {self.path} ({error.strerror}); give another folder with --out"
+                f"cannot write to {self.path} ({error.strerror}); choose another folder with --out"
             ) from error
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path / LOCK))
             except LockHeld as error:
                 raise UserError(f"{self.path} is being trained by {error.by}; {error.remedy}") from error
-            # A run that never began leaves nothing behind; rmdir only removes what is empty.
+            # A run that never began leaves nothing behind; rmdir removes only empty folders.
             stack.callback(self._remove_empty_checkpoints)
             try:
                 yield
@@ -95,11 +95,11 @@ class RunFolder:
                 self.checkpoints.rmdir()
 
     def write_state(self, **values: Any) -> None:
-        """Say how the run stands."""
+        """Update the state of the run in run.json."""
         write_whole(self.state, json.dumps({**self.read_state(), **values}, indent=2) + "\n")
 
     def read_state(self) -> dict[str, Any]:
-        """What `write_state` wrote; empty for a new run or a file that cannot be read."""
+        """Read run.json; empty for a new run or an unreadable file."""
         try:
             state = read_json(self.state)
         except (OSError, ValueError):
@@ -107,20 +107,20 @@ class RunFolder:
         return state if isinstance(state, dict) else {}
 
     def seconds_so_far(self) -> float:
-        """The time that the run has taken, over all its starts; 0 where run.json does not say."""
+        """Total time of the run so far, including earlier starts; 0 if run.json does not have it."""
         seconds = self.read_state().get("seconds")
         return float(seconds) if isinstance(seconds, (int, float)) and math.isfinite(seconds) else 0.0
 
 
 def _is_ours(entry: Path) -> bool:
-    """Whether a file may be there before the config is, left by a run that was refused or killed as it began."""
+    """Whether a file may exist before the config does, left by a run that failed or was killed at its start."""
     if entry.name == METRICS_FILE:
-        return entry.stat().st_size == 0  # a run that begins makes it anew, and rows of another program would be lost
+        return entry.stat().st_size == 0  # a new run overwrites it, so another program's rows would be lost
     return entry.name in (*lock_names(LOCK), *TRACKERS) or entry.match(".*.tmp")
 
 
 def environment(device_name: str, ranks: int, parallel: str) -> dict[str, Any]:
-    """Where a run took place, for those who compare results later."""
+    """Versions, device and platform of a run, to compare results later."""
     import numpy
     import torch
 
@@ -140,7 +140,7 @@ def environment(device_name: str, ranks: int, parallel: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the code, where it runs from a checkout."""
+    """The commit of the code, if it runs from a git checkout."""
     try:
         found = subprocess.run(
             ["git", "-C", os.fspath(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"],

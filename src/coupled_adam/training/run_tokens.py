@@ -1,4 +1,4 @@
-"""The tokens of a run: made where they are missing, opened, and the tokenizer that made them. Loads no torch."""
+"""Training data of a run: prepare it if missing, open it, check it, and find its tokenizer. Does not import torch."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,20 +24,22 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 TOKENS_AT_ONCE = 2**22
 MOST_UNUSED = 0.05
-"""The part of the rows that may be unused without a word. The bytes of a byte-level tokenizer come on top: no text has
-all of them."""
+"""Fraction of rows that may be unused without a note. The bytes of a byte-level tokenizer come in addition, because no
+text has all of them."""
 DRIFT = "Unused rows all drift one way, and the embeddings of the tokens drift the other way."
 Report = Callable[["Progress"], None]
 
 
 def is_prepared(config: Config) -> bool:
-    """Whether the tokens are there, or nobody has said what to make them from."""
+    """Whether the tokens exist, or no source is configured."""
     return config.data.source is None or is_corpus(_folder(config))
 
 
 def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) -> Corpus:
-    """The tokens to train on, made where they are missing and the config says from what; of those that are there, say
-    what the user should know."""
+    """Open the training data, and prepare it first if it is missing and the config has a source.
+
+    For existing data, `say` gets notes about assumptions and differences from the config.
+    """
     if is_prepared(config):
         corpus = open_known_corpus(_folder(config))
         say_notes(config, corpus, say)
@@ -48,42 +50,42 @@ def prepare_tokens(config: Config, say: Say, on_progress: Report | None = None) 
     assert source is not None
     if tokenizer.startswith("bpe:") and config.rows < token_count(config.data):
         raise UserError(too_few_rows(config.rows, token_count(config.data), tokenizer))
-    say(f"Preparing {source} with the tokenizer {tokenizer} in {folder}, once.")
+    say(f"Preparing {source} with the tokenizer {tokenizer} in {folder} (only once).")
     return prepare(source, tokenizer, folder, on_progress=on_progress)
 
 
 def say_notes(config: Config, corpus: Corpus, say: Say) -> None:
-    """Say what the user should know about tokens that were there before."""
+    """Print notes about existing tokens."""
     for note in _notes(config, corpus):
         say(f"Note: {note}")
 
 
 def require_rows(config: Config, corpus: Corpus) -> None:
-    """Refuse a model that has no row for some of the tokens."""
+    """Raise a UserError if the model has fewer rows than the tokenizer has tokens."""
     if corpus.vocabulary_size > config.rows:
         raise UserError(
             f"model.vocabulary_size is {config.rows}, but the tokenizer of {corpus.folder} has "
-            f'{corpus.vocabulary_size} tokens; set model.vocabulary_size to "auto", or to at least that'
+            f'{corpus.vocabulary_size} tokens; set model.vocabulary_size to "auto" or to at least this number'
         )
 
 
 def require_validation(config: Config, corpus: Corpus) -> None:
-    """Refuse a corpus without text to validate on, where a setting is selected by validation loss."""
+    """Raise a UserError if the corpus has too little validation text for selecting a setting by validation loss."""
     context = config.model.context
     tokens = len(corpus.tokens("val")) if "val" in corpus.splits else 0
     if tokens <= context:
         raise UserError(
-            f"select.values needs a validation loss, but {corpus.folder} has {tokens} tokens of validation text, "
+            f"select.values needs a validation loss, but {corpus.folder} has only {tokens} tokens of validation text, "
             f"expected more than model.context = {context}; prepare it with a validation split"
         )
 
 
 def note_on_unused_rows(config: Config, corpus: Corpus) -> str | None:
-    """What to say of tables with many rows whose token never occurs, or that have none; None where they are few.
+    """Note about tables in which many rows are padding or belong to tokens that never occur; None if few do.
 
     Args:
-        config: of the run.
-        corpus: that it is trained on.
+        config: the config of the run.
+        corpus: its training data.
     """
     rows, tokens = config.rows, corpus.vocabulary_size
     padding, allowed = rows - tokens, MOST_UNUSED * rows
@@ -110,7 +112,7 @@ def _share(unused: int, rows: int) -> str:
 
 
 def _different_tokens(tokens: Tokens, enough: int) -> int:
-    """How many different tokens there are; reading ends when there are enough, which in most texts is soon."""
+    """Count the different tokens; stop reading once there are enough, which is early in most texts."""
     seen = np.zeros(tokens.vocabulary_size, bool)  # (V,)
     for start in range(0, len(tokens), TOKENS_AT_ONCE):
         seen[tokens.read(start, min(TOKENS_AT_ONCE, len(tokens) - start))] = True
@@ -120,24 +122,24 @@ def _different_tokens(tokens: Tokens, enough: int) -> int:
 
 
 def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
-    """What is taken for granted about tokens that are there, and how they differ from those that the config names."""
+    """Yield assumptions about existing tokens, and differences from the config."""
     folder, manifest = corpus.folder, corpus.manifest
     yield from corpus.notes
     source, tokenizer = config.data.source, config.data.tokenizer
-    # Without a source what is there is meant, and the tokenizer left at its default. nanoGPT's folder says nothing.
+    # Without a source, any existing tokens are meant, and data.tokenizer has no effect. nanoGPT writes no manifest.
     if source is None or not (folder / MANIFEST_FILE).is_file():
         return
     if manifest.source not in (None, source):
         yield (
-            f"{folder} was made from {manifest.source!r}, not from {source!r}; training on what is there. Give another "
-            "data.folder to prepare the other text."
+            f"{folder} was prepared from {manifest.source!r}, not from {source!r}; training on the existing tokens. "
+            "Set another data.folder to prepare the other text."
         )
-    # What `prepare` was asked for, such as bpe:4096; the manifest itself then says tokenizer.json, whatever is in it.
+    # The requested tokenizer, such as bpe:4096; the manifest's `tokenizer` then only says tokenizer.json.
     made_with = manifest.settings.get("tokenizer", None if manifest.tokenizer == TOKENIZER_FILE else manifest.tokenizer)
     if made_with not in (None, tokenizer):
         yield (
-            f"{folder} was made with the tokenizer {made_with!r}, not with {tokenizer!r}; training on what is there. "
-            "Give another data.folder to prepare the text with the other tokenizer."
+            f"{folder} was prepared with the tokenizer {made_with!r}, not with {tokenizer!r}; training on the existing "
+            "tokens. Set another data.folder to prepare the text with the other tokenizer."
         )
 
 
@@ -146,20 +148,20 @@ def _folder(config: Config) -> Path:
 
 
 def word_tokenizer(corpus: Corpus, setting: str) -> Tokenizer:
-    """The tokenizer of a corpus, which says which row of the table a word is.
+    """Open the tokenizer of a corpus, which maps words to rows of the table.
 
     Args:
-        corpus: that the model was trained on.
-        setting: that asks for word similarity, such as "log.wordsim"; messages name it.
+        corpus: the training data of the model.
+        setting: the setting that enables word similarity, such as "log.wordsim", for messages.
 
     Raises:
-        ValueError: where nobody knows the tokenizer, or it cannot be opened.
+        ValueError: the tokenizer is unknown or cannot be opened.
     """
     spec = corpus.tokenizer_spec
-    without = f"To go without word similarity: --set {setting}=none"
+    without = f"To skip word similarity: --set {setting}=none"
     if spec is None:
         raise UserError(
-            f"{setting} needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
+            f"{setting} needs the tokenizer of {corpus.folder}, which is unknown; write a manifest with "
             f"`coupled-adam data prepare tokens:...`. {without}"
         )
     try:

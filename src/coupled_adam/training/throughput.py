@@ -1,8 +1,8 @@
-"""How fast a training goes, and how long it will still take.
+"""Training speed and remaining time.
 
-The trainer marks the points at which it knows that a step is finished (on a GPU: where it has read a loss). The rate is
-that of the marks of the last half minute. The first steps, in which kernels are compiled, count for nothing, and
-neither does the time that is spent on other things (validation, saving); the time left does expect more of the latter.
+The trainer calls `mark` when a step is known to be finished (on a GPU, after reading a loss). The rate covers the marks
+of the last half minute. It excludes the first steps, in which kernels are compiled, and pauses such as validation and
+saving. The remaining time includes the expected pauses.
 """
 
 import time
@@ -11,28 +11,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-# In these torch.compile compiles, CUDA graphs are captured and the allocator grows.
+# During these steps, torch.compile compiles, CUDA graphs are captured and the allocator grows.
 WARM_UP_STEPS = 3
 WINDOW_SECONDS = 30.0
 
 
 class Mark(NamedTuple):
-    """A finished step and what the clock of the training said, which stands still in pauses."""
+    """A finished step and its time on a clock that excludes pauses."""
 
     step: int
     seconds: float
 
 
 class Throughput:
-    """Tokens per second, model FLOP utilisation and time left, over the last seconds.
+    """Tokens per second, model FLOP utilisation and remaining time, over a recent window.
 
     Args:
-        tokens_per_step: of all ranks together.
+        tokens_per_step: over all ranks.
         flops_per_token: of the model, forward and backward.
-        peak_flops: of all devices together, per second; None where the device is not known.
-        start_step: steps that were finished before.
-        window_seconds: the rate is taken over this time, but always over two marks at least.
-        clock: seconds that only increase.
+        peak_flops: FLOP per second of all devices together; None if unknown.
+        start_step: number of steps finished before.
+        window_seconds: length of the window; it always covers at least two marks.
+        clock: monotonic clock in seconds.
 
     Example:
         >>> throughput = Throughput(tokens_per_step=1000, clock=iter([0.0, 2.0]).__next__)
@@ -58,12 +58,12 @@ class Throughput:
         self._first_step = start_step + WARM_UP_STEPS
         self._window_seconds = window_seconds
         self._clock = clock
-        self._paused = 0.0  # seconds, since the first mark that counts
+        self._paused = 0.0  # seconds since the first mark after the warm-up
         self._first: Mark | None = None
         self._marks: deque[Mark] = deque()
 
     def mark(self, step: int) -> None:
-        """Say that `step` steps are finished now."""
+        """Record that `step` steps are finished now."""
         if step < self._first_step or (self._marks and step <= self._marks[-1].step):
             return
         now = Mark(step, self._clock() - self._paused)
@@ -74,7 +74,7 @@ class Throughput:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around what is not training: it does not lower the rate."""
+        """Exclude the time inside this context from the rate."""
         start = self._clock()
         try:
             yield
@@ -84,7 +84,7 @@ class Throughput:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Without pauses; None before there are two marks."""
+        """Seconds per step without pauses; None before there are two marks."""
         if len(self._marks) < 2:
             return None
         first, last = self._marks[0], self._marks[-1]
@@ -92,19 +92,19 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all ranks together."""
+        """Tokens per second over all ranks; None before there are two marks."""
         seconds = self.seconds_per_step
         return self._tokens_per_step / seconds if seconds else None
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP utilisation, from 0 to 1: the FLOPs that the model needs over those the devices could do."""
+        """Model FLOP utilisation, from 0 to 1: the FLOPs of the model divided by the peak of the devices."""
         if self.tokens_per_second is None or self._flops_per_token is None or self._peak_flops is None:
             return None
         return self.tokens_per_second * self._flops_per_token / self._peak_flops
 
     def seconds_left(self, total_steps: int) -> float | None:
-        """For the steps after the last mark, with pauses as long and as frequent as they have been so far."""
+        """Estimated time for the remaining steps, assuming pauses as frequent as so far."""
         if self.seconds_per_step is None or self._first is None:
             return None
         last = self._marks[-1]

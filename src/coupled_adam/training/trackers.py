@@ -1,6 +1,6 @@
-"""Rows of metrics for TensorBoard and for Weights & Biases. Both come with the extra `track`.
+"""TensorBoard and Weights & Biases as sinks of the logbook. The extra `track` installs both.
 
-A number is called `kind/key` there: `train/loss`, `val/loss`, `embeddings/mu_norm_ratio`.
+Metrics are named `kind/key`: `train/loss`, `val/loss`, `embeddings/mu_norm_ratio`.
 """
 
 import secrets
@@ -16,7 +16,7 @@ ID_FILE = "wandb_id"
 
 
 def numbers(kind: str, values: Values) -> dict[str, float]:
-    """The numbers of a row by the names that trackers give them; neither shows text.
+    """The numbers of a row by their names in trackers, without texts and missing values.
 
     Example:
         >>> numbers("train", {"loss": 8.25, "note": "text", "grad_norm": None})
@@ -26,11 +26,11 @@ def numbers(kind: str, values: Values) -> dict[str, float]:
 
 
 def require_packages(tensorboard: bool, wandb_project: str | None) -> None:
-    """Refuse a config whose trackers are not installed.
+    """Raise an error if a requested tracker is not installed.
 
     Args:
-        tensorboard: whether it asks for TensorBoard.
-        wandb_project: the Weights & Biases project it asks for.
+        tensorboard: whether TensorBoard is requested.
+        wandb_project: the requested Weights & Biases project, if any.
     """
     from coupled_adam.base.extras import require
 
@@ -41,7 +41,7 @@ def require_packages(tensorboard: bool, wandb_project: str | None) -> None:
 
 
 class TensorBoard:
-    """Event files of TensorBoard in a folder."""
+    """Sink that writes TensorBoard event files."""
 
     name = "TensorBoard's event file"
 
@@ -49,7 +49,7 @@ class TensorBoard:
         require_packages(tensorboard=True, wandb_project=None)
         from torch.utils.tensorboard import SummaryWriter
 
-        # It hides what an earlier process wrote from this step on. A new run has step 0 too.
+        # TensorBoard hides what an earlier process wrote from this step on.
         purge_step = 0 if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(str(folder), purge_step=purge_step)
 
@@ -65,7 +65,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases. Its id lies in the run folder, so that a resumed run goes on in the same charts."""
+    """Sink that sends rows to Weights & Biases. The run folder stores the run's id, so a resumed run continues it."""
 
     name = "Weights & Biases"
 
@@ -90,15 +90,15 @@ class WeightsAndBiases:
                 dir=str(folder),
                 config=dict(config),
                 allow_val_change=True,
-                # Its own lines and its copy of ours would tear the progress bar apart.
+                # Its console output would break the progress line.
                 settings=wandb.Settings(silent=True, console="off"),
             )
         except wandb.errors.Error as error:
             raise UserError(
-                f"log.wandb = {project!r}: Weights & Biases does not start ({error}). Log in with `wandb login`, or "
+                f"log.wandb = {project!r}: Weights & Biases failed to start ({error}). Log in with `wandb login`, or "
                 "set WANDB_MODE=offline to keep the run on this machine"
             ) from error
-        # Its own count of steps only goes up, and would refuse the rows that a resumed run writes again.
+        # Its built-in step counter only increases, and would reject the rows that a resumed run repeats.
         self._run.define_metric("*", step_metric="step", step_sync=True)
         where = f"offline, in {folder / 'wandb'}" if self._run.offline else self._run.url
         say(f"Weights & Biases: {where}")
@@ -108,14 +108,14 @@ class WeightsAndBiases:
             self._run.log({"step": step, **row})
 
     def sync(self) -> None:
-        """Its own process writes and sends."""
+        """Do nothing: wandb's own process writes and sends."""
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=1 if failed else 0)
 
 
 def run_id(folder: Path, resume_step: int | None) -> str:
-    """The id in the run folder; a new one for a run that starts, or that was not tracked before."""
+    """The id stored in the run folder, or a new id for a run that starts or was not tracked before."""
     path = folder / ID_FILE
     if resume_step is None or not path.is_file():
         write_whole(path, secrets.token_hex(4))

@@ -1,7 +1,7 @@
-"""One optimizer step over the micro-batches of a rank. It never waits for the device.
+"""One optimizer step over the micro-batches of a rank, without waiting for the device.
 
-On one GPU the step can be a CUDA graph: recorded once, then started with one call, so that a small model does not wait
-for Python. The numbers are those of the plain step, because the same kernels run in the same order.
+On one GPU the step can be a CUDA graph: recorded once, then replayed with one call, so that a small model does not wait
+for Python. The results equal those of the plain step, because the same kernels run in the same order.
 
 Letters: B samples, T context.
 """
@@ -19,7 +19,7 @@ from coupled_adam.training.optimizers import EmbeddingOptimizers
 from coupled_adam.training.parallel import synchronise_gradients
 
 MicroBatches = Sequence[tuple[Tensor, Tensor]]
-# Kernels are chosen and compiled in the first pass, memory is settled in the second.
+# The first pass selects and compiles kernels; after the second, memory no longer grows.
 WARM_UP_PASSES = 2
 
 
@@ -28,12 +28,12 @@ class TrainStep:
 
     Args:
         module: called with tokens and targets, returns the mean loss; plain, compiled, DDP or FSDP2.
-        optimizers: of all its parameters.
-        precision: the context of the forward pass, such as autocast.
-        z_loss, mu_loss: handed to the module.
-        token_count: handed to the module with mu_loss: rows of the table from this one on are padding.
-        cuda_graphs: record the step at its first call. Needs one CUDA device, optimizers built with capturable=True,
-            micro-batches of one shape and number, and all state loaded before the first call.
+        optimizers: the optimizers of all its parameters.
+        precision: context of the forward pass, such as autocast.
+        z_loss, mu_loss: passed to the module.
+        token_count: passed to the module with mu_loss: the number of rows before the padding.
+        cuda_graphs: record the step in the first call. Needs one CUDA device, optimizers built with capturable=True,
+            micro-batches of constant shape and number, and all state loaded before the first call.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class TrainStep:
         Args:
             micro_batches: pairs of tokens and targets, each (B, T), on the device of the model.
             lr: learning rate.
-            row_exponent: of the coupled tables, where it is annealed; None: it stays as it is.
+            row_exponent: row exponent of the coupled tables, if it is annealed; None leaves it unchanged.
 
         Returns:
-            The loss, mean over the micro-batches, and the norm of the gradients before clipping; scalars on the device.
+            The mean loss over the micro-batches, and the gradient norm before clipping; scalars on the device.
         """
         self.optimizers.set_lr(lr)
         if row_exponent is not None:
@@ -90,7 +90,7 @@ class TrainStep:
         return total, norm
 
     def accumulate(self, tokens: Tensor, targets: Tensor, share: float) -> Tensor:
-        """Add the gradients of `share` times the loss of a micro-batch; returns that part of the loss."""
+        """Add the gradients of `share` times a micro-batch's loss; return that part of the loss."""
         with self.precision():
             loss: Tensor = self.module(tokens, targets, **self.loss_options) * share
         loss.backward()
@@ -98,8 +98,11 @@ class TrainStep:
 
 
 class RecordedStep:
-    """A step as CUDA graphs: one for all of it, or with several micro-batches one each for the first, which makes the
-    gradients, a further one, which adds to them, and the update."""
+    """A step as CUDA graphs.
+
+    One graph for the whole step; or with several micro-batches, three graphs: the first micro-batch, which allocates
+    the gradients, a further micro-batch, which adds to them, and the update.
+    """
 
     def __init__(self, step: TrainStep, micro_batches: MicroBatches) -> None:
         self.count = len(micro_batches)
@@ -117,7 +120,7 @@ class RecordedStep:
             self.norm = optimizers.step()
             optimizers.zero_grad()
 
-        # Warm-up and recording on one stream: autograd binds the place where a gradient adds up to a stream.
+        # Warm up and record on the same stream: autograd ties gradient accumulation to a stream.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), unchanged(optimizers):
@@ -133,7 +136,7 @@ class RecordedStep:
 
         def record(*parts: Callable[[], None]) -> torch.cuda.CUDAGraph:
             graph = torch.cuda.CUDAGraph()
-            # thread_local: another thread may pin the next batch meanwhile.
+            # thread_local: another thread may pin the next batch during the capture.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 for part in parts:
                     part()
@@ -146,12 +149,12 @@ class RecordedStep:
             self.graphs = [graphs[0]] + (self.count - 1) * [graphs[1]] + [graphs[2]]
 
     def replay(self, micro_batches: MicroBatches) -> tuple[Tensor, Tensor]:
-        """Take the step with other tokens."""
+        """Take a step with these micro-batches."""
         shapes = {tuple(tokens.shape) for tokens, _ in micro_batches}
         if len(micro_batches) != self.count or shapes != {tuple(self.tokens.shape)}:
             raise UserError(
                 f"the step was recorded for {self.count} micro-batches of shape {tuple(self.tokens.shape)}, but got "
-                f"{len(micro_batches)} of {sorted(shapes)}; make another TrainStep for them, or set cuda_graphs=False"
+                f"{len(micro_batches)} of {sorted(shapes)}; create another TrainStep for them, or set cuda_graphs=False"
             )
         for graph, (tokens, targets) in zip(self.graphs, micro_batches, strict=False):
             self.tokens.copy_(tokens)
@@ -159,13 +162,13 @@ class RecordedStep:
             graph.replay()
         if self.count > 1:
             self.graphs[-1].replay()
-        # Copies, as the next replay writes into the same memory.
+        # Copies, because the next replay overwrites this memory.
         return self.loss.clone(), self.norm.clone()
 
 
 @contextmanager
 def unchanged(optimizers: EmbeddingOptimizers) -> Iterator[None]:
-    """Give parameters and optimizer state the values back that they had before."""
+    """Restore parameters and optimizer state at the end of the context."""
     tensors = [p for optimizer in optimizers.optimizers for group in optimizer.param_groups for p in group["params"]]
     for optimizer in optimizers.optimizers:
         for state in optimizer.state.values():

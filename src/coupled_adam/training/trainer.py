@@ -1,10 +1,10 @@
-"""The training loop: batches in, steps taken, what happens beside them, and an end that can be picked up again.
+"""The training loop: take steps; log, measure, validate and checkpoint when due; stop such that the run can resume.
 
-Everything that has a rule of its own lives elsewhere: the step (train_step), learning rate and annealing (schedule),
-ranks (parallel), batches (rank_batches), files (checkpoint, logbook, run_folder), the bar (display), measures
-(validation).
-The loop never waits for the device, except where it saves, validates or measures the embeddings, and every 100 steps
-where nothing is logged. What is logged on a GPU is read one step later, when the device has the next step to work on.
+Other modules implement the parts: the step (train_step), learning rate and annealing (schedule), ranks (parallel),
+batches (rank_batches), files (checkpoint, logbook, run_folder), the progress line (display), measures (validation).
+
+The loop waits for the device only to save, validate or measure the embeddings, and every 100 steps if nothing is
+logged. On a GPU, logged numbers are read one step later, when the device already works on the next step.
 """
 
 import math
@@ -32,16 +32,16 @@ from coupled_adam.training.throughput import Throughput
 from coupled_adam.training.train_step import TrainStep
 from coupled_adam.training.validation import Measures
 
-# Losses wait on the device until they are logged; more than this many are not kept waiting.
+# Maximum number of steps whose losses stay on the device unread.
 MOST_UNREAD_STEPS = 100
-# Devices that work on a step while the host already asks for the next.
+# Devices that run asynchronously.
 READ_LATER = frozenset({"cuda"})
-# A whole training should not be lost to a disk that somebody could make room on: ten minutes.
+# Retry the final save for ten minutes, so that the user can free space on a full disk.
 LAST_ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS = 21, 30.0
 
 
 class TrainingStopped(RuntimeError):
-    """The run cannot go on; the message says where it stood and what to do."""
+    """The run cannot continue; the message names the step, the cause and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,22 @@ class Unread:
     step: int
     lr: float
     row_exponent: float | None
-    """Where it is annealed."""
+    """None if it is not annealed."""
     loss: Tensor
     grad_norm: Tensor
 
 
 @dataclass(frozen=True)
 class PendingNumbers:
-    """Numbers of steps on their way from the device."""
+    """Numbers of steps that are being copied from the device."""
 
     steps: list[Unread]
     values: Tensor  # (2, steps) float32 on the host: losses, gradient norms
     arrived: torch.cuda.Event | None
-    """On a GPU: when they are there."""
+    """On a GPU: the event after the copy."""
 
     def wait(self) -> list[tuple[Unread, float, float]]:
-        """Each step with its loss and its gradient norm."""
+        """Wait for the copy; return each step with its loss and gradient norm."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return list(zip(self.steps, *self.values.tolist(), strict=True))
@@ -74,7 +74,7 @@ class PendingNumbers:
 
 @dataclass(frozen=True)
 class Saving:
-    """Everything that a checkpoint is made of, and who writes it."""
+    """The contents of a checkpoint, and its writer."""
 
     writer: CheckpointWriter
     model: torch.nn.Module
@@ -84,7 +84,7 @@ class Saving:
 
 
 class Trainer:
-    """One run on one rank, from its first or its last saved step to its end."""
+    """The training loop of a run on one rank, from the first or the last saved step to the end."""
 
     def __init__(
         self,
@@ -111,21 +111,21 @@ class Trainer:
         self.display = display
         self.throughput = throughput
         self.latest: dict[str, float | None] = {}
-        """The last value of everything that was logged, by the keys of `coupled_adam.metrics`."""
+        """Last logged value of every metric, by the keys of `coupled_adam.metrics`."""
         self._unread: list[Unread] = []
         self._logging: PendingNumbers | None = None
-        """What is to be logged next, read but not yet there."""
+        """Numbers to log next, which are still being copied."""
         self._saved_step: int | None = start_step or None
         self._last_save = time.monotonic()
         milestones = config.checkpoints.milestones
         self._milestones = {math.ceil(config.total_steps * i / milestones) for i in range(1, milestones + 1)}
 
     def run(self, interruption: Interruption) -> None:
-        """Train until all steps are taken or somebody asks to stop, then save and wait until it is on the disk."""
+        """Train until all steps are taken or a signal stops the run, then save and wait until it is on disk."""
         while self.step < self.config.total_steps:
             stop, save = self._stop_or_save(interruption)
             if stop:
-                self.display.message("Saving, then ending; Ctrl-C again ends at once.")
+                self.display.message("Saving a checkpoint, then stopping. Press Ctrl-C again to stop immediately.")
                 break
             if save:
                 self._save()
@@ -135,7 +135,7 @@ class Trainer:
         self._save_at_the_end(interruption)
 
     def _save_at_the_end(self, interruption: Interruption) -> None:
-        """Save, and wait until it is on the disk; a full disk gets some time to be made room on."""
+        """Save and wait until it is on disk; retry on errors such as a full disk."""
         for attempt in range(1, LAST_ATTEMPTS + 1):
             try:
                 self._save()
@@ -146,12 +146,12 @@ class Trainer:
                     raise
                 self._saved_step = None
                 self.display.message(
-                    f"{error.strerror or error}. Trying again in {SECONDS_BETWEEN_ATTEMPTS:g} s; Ctrl-C gives up"
+                    f"{error.strerror or error}. Retrying in {SECONDS_BETWEEN_ATTEMPTS:g} s; press Ctrl-C to give up"
                 )
                 time.sleep(SECONDS_BETWEEN_ATTEMPTS)
 
     def _stop_or_save(self, interruption: Interruption) -> list[bool]:
-        """Whether to stop, and whether the clock says to save: the same answer on every rank."""
+        """Whether to stop, and whether a timed save is due; the same on every rank."""
         minutes = self.config.checkpoints.minutes
         is_due = minutes is not None and time.monotonic() - self._last_save > 60 * minutes
         return self.ranks.any_of(bool(interruption), is_due and self.ranks.is_first)
@@ -164,14 +164,14 @@ class Trainer:
         self.display.update(self.step)
 
     def _do_what_is_due(self) -> None:
-        """Log, measure, validate and save, each when it is due after the step just taken."""
+        """Log, measure, validate and checkpoint when due."""
         log = self.config.log
         is_last = self.step == self.config.total_steps
 
         def is_due(every: int | None) -> bool:
             return is_last or (every is not None and self.step % every == 0)
 
-        self._finish_log()  # of the step before: by now the device has this one to work on
+        self._finish_log()  # of the previous step: the device already works on this one
         if is_due(log.every):
             self._logging = self._start_reading()
             if self.ranks.device.type not in READ_LATER:
@@ -193,20 +193,20 @@ class Trainer:
 
     @contextmanager
     def _beside_training(self) -> Iterator[None]:
-        """Around what takes time and is not training. The steps still under way are awaited, and good, before it."""
+        """Wait for and check all steps, then exclude the time inside this context from the training speed."""
         self._read_losses()
         with self.throughput.paused():
             yield
 
     def _finish_log(self) -> None:
-        """Log what was asked for, if anything was; waits until the device has come so far."""
+        """Log the pending numbers, if any; waits for the device."""
         reading, self._logging = self._logging, None
         if reading is None:
             return
         try:
             self.saving.writer.poll()
         except OSError as error:
-            self.display.message(f"{error.strerror or error}. Training goes on")
+            self.display.message(f"{error.strerror or error}. Training continues")
         last, loss, grad_norm = self._checked(reading)
         self.throughput.mark(last.step)
         values = {
@@ -231,13 +231,13 @@ class Trainer:
             self.display.update(self.step, {"mu_norm_ratio": ratio})
 
     def _read_losses(self) -> None:
-        """Wait for all steps that were taken, and end the run where one is not finite."""
+        """Wait for all steps, and stop the run if a loss or gradient norm is not finite."""
         self._finish_log()
         if self._unread:
             self._checked(self._start_reading())
 
     def _start_reading(self) -> PendingNumbers:
-        """Ask the device for the numbers of all unread steps, without waiting for them."""
+        """Start copying the numbers of all unread steps from the device, without waiting."""
         steps, self._unread = self._unread, []
         losses = self.ranks.mean(torch.stack([unread.loss.detach().float() for unread in steps]))
         norms = torch.stack([unread.grad_norm for unread in steps])
@@ -249,7 +249,7 @@ class Trainer:
         return PendingNumbers(steps, values, arrived)
 
     def _checked(self, reading: PendingNumbers) -> tuple[Unread, float, float]:
-        """The last step that was read, with loss and gradient norm; ends the run where one of them is not finite."""
+        """Return the last step with its loss and gradient norm; stop the run if any number is not finite."""
         read = reading.wait()
         for unread, loss, norm in read:
             if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -258,19 +258,19 @@ class Trainer:
 
     def _why_not_finite(self, step: int, loss: float, grad_norm: float) -> str:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {grad_norm}"
-        with suppress(OSError, RuntimeError):  # a save that failed is not on the disk, which is what counts here
+        with suppress(OSError, RuntimeError):  # a failed save left no checkpoint, and only existing ones matter here
             self.saving.writer.wait()
         newest = newest_good(self.saving.writer.folder, on_skip=self.display.message, last_step=self.config.total_steps)
         last_good = f"the last good checkpoint is {newest}" if newest else "no checkpoint was saved"
         clipping = "lower" if self.config.optimizer.max_grad_norm else "set"
         return (
-            f"step {step}: {what}, so the run stopped; {last_good}. In a new run (another --out) lower optimizer.lr, "
-            f"lengthen schedule.warmup or {clipping} optimizer.max_grad_norm; with bf16, training.precision=float32 "
-            "tells whether it is the precision"
+            f"step {step}: {what}, so the run stopped; {last_good}. In a new run (another --out), lower optimizer.lr, "
+            f"lengthen schedule.warmup or {clipping} optimizer.max_grad_norm; with bf16, try "
+            "training.precision=float32 to see whether the precision is the cause"
         )
 
     def _save(self) -> None:
-        """Save this step, once; a disk that cannot take it does not end the run before its end."""
+        """Save this step, unless it is already saved; a failed write does not stop the run before its end."""
         if self.step in (0, self._saved_step):
             return
         with self._beside_training():
@@ -281,14 +281,14 @@ class Trainer:
         saving = self.saving
         tensors = training_tensors(saving.model, saving.optimizers.optimizers)
         state = {**saving.state, "tokens": self.step * self.config.tokens_per_step}
-        for attempt in (1, 2):  # the first may bring the news that the save before it failed
+        for attempt in (1, 2):  # the first may raise the error of the previous save
             try:
                 saving.writer.save(
                     self.step, tensors, state, tables=saving.tables, milestone=self.step in self._milestones
                 )
                 break
             except OSError as error:
-                self.display.message(f"{error.strerror or error}. Training goes on")
+                self.display.message(f"{error.strerror or error}. Training continues")
                 if attempt == 2:
                     return
         self._saved_step = self.step

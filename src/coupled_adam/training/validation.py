@@ -1,6 +1,6 @@
-"""What is measured of a model in training: its embeddings, and its loss on text it is not trained on.
+"""Validation loss and embedding measures of a model during training.
 
-Every rank has to ask for the same measure at the same step. Letters: V vocabulary rows, H width, B samples, T context.
+Every rank must call the same measure at the same step. Letters: V vocabulary rows, H width, B samples, T context.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,16 +26,16 @@ VALIDATION_SEED = 0  # the same windows for every run, so that runs can be compa
 
 @dataclass(frozen=True)
 class Measures:
-    """Measures of one model, at whatever step it stands."""
+    """Measures of a model in its current state."""
 
     module: nn.Module
-    """What is called, with or without DDP around it."""
+    """The module to call, possibly wrapped in DDP."""
     tables: Mapping[str, Tensor]
-    """(V, H) by role: input and output, or output alone when they are tied."""
+    """(V, H) by role: input and output, or only output for a tied model."""
     vocabulary_size: int
-    """Rows from this one on are padding."""
+    """Number of rows before the padding."""
     word_similarity: Mapping[str, Any]
-    """`unigram`, `tokenizer` and `word_pairs`, as far as they are known."""
+    """`unigram`, `tokenizer` and `word_pairs`, as far as known."""
     validation: RankBatches | None
     validation_batches: int
     ranks: Ranks
@@ -44,11 +44,11 @@ class Measures:
 
     @property
     def can_validate(self) -> bool:
-        """Whether the corpus has text to validate on."""
+        """Whether the corpus has enough validation text."""
         return self.validation is not None
 
     def light(self) -> dict[str, float | None]:
-        """Length of the mean embedding and its ratio to the mean length, of each table."""
+        """Length of each table's mean embedding, and its ratio to the mean length."""
         values = light_measures(self.tables, self.vocabulary_size)
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
@@ -58,7 +58,7 @@ class Measures:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """The mean loss over windows of the validation text, shuffled by VALIDATION_SEED: the same ones every time."""
+        """Mean loss over windows of the validation text, shuffled by VALIDATION_SEED; always the same windows."""
         assert self.validation is not None
         total = torch.zeros((), device=self.ranks.device)
         for step in range(self.validation_batches):
@@ -78,13 +78,13 @@ def build_measures(
     model: nn.Module,
     precision: Callable[[], AbstractContextManager[Any]],
 ) -> Measures:
-    """The measures that the section [log] of a config asks for.
+    """Build the measures configured in the section [log].
 
     Args:
-        config: of the run.
-        corpus: that it is trained on.
-        unigram: its token counts; on ranks other than the first they are not needed.
-        ranks, module, model, precision: what is measured, and how it is run.
+        config: the config of the run.
+        corpus: its training data.
+        unigram: token counts of the corpus; needed only on the first rank.
+        ranks, module, model, precision: of the run.
     """
     names = {"output": model.output_table_name, "input": model.input_table_name}
     if names["output"] == names["input"]:
@@ -92,7 +92,7 @@ def build_measures(
     validation, batches = validation_batches(config, corpus, ranks)
     return Measures(
         module=module,
-        # Taken once: after a validation, FSDP2 shows gathered weights under these names until the next step.
+        # Looked up once: after a validation, FSDP2 shows gathered weights under these names until the next step.
         tables={role: model.get_parameter(str(name)) for role, name in names.items()},
         vocabulary_size=min(corpus.vocabulary_size, config.rows),
         word_similarity=ranks.first_does(lambda: _word_similarity(config, corpus, unigram)) or {},
@@ -104,13 +104,13 @@ def build_measures(
 
 
 def validation_batches(config: Config, corpus: Corpus, ranks: Ranks) -> tuple[RankBatches | None, int]:
-    """Batches of the validation text, and how many: each of its windows once at most."""
+    """Batches of the validation text and their number; each window is used at most once."""
     if "val" not in corpus.splits:
         return None, 0
     tokens, context = corpus.tokens("val"), config.model.context
     windows = (len(tokens) - 1) // context
     batch_size, micro_batch_size = config.training.batch_size, config.micro_batch_size(ranks.size)
-    if windows < batch_size:  # one batch of what there is, in micro-batches that are no larger than in training
+    if windows < batch_size:  # a single smaller batch, with micro-batches no larger than in training
         micro_batch_size = min(micro_batch_size, windows // ranks.size)
         at_once = micro_batch_size * ranks.size
         batch_size = windows // at_once * at_once if at_once else 0

@@ -1,1 +1,1 @@
-"""Checkpoints of a training run: what is saved, its files, saving in the background, loading."""
+"""Checkpoints of a training run: contents, file format, saving in the background, and loading."""

@@ -1,15 +1,13 @@
-"""`state.json` and the folders around it: what a checkpoint holds, which checkpoints there are, and which may go.
+"""Checkpoint folders: list, read, check, replace and delete them. Does not use torch.
 
-    checkpoints/step-000000300/     a whole checkpoint: it got this name when everything in it was on the disk
-        __0_0.distcp ...            the tensors, one file per rank
-        .metadata                   which tensor lies where in them
-        tables.safetensors          the vocabulary tables
-        state.json                  written last: the state of the run, size and sha256 of every file above
-        checked.json                the times of those files when they were last read completely and found whole
-    checkpoints/.step-000000400.tmp         being written or being deleted; after a kill, a leftover
-    checkpoints/.step-000000400.replaced    the former checkpoint of a step that is being saved again
-
-Nothing here knows of torch.
+checkpoints/step-000000300/     a complete checkpoint; it gets this name once all its files are on disk
+    __0_0.distcp ...            the tensors, one file per rank
+    .metadata                   the position of each tensor in these files
+    tables.safetensors          the vocabulary tables
+    state.json                  written last: the state of the run, size and sha256 of every file above
+    checked.json                the times of these files when they were last read completely and found intact
+checkpoints/.step-000000400.tmp         being written or deleted; after a kill, a leftover
+checkpoints/.step-000000400.replaced    the old checkpoint of a step that is being saved again
 """
 
 import contextlib
@@ -31,12 +29,12 @@ STATE_FILE = "state.json"
 CHECKED_FILE = "checked.json"
 FORMAT = 1
 SECONDS_OF_A_TICK = 0.02
-"""A file that changes twice within a tick of the disk's clock may keep its time; no such clock is slower than this."""
+"""Upper bound of a file system's clock tick. A file that changes twice within a tick may keep its timestamp."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """What a file of a checkpoint must be."""
+    """Expected size and hash of a checkpoint file."""
 
     bytes: int
     sha256: str
@@ -48,27 +46,27 @@ class Record:
 
     step: int
     milestone: bool
-    """Kept for ever."""
+    """Whether the checkpoint is never deleted."""
     state: dict[str, Any]
-    """Of the run, as it was given to `save`."""
+    """State of the run, as passed to `save`."""
     files: dict[str, StoredFile]
-    """All other files of the folder, by name."""
+    """All other files in the folder, by name."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the names and hashes of all files. Results of evaluations hold it: it must never change."""
+        """Hash of the names and hashes of all files. Its definition must not change: evaluation results store it."""
         files = sorted((name, file.sha256) for name, file in self.files.items())
         return hashlib.sha256(repr(files).encode()).hexdigest()
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Write `state.json`, with a checksum of its own."""
+    """Write `state.json`, including a checksum of its content."""
     content = {"format": FORMAT, **asdict(record)}
     write_whole(folder / STATE_FILE, json.dumps({**content, "sha256": _checksum(content)}, indent=1) + "\n")
 
 
 def read_record(folder: Path) -> Record:
-    """Read `state.json`; a ValueError says what is wrong with it."""
+    """Read and validate `state.json`; raise a UserError if it is invalid."""
     path = folder / STATE_FILE
     try:
         content = read_json(path)
@@ -78,28 +76,28 @@ def read_record(folder: Path) -> Record:
         if content.get("format") != FORMAT:
             raise UserError(f"format is {content.get('format')!r}, expected {FORMAT}")
         if checksum != _checksum(content):
-            raise UserError("its checksum does not fit: it was changed or damaged")
+            raise UserError("its checksum does not match: it was changed or damaged")
         return _record(content, folder)
     except FileNotFoundError:
-        raise UserError(f"{STATE_FILE} is missing: the checkpoint was never finished, or it was deleted") from None
+        raise UserError(f"{STATE_FILE} is missing: the checkpoint is incomplete, or the file was deleted") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{STATE_FILE} cannot be read ({error})") from None
 
 
 def _record(content: dict[str, Any], folder: Path) -> Record:
-    """The values of `state.json`, none of which is believed before it is what we write."""
+    """Build a Record from the content of `state.json`, checking every value."""
     step, milestone, state = content["step"], content["milestone"], content["state"]
     if type(step) is not int or step < 0:
-        raise UserError(f"step is {step!r}, expected a whole number of 0 or more")
+        raise UserError(f"step is {step!r}, expected a whole number of at least 0")
     named = re.fullmatch(r"step-(\d+)", folder.name)
     if named is not None and step != int(named[1]):
         raise UserError(f"step is {step}, but the folder is called {folder.name}")
     if type(milestone) is not bool or not isinstance(state, dict):
-        raise UserError("its milestone is no truth value, or its state no object")
+        raise UserError("milestone is not a boolean, or state is not an object")
     files = {}
     for name, file in content["files"].items():
         if type(file["bytes"]) is not int or file["bytes"] < 0 or not isinstance(file["sha256"], str):
-            raise UserError(f"size and sha256 of {name!r} are none")
+            raise UserError(f"size or sha256 of {name!r} is invalid")
         if name in ("", ".", "..") or Path(name).name != name:
             raise UserError(f"{name!r} is not the name of a file in the folder")
         files[name] = StoredFile(file["bytes"], file["sha256"])
@@ -112,35 +110,35 @@ def stored_file(path: Path) -> StoredFile:
 
 
 def wrong_sizes(folder: Path, files: dict[str, StoredFile]) -> str | None:
-    """The first file that is missing, or longer or shorter than it was written; None when all are there."""
+    """Describe the first file that is missing or has the wrong size; None if all are right."""
     for name, expected in sorted(files.items()):
         try:
             found = (folder / name).stat()
         except OSError as error:
             return f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
         if not stat.S_ISREG(found.st_mode):
-            return f"{name} is {kind_of_file(found.st_mode)}, was written as a file"
+            return f"{name} is {kind_of_file(found.st_mode)}, expected a file"
         if found.st_size != expected.bytes:
-            return f"{name} has {found.st_size} bytes, was written with {expected.bytes}"
+            return f"{name} has {found.st_size} bytes, expected {expected.bytes}"
     return None
 
 
 def file_times(folder: Path, record: Record) -> dict[str, Any]:
-    """Hash, sizes and times of the files: while they stay as they are, so does the content. Take them before reading.
+    """Fingerprint, sizes and times of the files; if they are unchanged, so is the content. Call before reading.
 
-    The time of the last change of the inode is among them: nothing can set it back, and a copy has one of its own.
+    They include the inode change time, which cannot be set back and differs for a copy.
     """
     found = {name: (folder / name).stat() for name in sorted(record.files)}
     youngest = max((max(each.st_mtime, each.st_ctime) for each in found.values()), default=0.0)
     age = time.time() - youngest
-    if 0 <= age < SECONDS_OF_A_TICK:  # from now on a change gives another time
+    if 0 <= age < SECONDS_OF_A_TICK:  # after this, any change gives another time
         time.sleep(SECONDS_OF_A_TICK - age)
     files = {name: [each.st_size, each.st_mtime_ns, each.st_ctime_ns] for name, each in found.items()}
     return {"fingerprint": record.fingerprint, "files": files}
 
 
 def is_checked(folder: Path, times: dict[str, Any]) -> bool:
-    """Whether the files were read completely and found whole, and have not changed since."""
+    """Whether the files were read completely and found intact, and have not changed since."""
     try:
         return bool(read_json(folder / CHECKED_FILE) == times)
     except (OSError, ValueError):
@@ -148,13 +146,13 @@ def is_checked(folder: Path, times: dict[str, Any]) -> bool:
 
 
 def remember_checked(folder: Path, times: dict[str, Any]) -> None:
-    """Keep the times of files that were found whole, where the folder can be written to."""
+    """Store the times of files that were found intact, if the folder is writable."""
     with contextlib.suppress(OSError):
         write_whole(folder / CHECKED_FILE, json.dumps(times) + "\n")
 
 
 def folder_of_step(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies.
+    """Folder of the checkpoint of a step.
 
     Example:
         >>> folder_of_step(Path("run/checkpoints"), 300).as_posix()
@@ -164,7 +162,7 @@ def folder_of_step(folder: Path, step: int) -> Path:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, whole or damaged, in the order of their steps."""
+    """All checkpoints in a folder, intact or damaged, sorted by step."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if re.fullmatch(r"step-\d+", path.name) and path.is_dir()]
@@ -172,12 +170,12 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in the name of a checkpoint's folder, as `checkpoints_in` gives it."""
+    """The step in the name of a checkpoint folder from `checkpoints_in`."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
 def put_in_place(temporary: Path, final: Path) -> None:
-    """Give a folder whose files are all on the disk its name; a former folder of that name goes."""
+    """Rename a folder whose files are all on disk to its final name, replacing an older folder of that name."""
     sync_folder(temporary)
     replaced = final.with_name(f".{final.name}.replaced")
     if final.exists():
@@ -189,21 +187,21 @@ def put_in_place(temporary: Path, final: Path) -> None:
 
 
 def remove_old(folder: Path, keep: int, newest: Path) -> None:
-    """Delete the checkpoints before `newest`, except milestones and the last `keep`, which it is one of.
+    """Delete the checkpoints before `newest`, except milestones and the last `keep`, which include `newest`.
 
-    What is damaged counts as nothing and stays: whoever was told of it may still want something from it.
+    Damaged checkpoints do not count and are not deleted: the user may want to recover something from them.
     """
     found = checkpoints_in(folder)
     before = found[: found.index(newest)]
     candidates = [path for path in before if _is_whole(path) and not read_record(path).milestone]
     for path in candidates[: max(0, len(candidates) - (keep - 1))]:
         doomed = temporary_name(path)
-        path.rename(doomed)  # first, so that a kill half-way leaves no checkpoint that looks damaged
+        path.rename(doomed)  # so that a kill during the deletion leaves no damaged checkpoint
         shutil.rmtree(doomed)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what killed writers left behind; nothing else may be writing in this folder."""
+    """Delete leftovers of killed processes; no other process may be writing to this folder."""
     for path in folder.iterdir():
         if re.fullmatch(r"\.step-\d+\.tmp", path.name):
             remove_leftover(path)
@@ -215,12 +213,12 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def temporary_name(checkpoint: Path) -> Path:
-    """The name of a checkpoint while it is written or deleted."""
+    """Temporary name of a checkpoint that is being written or deleted."""
     return checkpoint.with_name(f".{checkpoint.name}.tmp")
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Flush the entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -229,7 +227,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """As far as can be seen without reading all of it."""
+    """Whether a checkpoint looks intact, without reading all of it."""
     with contextlib.suppress(ValueError):
         return wrong_sizes(path, read_record(path).files) is None
     return False

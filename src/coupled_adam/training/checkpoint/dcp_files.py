@@ -1,12 +1,11 @@
-"""Writing and reading a checkpoint's tensors through torch.distributed.checkpoint (DCP), and its `.metadata`.
+"""Write and read a checkpoint's tensors and `.metadata` with torch.distributed.checkpoint (DCP).
 
-DCP plans who writes what and tells every rank when one of them fails. What is added here: every file is hashed while it
-is written and brought to the disk, and the folder gets its name when it is whole.
+DCP plans which rank writes what, and tells every rank if one fails. In addition, this module hashes every file while it
+is written, flushes it to disk, and renames the folder once it is complete.
 
-DCP says in `.metadata` which tensor lies where. That file is a pickle, and a pickle can name any function of any module
-and have it called. Ours holds a few of DCP's own classes and nothing else, so the unpickler here looks up those and
-refuses the rest before anything runs. Objects that are not tensors are refused too, because DCP would unpickle them
-with everything allowed.
+`.metadata` records the position of every tensor. It is a pickle file, and a pickle can call any function of any module.
+Valid metadata contains only a few DCP classes, so the unpickler here admits those and rejects everything else before
+any code runs. It also rejects objects that are not tensors, because DCP would unpickle them without restrictions.
 """
 
 import contextlib
@@ -59,16 +58,16 @@ ADMITTED = {
 def save_folder(
     temporary: Path, planner: SavePlanner, group: Any, complete: Callable[[dict[str, StoredFile]], None]
 ) -> None:
-    """Write the tensors of all ranks into a fresh folder.
+    """Write the tensors of all ranks to a new folder.
 
     Args:
-        temporary: the folder; what it holds is deleted.
-        planner: what this rank writes.
-        group: the ranks that write together; None for one process alone.
-        complete: called by the first rank when all files are on the disk, with all files.
+        temporary: the folder; existing content is deleted.
+        planner: plans what this rank writes.
+        group: the ranks that write together; None for a single process.
+        complete: called on the first rank with all files once they are on disk.
 
     Raises:
-        CheckpointException: on every rank, when anything failed on one of them.
+        CheckpointException: on every rank, if any rank failed.
     """
     _quiet_about_one_process()
     writer = _FolderWriter(temporary, complete)
@@ -78,14 +77,14 @@ def save_folder(
 def read_tensors(
     folder: Path, metadata: Metadata, tensors: Mapping[str, Tensor], group: Any, *, alone: bool = False
 ) -> None:
-    """Fill tensors in place, each rank its parts, from wherever the ranks of another run have put them.
+    """Fill tensors in place, each rank its own parts, regardless of how they were sharded when saved.
 
     Args:
         folder: the checkpoint.
-        metadata: read from it by `read_metadata`.
-        tensors: of the stored names, shapes and dtypes.
-        group: the ranks that read together; None for the default group, if there is one.
-        alone: read on this rank only, without the others taking part.
+        metadata: from `read_metadata`.
+        tensors: tensors with the stored names, shapes and dtypes.
+        group: the ranks that read together; None for the default group, if any.
+        alone: read on this rank only, without the other ranks.
     """
     _quiet_about_one_process()
     dcp_load(
@@ -100,14 +99,14 @@ def read_tensors(
 def write_tables_of(
     folder: Path, files: Mapping[str, StoredFile], *, input: str, output: str, vocabulary_size: int
 ) -> StoredFile:
-    """Write `tables.safetensors` from the tensors that lie in the folder already: the same bits, and no gathering.
+    """Write `tables.safetensors` from the tensors in the folder, bit for bit and without gathering them.
 
     Args:
-        folder: a checkpoint whose tensors and metadata are on the disk.
+        folder: a checkpoint whose tensors and metadata are on disk.
         files: its files.
-        input: name of the parameter that is the input table.
-        output: name of the output table; the same when they are tied.
-        vocabulary_size: rows from this one on are padding.
+        input: parameter name of the input table.
+        output: parameter name of the output table; the same for a tied model.
+        vocabulary_size: number of rows before the padding.
     """
     metadata = read_metadata(folder, dict(files))
     tables = {}
@@ -120,7 +119,7 @@ def write_tables_of(
     try:
         write_tables(path, tables, input=input, output=output, vocabulary_size=vocabulary_size)
     except Exception as error:
-        # safetensors has an exception of its own for a full disk.
+        # safetensors raises its own exception for a full disk.
         if number := re.search(r"\(os error (\d+)\)", str(error)):
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
         raise
@@ -128,23 +127,23 @@ def write_tables_of(
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The exception of the lowest rank that failed, from DCP's collection of them."""
+    """The exception of the lowest failed rank, from DCP's collected exceptions."""
     while isinstance(error, CheckpointException) and error.failures:
         error = error.failures[min(error.failures)][0]
     return error
 
 
 def in_words(error: BaseException) -> str:
-    """What went wrong, for people."""
+    """Describe an error for the user."""
     if isinstance(error, OSError) and error.errno is not None:
         return f"{os.strerror(error.errno)}{f' ({error.filename})' if error.filename else ''}"
     return f"{type(error).__name__}: {error}"
 
 
 class _HashingFile(io.FileIO):
-    """A file that hashes what is written to it, is on the disk when closed, and remembers what went wrong.
+    """A file that hashes the written data, flushes to disk on close, and keeps the first OSError.
 
-    torch.save turns an OSError into a RuntimeError about positions in a zip file; the remembered one says the cause.
+    torch.save turns an OSError into a RuntimeError about positions in a zip file; `failure` keeps the cause.
     """
 
     def __init__(self, path: Path) -> None:
@@ -175,7 +174,7 @@ class _HashingFile(io.FileIO):
 
 
 class _HashingFiles(FileSystem):
-    """The files DCP writes, with their sizes and hashes."""
+    """File system for DCP that records the size and hash of every file."""
 
     def __init__(self) -> None:
         self.written: dict[str, StoredFile] = {}
@@ -205,11 +204,11 @@ class _HashingFiles(FileSystem):
 
 
 class _FolderWriter(FileSystemWriter):
-    """DCP's writer, for one checkpoint folder. DCP calls `prepare_global_plan` and `finish` on the first rank only."""
+    """DCP writer for one checkpoint folder. DCP calls `prepare_global_plan` and `finish` on the first rank only."""
 
     def __init__(self, temporary: Path, complete: Callable[[dict[str, StoredFile]], None]) -> None:
-        # Nothing to copy ahead: everything is in host memory. Files are synced when closed: DCP would do it before
-        # the last bytes have left the buffer.
+        # Nothing to copy ahead: everything is in host memory. Files are synced on close; DCP would sync before the
+        # last bytes leave the buffer.
         super().__init__(temporary, sync_files=False, per_thread_copy_ahead=0)
         self.files = _HashingFiles()
         self.fs = self.files
@@ -217,21 +216,21 @@ class _FolderWriter(FileSystemWriter):
         self.complete = complete
 
     def storage_meta(self) -> None:
-        """Nothing: DCP would put paths of this machine into the metadata."""
+        """Return nothing: DCP would write paths of this machine to the metadata."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make the folder before anybody writes."""
+        """Create the folder before any rank writes."""
         if self.temporary.exists():
             shutil.rmtree(self.temporary)
         self.temporary.mkdir(parents=True)
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's tensors; the files travel to the first rank among DCP's own results."""
+        """Write this rank's tensors; append its files to DCP's results, which go to the first rank."""
         results = super().write_data(plan, planner).value()
         files = [WriteResult(MetadataIndex(name), file.bytes, file) for name, file in self.files.written.items()]
         both: Future[list[WriteResult]] = Future()
@@ -239,7 +238,7 @@ class _FolderWriter(FileSystemWriter):
         return both
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the metadata, then let `complete` do the rest."""
+        """Write the metadata, then call `complete`."""
         everything = [result for of_rank in results for result in of_rank]
         files = {result.index.fqn: result.storage_data for result in everything if _is_file(result)}
         super().finish(metadata, [[result for result in everything if not _is_file(result)]])
@@ -251,19 +250,19 @@ def _is_file(result: WriteResult) -> bool:
 
 
 class _FolderReader(FileSystemReader):
-    """DCP's reader, with metadata that was read safely and checked."""
+    """DCP reader that uses metadata from `read_metadata`, which was loaded safely."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)
         self.metadata = metadata
 
     def read_metadata(self) -> Metadata:
-        """The metadata."""
+        """Return the metadata."""
         return self.metadata
 
 
 def _quiet_about_one_process() -> None:
-    # A filter and not warnings.catch_warnings, which must not be used beside other threads.
+    # A filter rather than warnings.catch_warnings, which is not thread-safe.
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
 
 
@@ -272,18 +271,18 @@ class _MetadataUnpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in ADMITTED.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no checkpoint of ours needs; do not trust it")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no valid checkpoint needs; do not trust it")
 
 
 def read_metadata(folder: Path, files: dict[str, StoredFile]) -> Metadata:
-    """Read and check the metadata of a checkpoint.
+    """Read and validate the metadata of a checkpoint.
 
     Args:
         folder: the checkpoint.
-        files: the files it consists of.
+        files: all files of the checkpoint.
 
     Returns:
-        Metadata of tensors only, each of which lies completely inside these files.
+        Metadata that contains only tensors, all completely inside these files.
     """
     try:
         require_regular_file(folder / METADATA_FILE)
@@ -293,14 +292,14 @@ def read_metadata(folder: Path, files: dict[str, StoredFile]) -> Metadata:
     except Exception as error:  # a damaged pickle can raise anything
         problem = str(error) or type(error).__name__
     if problem is not None:
-        raise UserError(f"{METADATA_FILE} is not the metadata of a checkpoint of ours: {problem}")
+        raise UserError(f"{METADATA_FILE} is not valid checkpoint metadata: {problem}")
     assert isinstance(metadata, Metadata)
     return metadata
 
 
 def _problem(metadata: object, files: dict[str, StoredFile]) -> str | None:
     if not isinstance(metadata, Metadata):
-        return f"it holds a {type(metadata).__name__}"
+        return f"it contains a {type(metadata).__name__}"
     for name, tensor in metadata.state_dict_metadata.items():
         if not isinstance(tensor, TensorStorageMetadata):
             return f"{name!r} is not a tensor"
@@ -308,11 +307,11 @@ def _problem(metadata: object, files: dict[str, StoredFile]) -> str | None:
             place = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
             file = files.get(place.relative_path)
             if file is None:
-                return f"{name!r} lies in {place.relative_path!r}, which is not a file of this checkpoint"
+                return f"{name!r} is in {place.relative_path!r}, which is not a file of this checkpoint"
             if place.offset < 0 or place.length < 0 or place.offset + place.length > file.bytes:
-                return f"{name!r} lies beyond the end of {place.relative_path}"
+                return f"{name!r} is beyond the end of {place.relative_path}"
             if getattr(place, "transform_descriptors", None):
-                return f"{name!r} is stored in a form we do not write"
+                return f"{name!r} is stored in an unsupported form"
         if sum(math.prod(chunk.sizes) for chunk in tensor.chunks) != math.prod(tensor.size):
             return f"{name!r} is not complete"
     return None

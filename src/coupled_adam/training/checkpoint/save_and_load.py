@@ -1,8 +1,8 @@
-"""Saving checkpoints while training goes on, whole or not at all, and loading them on any number of ranks.
+"""Save checkpoints atomically in the background, and load them on any number of ranks.
 
-`CheckpointWriter.save` copies the state to host memory and returns; a thread writes it with
-torch.distributed.checkpoint and renames the folder into place when everything is on the disk. `newest_good` finds the
-checkpoint to continue from, `load` fills the tensors in place. The files are described in checkpoint_folder.
+`CheckpointWriter.save` copies the state to host memory and returns. A thread then writes it with
+torch.distributed.checkpoint, and renames the folder once everything is on disk. `newest_good` finds the checkpoint to
+resume from, and `load` fills the tensors in place. `checkpoint_folder` describes the files.
 """
 
 import json
@@ -51,39 +51,38 @@ from coupled_adam.training.checkpoint.training_state import RNG, Staged, StagedP
 from coupled_adam.training.parallel import Agreement, background_group
 
 ROW_MOMENTS = ".row_avg_sq"
-"""Of coupled tables, where their row exponent is not 0; checkpoints of other runs do not have them."""
+"""Suffix of the row moments. Only coupled tables with a row exponent other than 0 have them."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Which parameters of the model go into `tables.safetensors`."""
+    """The parameters that are written to `tables.safetensors`."""
 
     input: str
-    """Name of the parameter that is the input table (V, H)."""
+    """Parameter name of the input table (V, H)."""
     output: str
-    """Name of the output table; the same when they are tied."""
+    """Parameter name of the output table; the same for a tied model."""
     vocabulary_size: int
-    """Rows from this one on are padding."""
+    """Number of rows before the padding."""
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one run; all ranks make it together, and save together.
+    """Write the checkpoints of a run. All ranks create the writer together and save together.
 
-    Making it deletes what a killed run left half-written in the folder; make it before `newest_good` is asked. Call
+    Creating it deletes partial checkpoints of a killed run, so create it before calling `newest_good`. Call
     :meth:`wait` before the process group is destroyed.
 
     Args:
-        folder: where the checkpoints lie; made if it is missing.
-        keep: how many of the last ones stay, besides milestones.
-        process_group: the ranks that save; default all. Messages travel in a gloo group of the writer's own, beside
-            those of the training.
+        folder: folder of the checkpoints, created if missing.
+        keep: number of latest checkpoints to keep, in addition to milestones.
+        process_group: the ranks that save; all by default. The writer communicates in its own gloo group.
 
     Example:
         >>> import tempfile, torch
         >>> folder, weight = Path(tempfile.mkdtemp()), torch.ones(2, 3)
         >>> writer = CheckpointWriter(folder, keep=2)
         >>> writer.save(300, {"model.weight": weight}, {"tokens": 6000})
-        >>> weight = weight.zero_()  # training goes on
+        >>> weight = weight.zero_()  # training continues
         >>> writer.wait()
         >>> load(newest_good(folder, on_skip=print), {"model.weight": weight})
         {'step': 300, 'tokens': 6000}
@@ -112,16 +111,16 @@ class CheckpointWriter:
         tables: Tables | None = None,
         milestone: bool = False,
     ) -> None:
-        """Save the state of a run. Returns when it is copied to host memory; the files are written by a thread.
+        """Save the state of a run. Returns once the state is copied to host memory; a thread writes the files.
 
-        Waits for the save before this one, and raises what went wrong in it (see :meth:`wait`); then nothing is saved.
+        First waits for the previous save. If that failed, its error is raised (see :meth:`wait`) and nothing is saved.
 
         Args:
-            step: steps taken so far; names the checkpoint, and replaces one of the same step.
-            tensors: by name, as from :func:`training_tensors`; plain tensors are taken to be the same on every rank.
-            state: everything else that a resumed run needs, as JSON can hold it.
-            tables: the vocabulary tables, if `tables.safetensors` is wanted.
-            milestone: keep this checkpoint for ever.
+            step: number of steps taken; a checkpoint of the same step is replaced.
+            tensors: tensors by name, from :func:`training_tensors`; plain tensors must be equal on all ranks.
+            state: everything else that a resumed run needs, as JSON values.
+            tables: the vocabulary tables, to write `tables.safetensors`.
+            milestone: never delete this checkpoint.
         """
         if step < 0:
             raise UserError(f"step is {step}, expected 0 or more")
@@ -132,12 +131,12 @@ class CheckpointWriter:
         self._writing = self._thread.submit(self._write, staged, step, copied_state, tables, milestone)
 
     def wait(self) -> None:
-        """Wait until everything saved is on the disk.
+        """Wait until the last save is on disk.
 
         Raises:
-            OSError: on every rank, when a file of the last save could not be written. What was saved before is still
-                there, and the next `save` may work.
-            RuntimeError: likewise, for any other reason.
+            OSError: on every rank, if a file of the last save could not be written. Earlier checkpoints are intact, and
+                the next `save` may succeed.
+            RuntimeError: on every rank, if the last save failed for another reason.
         """
         if self._writing is None:
             return
@@ -148,7 +147,7 @@ class CheckpointWriter:
                 self._writing = None
 
     def poll(self) -> None:
-        """Raise as `wait` does if the last save has failed meanwhile; never waits."""
+        """Raise the error of the last save if it has already failed, as `wait` does, but without waiting."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
@@ -157,8 +156,8 @@ class CheckpointWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise UserError(
-                f"{self.folder}: this is not a folder, but checkpoints are to be written into it; move it away, then "
-                "run the same command again"
+                f"{self.folder}: not a folder, but checkpoints must be written there; move it away, then run the "
+                "command again"
             ) from None
         remove_leftovers(self.folder)
 
@@ -177,14 +176,14 @@ class CheckpointWriter:
             save_folder(temporary, StagedPlanner(staged), self._group, complete)
         except BaseException as error:
             if self._ranks.rank == 0:
-                shutil.rmtree(temporary, ignore_errors=True)  # on a full disk, at once
+                shutil.rmtree(temporary, ignore_errors=True)  # frees space on a full disk
             raise self._explained(error, step) from error
 
     def _explained(self, error: BaseException, step: int) -> Exception:
-        """The error of a save as the caller sees it, alike on all ranks."""
+        """Build the error for the caller, the same on all ranks."""
         cause = first_cause(error)
         found = [path.name for path in checkpoints_in(self.folder)]
-        kept = f"on the disk are {', '.join(found)}" if found else "no other checkpoint is on the disk"
+        kept = f"existing checkpoints: {', '.join(found)}" if found else "there is no other checkpoint"
         remedy = "; free some space, or keep fewer checkpoints" if is_full_disk(cause) else ""
         message = (
             f"the checkpoint of step {step} could not be written to {self.folder}: {in_words(cause)}; {kept}{remedy}"
@@ -200,13 +199,13 @@ def _check_tables(tables: Tables | None, tensors: Mapping[str, Tensor]) -> None:
     for name in (tables.input, tables.output):
         table = tensors.get(f"model.{name}")
         if table is None:
-            raise UserError(f"table {name!r}: there is no tensor 'model.{name}' among those to save")
+            raise UserError(f"table {name!r}: no tensor 'model.{name}' among the tensors to save")
         if table.ndim != 2 or not 0 < tables.vocabulary_size <= table.shape[0]:
             raise UserError(f"table {name!r} has shape {tuple(table.shape)}, expected (V, H) for {tables}")
 
 
 def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the state as it will be read back."""
+    """Copy the state by converting it to JSON and back."""
     try:
         copied = json.loads(json.dumps(dict(state)))
     except (TypeError, ValueError) as error:
@@ -218,16 +217,16 @@ def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
 def newest_good(
     folder: Path, *, on_skip: Callable[[str], None], last_step: int | None = None, process_group: Any = None
 ) -> Path | None:
-    """The newest checkpoint that is whole, by :func:`damage`; all ranks get the same.
+    """Find the newest checkpoint without :func:`damage`; the same on all ranks.
 
     Args:
-        folder: where the checkpoints lie; it may be missing.
-        on_skip: called on every rank with a sentence about each damaged checkpoint that is passed over.
-        last_step: of the run, where it is known: a checkpoint of a later one is not of this run.
-        process_group: the ranks that look together, each at its share of the files; default all.
+        folder: folder of the checkpoints; may be missing.
+        on_skip: called on every rank with a message about each damaged checkpoint that is skipped.
+        last_step: last step of the run, if known; checkpoints of later steps do not belong to it.
+        process_group: the ranks that check together, each its share of the files; all by default.
 
     Returns:
-        The folder of the checkpoint, or None when there is no whole one.
+        The folder of the checkpoint, or None if no checkpoint is intact.
     """
     for path in reversed(Agreement(process_group).from_first(checkpoints_in(folder))):
         problem = damage(path, process_group)
@@ -240,13 +239,13 @@ def newest_good(
 
 
 def damage(path: Path, process_group: Any = None) -> str | None:
-    """What is wrong with a checkpoint; None when every file is as it was written. All ranks get the same answer.
+    """Describe what is wrong with a checkpoint; None if every file is intact. The same on all ranks.
 
-    The files are read completely once. While they stay as they were then (see `file_times`), they are not read again.
+    The files are read completely once, and not again while they are unchanged (see `file_times`).
 
     Args:
-        path: the folder of the checkpoint.
-        process_group: the ranks that look together, each at its share of the files; default all.
+        path: folder of the checkpoint.
+        process_group: the ranks that check together, each its share of the files; all by default.
     """
     ranks = Agreement(process_group)
     problem, times, is_known = None, None, False
@@ -275,21 +274,21 @@ def load(
     *,
     on_note: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
-    """Fill tensors from a checkpoint in place, whatever number of ranks and parallelism it was saved with.
+    """Fill tensors from a checkpoint in place, for any number of ranks and any parallelism it was saved with.
 
-    Every tensor must be in the checkpoint with its shape and dtype. Of the model and of the optimizers, all or nothing
-    is loaded: `model.` tensors alone give the weights, to evaluate or export. Generators of random numbers are set to
-    `rng.cpu` and `rng.cuda` where both sides have them. Row moments of coupled tables that the checkpoint lacks start
-    at the mean of the column moments, as CoupledAdamW lets them; those that the run does not need are not read.
+    Every tensor must be in the checkpoint with its shape and dtype. The model and the optimizers are each loaded
+    completely or not at all: pass only `model.` tensors to evaluate or export. The random number generators are set to
+    `rng.cpu` and `rng.cuda` if both the checkpoint and `tensors` have them. Missing row moments of coupled tables start
+    at the mean of the column moments, as in CoupledAdamW; row moments that the run does not need are not read.
 
     Args:
-        path: a whole checkpoint, as from :func:`newest_good`.
-        tensors: by name, as from :func:`training_tensors`; plain tensors or DTensors.
-        process_group: the ranks that load together; default all.
-        on_note: called on every rank with a sentence where row moments start anew.
+        path: an intact checkpoint, from :func:`newest_good`.
+        tensors: tensors or DTensors by name, from :func:`training_tensors`.
+        process_group: the ranks that load together; all by default.
+        on_note: called on every rank with a message if row moments are missing.
 
     Returns:
-        The state given to `save`, and the step.
+        The state passed to `save`, and the step.
     """
     ranks = Agreement(process_group)
     problem = None
@@ -316,16 +315,16 @@ def load(
 
 
 def _wrong_content(path: Path, record: Record, ranks: Agreement) -> str | None:
-    """What this rank finds wrong in its share of the files."""
+    """Describe the first damaged file in this rank's share; None if all are intact."""
     largest_first = sorted(record.files, key=lambda name: (-record.files[name].bytes, name))
     for name in largest_first[ranks.rank :: ranks.size]:
         if stored_file(path / name) != record.files[name]:
-            return f"{name} is not as it was written (its sha256 differs)"
+            return f"{name} was changed or damaged (its sha256 differs)"
     return None
 
 
 def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
-    """What keeps these tensors from being loaded."""
+    """Describe why these tensors cannot be loaded; None if they can."""
     stored = {name: tensor for name, tensor in metadata.state_dict_metadata.items() if not name.startswith(RNG)}
     live = {name: tensor for name, tensor in tensors.items() if not name.startswith(RNG)}
     families = {name.partition(".")[0] for name in live}
@@ -334,14 +333,14 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
         return f"has no {some_of(missing, 3)}; {other}"
     of_families = (name for name in stored.keys() - live.keys() if name.partition(".")[0] in families)
     if unused := sorted(name for name in of_families if not name.endswith(ROW_MOMENTS)):
-        return f"has {some_of(unused, 3)}, which this run has not; {other}"
+        return f"has {some_of(unused, 3)}, which this run does not have; {other}"
     for name, tensor in live.items():
         if name not in stored:
             continue
         found = stored[name]
         assert isinstance(found, TensorStorageMetadata)
         if tensor.is_meta:
-            return f"cannot be loaded into {name}, which has no memory yet; call to_empty on the model first"
+            return f"cannot be loaded into {name}, which is on the meta device; call to_empty on the model first"
         if found.size != tensor.shape or found.properties.dtype != tensor.dtype:
             return (
                 f"{name} is {tuple(found.size)} {found.properties.dtype}, "
@@ -351,7 +350,7 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def _start_row_moments(tensors: Mapping[str, Tensor], name: str) -> None:
-    """Fill the row moments of one table in place from its column moments."""
+    """Initialise the row moments of one table in place from its column moments."""
     parameter = name.removeprefix("optimizer.").removesuffix(ROW_MOMENTS)
     start = row_moment_like(tensors[f"model.{parameter}"], tensors[f"optimizer.{parameter}.exp_avg_sq"])
     local_part(tensors[name]).copy_(local_part(start))

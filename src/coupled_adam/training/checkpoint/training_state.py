@@ -1,12 +1,12 @@
-"""The state of a training run as tensors by name, and the copy of it in host memory that a save writes from.
+"""The state of a training run as tensors by name, and its copy in host memory for saving.
 
 model.<parameter>               weights and buffers, tied ones once
 optimizer.<parameter>.<key>     exp_avg, exp_avg_sq, row_avg_sq, step, momentum_buffer, ...
 rng.cpu, rng.cuda               torch's random number generators, as bytes
 
-The tensors are saved by these names, and filled in place. For a save every rank copies only what it is going to write:
-its shards, and its share of what all ranks hold alike. Training goes on while the copy is written. Its memory is kept
-from one save to the next; there is never more than one copy.
+Checkpoints use these names, and loading fills the tensors in place. For a save, every rank copies only what it will
+write: its shards, and its share of the tensors that all ranks hold. Training continues while the copy is written. The
+copy's memory is reused by the next save, so there is never more than one copy.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,15 +32,14 @@ PINNED_BLOCK = 256 * 2**20
 
 
 def training_tensors(model: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
-    """The state of a training run by name: what a checkpoint saves, and what loading fills in place.
+    """The state of a training run by name, for saving and for loading in place.
 
-    The same on every rank, with DTensors where the model is sharded. Names are those of the model without what DDP and
-    torch.compile add to them, so that a checkpoint fits the model however it is wrapped. All share memory with the
-    model and the optimizers, except for the state of the random number generators, which is a copy: take the tensors
-    anew for every save.
+    All ranks have the same names, with DTensors if the model is sharded. Prefixes added by DDP and torch.compile are
+    removed, so a checkpoint fits the model however it is wrapped. The tensors share memory with the model and the
+    optimizers, except for the state of the random number generators, which is a copy: call this again for every save.
 
     Args:
-        model: a model of any parallelism, between two steps.
+        model: a model with any parallelism, between two steps.
         optimizers: all optimizers of its parameters; see :func:`make_optimizer_state`.
 
     Returns:
@@ -54,10 +53,10 @@ def training_tensors(model: nn.Module, optimizers: Iterable[Optimizer]) -> dict[
         ['model.weight', 'optimizer.weight.momentum_buffer', 'rng.cpu']
     """
     names: dict[Tensor, str] = {}
-    # Not named_parameters: after an evaluation FSDP2 shows gathered weights there; state_dict shards them again.
+    # Not named_parameters: after an evaluation, FSDP2 shows gathered weights there; state_dict shards them again.
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):
-            raise UserError(f"{name!r} in the state of the model is a {type(tensor).__name__}, expected tensors only")
+            raise UserError(f"{name!r} in the model's state is a {type(tensor).__name__}, expected a tensor")
         names.setdefault(tensor, plain_name(name))
     tensors = {f"model.{name}": tensor.detach() for tensor, name in names.items()}
     for optimizer in optimizers:
@@ -74,10 +73,10 @@ def training_tensors(model: nn.Module, optimizers: Iterable[Optimizer]) -> dict[
 
 
 def make_optimizer_state(optimizers: Iterable[Optimizer]) -> None:
-    """Give fresh optimizers the state they would make at their first step, so that a checkpoint can be loaded into it.
+    """Create the state that new optimizers would create in their first step, so that a checkpoint can be loaded.
 
-    Parameters and existing state are not touched, and no gradient, step or message between ranks is needed. Call it for
-    new runs too: a checkpoint then has the same names from step 0 on, and the first step gives the same.
+    Parameters and existing state do not change, and no gradient, step or communication is needed. Call it for new runs
+    too: their checkpoints then have the same names from step 0 on, and the first step gives the same result.
 
     Args:
         optimizers: AdamW, CoupledAdamW, SGD or BatchedMuon.
@@ -95,13 +94,13 @@ def make_optimizer_state(optimizers: Iterable[Optimizer]) -> None:
                 _make_adam_state(optimizer, {**group, "params": fresh})
             else:
                 raise UserError(
-                    f"cannot prepare the state of {type(optimizer).__name__} for loading; "
+                    f"cannot create the state of {type(optimizer).__name__} for loading; "
                     "use torch.optim.AdamW, torch.optim.SGD, CoupledAdamW or BatchedMuon"
                 )
 
 
 def restore_generators(tensors: Mapping[str, Tensor]) -> None:
-    """Set torch's random number generators to the states among the tensors."""
+    """Set torch's random number generators to the states in the tensors, if any."""
     if "rng.cpu" in tensors:
         torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors:
@@ -109,11 +108,11 @@ def restore_generators(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _make_adam_state(optimizer: torch.optim.Adam | torch.optim.AdamW, group: dict[str, Any]) -> None:
-    """Let the optimizer make its state as `step` would, with the flags of the group deciding where counters live."""
+    """Let the optimizer create its state as `step` would; the group's flags decide where the step counters are."""
     gradients = [p.grad for p in group["params"]]
     try:
         for p in group["params"]:
-            p.grad = p.detach()  # it only has to be there; it takes no memory and is not looked into
+            p.grad = p.detach()  # a placeholder that takes no memory; its values are not used
         if isinstance(optimizer, CoupledAdamW):
             optimizer._init_group(group, [], [], [], [], [], [])
         else:
@@ -127,54 +126,55 @@ def _state_tensor(name: str, value: object) -> dict[str, Tensor]:
     if value is None:  # SGD without momentum
         return {}
     if not isinstance(value, Tensor):
-        raise UserError(f"{name} is a {type(value).__name__}, expected tensors only in the state of an optimizer")
+        raise UserError(f"{name} is a {type(value).__name__}, expected a tensor in the state of an optimizer")
     return {name: value.detach()}
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What this rank writes: DCP's plan, and the data by name."""
+    """The data that this rank writes, by name, and DCP's plan for it."""
 
     plan: SavePlan
     data: dict[str, Tensor]
 
 
 class StagedPlanner(DefaultSavePlanner):
-    """Gives DCP the plan that was made when the state was staged, and the staged data instead of the live."""
+    """DCP planner that returns the staged plan and data instead of the live tensors."""
 
     def __init__(self, staged: Staged) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.staged = staged
 
     def create_local_plan(self) -> SavePlan:
-        """What this rank writes."""
+        """Return the staged plan of this rank."""
         self.plan = self.staged.plan
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        """The data of one entry."""
+        """Return the staged data of one entry."""
         return self.staged.data[index.fqn]
 
 
 class Staging:
-    """The host memory that saves are staged in."""
+    """Host memory for staging saves."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def stage(self, tensors: Mapping[str, Tensor], rank: int, ranks: int) -> Staged:
-        """Copy what this rank has to write; when it returns, the tensors may change.
+        """Copy what this rank has to write; the tensors may change once this returns.
 
         Args:
-            tensors: the whole state, with the same names on every rank. Plain tensors are taken to be the same on every
-                rank, and written by one of them.
-            rank: this rank, among `ranks` that save together.
+            tensors: the whole state, with the same names on every rank. Plain tensors must be equal on all ranks; one
+                rank writes each.
+            rank: this rank.
+            ranks: number of ranks that save together.
         """
         mine = {name: tensors[name].detach() for name in sorted(_written_by(tensors, rank, ranks))}
         parts = {name: local_part(tensor) for name, tensor in mine.items()}
         if not _fits(self._buffers, parts):
-            self._buffers = {}  # before the new ones are made: never two copies
+            self._buffers = {}  # free the old buffers first: never two copies
             self._buffers = dict(_new_buffers(parts))
         for name, part in parts.items():
             self._buffers[name].copy_(part, non_blocking=True)
@@ -184,8 +184,8 @@ class Staging:
 
 
 def _written_by(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> Iterator[str]:
-    """The names of the tensors that a rank writes (its part of), found without talking to the others."""
-    load = [0] * ranks  # bytes that each rank writes of the tensors all of them hold
+    """Names of the tensors of which this rank writes all or its part, determined without communication."""
+    load = [0] * ranks  # bytes of the plain tensors that each rank writes
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].nbytes, item[0])):
         if is_distributed(tensor):
             if _writes_its_part(tensor):
@@ -198,13 +198,13 @@ def _written_by(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> Iterato
 
 
 def _writes_its_part(tensor: Tensor) -> bool:
-    """Whether this rank writes its part of a DTensor: not when another that has the same part writes it."""
+    """Whether this rank writes its part of a DTensor; only one rank with the same part does."""
     coordinate = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]
     if coordinate is None:  # not in the mesh of this tensor
         return False
     placements = tensor.placements  # type: ignore[attr-defined]
     if any(placement.is_partial() for placement in placements):
-        raise UserError(f"a tensor of shape {tuple(tensor.shape)} is still a partial sum ({placements}); reduce it")
+        raise UserError(f"a tensor of shape {tuple(tensor.shape)} is a partial sum ({placements}); reduce it first")
     return all(c == 0 for c, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
 
 
@@ -215,10 +215,10 @@ def _fits(buffers: dict[str, Tensor], parts: dict[str, Tensor]) -> bool:
 
 
 def _new_buffers(parts: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Host memory for every part, page-locked when any comes from a GPU.
+    """Allocate host memory for every part, page-locked if any part is on a GPU.
 
-    The parts are laid into few large blocks, because torch rounds page-locked memory up to a power of two: one by one,
-    they could take twice the room.
+    The parts share a few large blocks, because torch rounds page-locked memory up to a power of two: separate
+    allocations could take twice the memory.
     """
     pinned = any(part.is_cuda for part in parts.values())
     largest_first = sorted(parts, key=lambda name: -parts[name].nbytes)
@@ -228,17 +228,17 @@ def _new_buffers(parts: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     blocks = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned).untyped_storage() for size in used]
     for name, (block, start) in zip(largest_first, places, strict=True):
         part = parts[name]
-        # A storage of its own, which ends where the tensor ends: DCP would copy a tensor with a larger one once more.
+        # A separate storage that ends with the tensor: DCP would copy a tensor whose storage is larger.
         storage = blocks[block][start : start + part.nbytes]
         empty = torch.empty(0, dtype=part.dtype)
         yield name, empty.set_(storage, 0, part.shape, torch.empty(part.shape, device="meta").stride())
 
 
 def _first_fit(sizes: list[int], capacity: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Put each size into the first block with room for it.
+    """Put each size into the first block with enough space.
 
     Returns:
-        (block, start) of each size, and how much of each block is used.
+        (block, start) of each size, and the used size of each block.
 
     Example:
         >>> _first_fit([6, 3, 3], capacity=8)
