@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coupled_adam.optimizer.triton_kernels import Launcher, ceil_div, on_device_of
+from coupled_adam.optimizer.kernel_launch import Launcher, ceil_div, on_device_of
 
 BLOCK_M, BLOCK_N = 64, 64
 SCALE_BLOCK = 4096
