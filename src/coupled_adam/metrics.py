@@ -34,7 +34,7 @@ class Metric:
     label: str
     """Name in running text."""
     better: Better | None
-    """The better direction; None if there is none, and then no test is made."""
+    """The better direction; None for metrics without one, which are not tested."""
     decimals: int
     """Decimals of a mean over several seeds, as in the paper's tables."""
     meaning: str

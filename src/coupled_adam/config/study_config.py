@@ -68,7 +68,7 @@ class Study(Section):
         return self
 
     def candidates_of(self, optimizer: OptimizerAxis) -> tuple[str, list[float]] | None:
-        """The setting to select for an optimizer, with its candidate values; None if there is none."""
+        """The setting to select for an optimizer, with its candidate values; None without a selection."""
         return next(iter((optimizer.select or self.select.values).items()), None)
 
     def base_of(self, model: ModelAxis | None) -> str:

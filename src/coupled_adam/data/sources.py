@@ -16,7 +16,7 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import user_path
 
 Position = dict[str, Any]
-"""Position of a source, as JSON values in a format of its own."""
+"""Position of a source, as JSON values; each source has its own format."""
 
 
 @dataclass(frozen=True)

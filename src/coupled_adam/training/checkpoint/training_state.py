@@ -184,7 +184,7 @@ class Staging:
 
 
 def _written_by(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> Iterator[str]:
-    """Names of the tensors of which this rank writes all or its part, determined without communication."""
+    """Names of the tensors that this rank writes, in full or in part; determined without communication."""
     load = [0] * ranks  # bytes of the plain tensors that each rank writes
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].nbytes, item[0])):
         if is_distributed(tensor):
