@@ -62,7 +62,9 @@ def evaluate(
 
     Requires the extra `eval` of this package, except for `eval answer` and for the loss alone (`--tasks none`).
 
-    If the GPU machine has no lm-eval, run `eval requests` here, `eval answer` there, and `eval score` here.
+    If the GPU machine has no lm-eval: `coupled-adam eval requests RUN requests.safetensors` here,
+    `coupled-adam eval answer RUN requests.safetensors scores.safetensors` there,
+    `coupled-adam eval score RUN scores.safetensors` here
 
     Try: `coupled-adam eval runs/tiny-coupled-seed1 --tasks arc_easy,winogrande --limit 50`
     """
@@ -125,7 +127,7 @@ def _evaluate_model(
     if not of_both["tasks"] and not with_loss:
         raise UserError("--tasks none with --no-loss leaves nothing to evaluate; remove one of them")
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; pass a run folder or a Hugging Face model folder")
+        raise UserError(f"{folder} is not a folder; pass a run folder or a model folder as written by `export`")
     if is_hugging_face_folder(folder):
         unfit = {"--checkpoint": checkpoint, "--tokenizer": tokenizer}
         for name, value in unfit.items():

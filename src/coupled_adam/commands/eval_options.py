@@ -30,7 +30,7 @@ Precision = Annotated[
 ]
 Tokenizer = Annotated[
     str | None,
-    typer.Option(metavar="SPEC", help="A tokenizer.json or `gpt2`, required if the run's corpus is missing."),
+    typer.Option(metavar="SPEC", help="A tokenizer.json or `gpt2`, used if the run's corpus is missing."),
 ]
 NoLoss = Annotated[bool, typer.Option("--no-loss", help="Skip the test loss.")]
 Out = Annotated[

@@ -24,7 +24,7 @@ def export(
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the stored weights.")] = "float32",
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="A tokenizer.json or `gpt2`, required if the run's corpus is missing."),
+        typer.Option(metavar="SPEC", help="A tokenizer.json or `gpt2`, used if the run's corpus is missing."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing exported model in DIR.")] = False,
 ) -> None:
