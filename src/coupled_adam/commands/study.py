@@ -264,7 +264,7 @@ def _require_study(folder: Path) -> None:
         return
     meant = RUNS_HERE / folder
     if (meant / STUDY_FILE).is_file():
-        raise UserError(f"{folder} is not a study folder; did you mean {meant}?")
+        raise UserError(f"{folder} is not a study folder; pass its folder: {meant}")
     raise UserError(
         f"{folder} is not a study folder: {STUDY_FILE} and {RESULTS_FILE} are missing; pass a folder written by "
         f"`coupled-adam study run`, such as {RUNS_HERE / 'demo'}"
@@ -312,7 +312,7 @@ def _print_plan(
         console.print(Text(line))
     trained = counts(study, cells, folder).get(TO_BE_MEASURED)
     if trained:
-        console.print(Text(f"{trained} of these runs are already trained and only need measuring."))
+        console.print(Text(f"{trained} of these runs are trained and still to be measured."))
     console.print(Text("Dry run: nothing was started."))
 
 
