@@ -334,7 +334,7 @@ def notes_on(
                 f"{named_cells(single)}."
             )
     else:
-        notes.append("One seed each: no test is possible, and nothing is bold.")
+        notes.append("One seed each: no claim is possible, and nothing is bold.")
     if any(column.published for column in table.columns):
         notes.append("In brackets: the paper's value for this D, N and optimizer; text and settings may differ.")
     note = loss_note(run for cell in cells for run in cell.runs.values())

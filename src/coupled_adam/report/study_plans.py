@@ -146,8 +146,9 @@ def _require_its_settings(plan: StudyPlan, results: Sequence[Result], outdated: 
             wrong.append(f"{cell.label} in {result.folder}: {_differing(result, cell)}")
     if wrong:
         raise UserError(
-            f"these runs have other settings than in {plan.folder / STUDY_FILE}, so they cannot be compared with the "
-            "runs there; report the folders one by one, or run them with the same settings:\n" + "\n".join(wrong)
+            f"these runs have other settings than {plan.folder / STUDY_FILE} plans for them, so they cannot be "
+            "compared with the runs there; report the folders one by one, or run them with the same settings:\n"
+            + "\n".join(wrong)
         )
 
 
@@ -184,7 +185,7 @@ def _unchecked(plans: Sequence[StudyPlan]) -> dict[Path, str]:
     while joined := [folder for folder, own in apart.items() if own & seen]:
         seen = seen.union(*(apart.pop(folder) for folder in joined))
     return {
-        folder: f"Not checked: whether the runs of {folder} have the same settings and text as the others."
+        folder: f"It was not checked whether the runs of {folder} have the same settings and text as the others."
         for folder in apart
     }
 
