@@ -181,7 +181,7 @@ def _only_matrix(stored: Stored, path: str) -> str:
         raise UserError(unusual + some_of(stored.names, LISTED))
     matrices = [name for name in stored.names if len(stored.shape(name)) == 2]
     if not matrices:
-        shown = f"it has {_with_shapes(stored, stored.names)}" if stored.names else "it has no tensors"
+        shown = f"it has {_with_shapes(stored, stored.names)}" if stored.names else "it has no tensor"
         raise UserError(f"{path}: no 2-D table found; {shown}")
     if len(matrices) > 1:
         largest_first = sorted(matrices, key=lambda name: -stored.shape(name)[0])

@@ -185,7 +185,7 @@ def _unchecked(plans: Sequence[StudyPlan]) -> dict[Path, str]:
     while joined := [folder for folder, own in apart.items() if own & seen]:
         seen = seen.union(*(apart.pop(folder) for folder in joined))
     return {
-        folder: f"It was not checked whether the runs of {folder} have the same settings and text as the others."
+        folder: f"Whether the runs of {folder} have the same settings and text as the others was not checked."
         for folder in apart
     }
 
