@@ -146,7 +146,7 @@ def check_files(folder: Path, tasks: Sequence[str]) -> None:
         )
     missing = [name for name in tasks if not (folder / LOCAL_TASKS[name].file).is_file()]
     if missing:
-        others = f", or omit {', '.join(missing)} from --tasks" if len(missing) < len(tasks) else ""
+        others = f", or skip {', '.join(missing)} with --tasks" if len(missing) < len(tasks) else ""
         raise UserError(f"--task-data: {folder} lacks {_names(missing)}; add the files{others}")
     for name in tasks:
         read_documents(folder, name)
