@@ -228,7 +228,7 @@ def test_the_summary_tells_tables_bytes_and_groups(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", model)
     result = convert(tmp_path / "adamw.pt", tmp_path / "coupled.pt", "--to", "coupled", "--model", folder)
     table = V * H * 4
-    for words in ("lm_head.weight", f"{(2 * table + 4) / 1000:.1f} kB", f"{(table + 4 * H + 4) / 1000:.1f} kB"):
+    for words in ("lm_head.weight", f"{(2 * table + 4) / 1000:.2f} KB", f"{(table + 4 * H + 4) / 1000:.2f} KB"):
         assert words in result.stdout
     for name in ("output_embeddings", "input_embeddings", "decay", "no_decay", "0.01"):
         assert name in result.stdout

@@ -55,7 +55,7 @@ def test_the_page_shows_table_sentences_and_five_pictures_of_each_table(page: Pa
     assert html.count("<svg") == html.count("<figure id=") == 10
     for words in ("anisotropic", "centred", METRICS["mu_norm_ratio"].label_with_arrow, "3,000 x 12", "IsoScore"):
         assert words in html
-    for title in ("from the side", "along the mean", "Cosine of", "Singular values", "Length and frequency"):
+    for title in ("Side view", "along the mean", "Cosine of", "Singular values", "Length and frequency"):
         assert html.count(title) >= 2
     assert html.count(">origin</text>") == 4
 

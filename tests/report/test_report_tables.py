@@ -202,7 +202,7 @@ def test_choice_of_f_says_what_it_could_not_see() -> None:
     results = [result for result in results if result.optimizer not in ("sgd f=500", "sgd f=600")]
     _, best, (choice,) = sgd_groups(gather_grid(results).cells)
     assert [cell.variant.f for cell in best[0]] == [300.0, 0.0]
-    assert re.search("f = 300 .* f = 100, 200, 300; .*end", choice), choice
+    assert re.search("f = 300 .* f = 100, 200, 300; .*edge", choice), choice
     without_loss = [result for result in results if result.optimizer != "sgd f=300"]
     third = {**STANDARD, "embeddings": "sgd", "sgd_factor": 300.0}
     without_loss += [run("sgd f=300", third, 1, {"loss": None}, parameters=125_000_000)]

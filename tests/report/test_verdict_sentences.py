@@ -54,8 +54,8 @@ LOSS_OF_A_PAIR = {
     * [(LOW, HIGH)],
     "The test loss of Coupled Adam is not significantly different from that of standard Adam in all 3 "
     f"{SIZES} (at 95%).": 3 * [(HIGH, HIGH)],
-    f"The test loss of Coupled Adam is significantly lower than that of standard Adam in 1 of 2 {SIZES} and without a "
-    "claim for want of seeds in 1 (at 95%).": [(HIGH, LOW), ([3.0], [2.9])],
+    f"The test loss of Coupled Adam is significantly lower than that of standard Adam in 1 of 2 {SIZES} and untested "
+    "for lack of seeds in 1 (at 95%).": [(HIGH, LOW), ([3.0], [2.9])],
     "With one seed each nothing can be claimed; the test loss of Coupled Adam is below that of standard Adam in 1 of 2 "
     f"{SIZES}.": [([3.0], [2.9]), ([3.0], [3.1])],
     "With so few seeds nothing can be claimed; the test loss of Coupled Adam is below that of standard Adam in 2 of 2 "
@@ -73,8 +73,8 @@ EMBEDDINGS_OF_A_PAIR = {
     "standard Adam, significant at 95%.": [FARTHER],
     f"The embeddings of Coupled Adam lie no closer to the origin at 95%: its mean embedding has 2% {LENGTH}, against "
     "2% with standard Adam.": [SAME],
-    f"With Coupled Adam the mean embedding has 2% {LENGTH}, against 85% with standard Adam; with so few seeds this is "
-    "no claim.": [([0.85], [0.02])],
+    f"With Coupled Adam the mean embedding has 2% {LENGTH}, against 85% with standard Adam; there are too few seeds "
+    "to test this.": [([0.85], [0.02])],
     "The embeddings of Coupled Adam lie significantly closer to the origin in 1 of 2 (no claim in 1): its mean "
     f"embedding has 2% {LENGTH}, against 80% to 85% with standard Adam.": [CLOSER, UNTESTED],
     "The embeddings of Coupled Adam lie significantly farther from the origin in 1 of 2 (no claim in 1): its mean "
@@ -125,7 +125,7 @@ LOSS_OF_MANY = {
     "means at 95% lower than all others.": [BEATEN, BEATEN, {"a": HIGH, "b": [3.09, 3.10, 3.12], "c": HIGH}],
     f"Over 2 {SIZES}, a has the lowest test loss in 1 and b in 1, each time significantly lower than all others with "
     "more than one seed (at 95%).": [LOW_C, HIGH_C],
-    f"Over 2 {SIZES}, a has the lowest test loss in 1 (significantly) and c in 1 (no claim for want of seeds); "
+    f"Over 2 {SIZES}, a has the lowest test loss in 1 (significantly) and c in 1 (no claim for lack of seeds); "
     "significantly means at 95% lower than all others with more than one seed.": [LOW_C, ALL_HIGH_C],
     f"Over 2 {SIZES}, c has the lowest test loss in both; with so few seeds, nothing can be claimed.": [
         ALL_HIGH_C,

@@ -21,55 +21,52 @@ def convert(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A checkpoint folder of the Hugging Face Trainer or accelerate, or a PyTorch file with an optimizer.",
+            help="Checkpoint folder of the Hugging Face Trainer or accelerate, or a PyTorch file with an optimizer.",
             show_default=False,
         ),
     ],
     out: Annotated[
         Path,
-        typer.Argument(
-            metavar="OUT", help="Folder or file to write; of the same sort as CHECKPOINT.", show_default=False
-        ),
+        typer.Argument(metavar="OUT", help="Folder or file to write, the same kind as CHECKPOINT.", show_default=False),
     ],
-    to: Annotated[
-        Literal["coupled", "adamw"], typer.Option(help="The optimizer that will load OUT.", show_default=False)
-    ],
+    to: Annotated[Literal["coupled", "adamw"], typer.Option(help="Optimizer that will load OUT.", show_default=False)],
     model: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="The model, where CHECKPOINT has no config.json: a folder that has one, a file of its state dict, or "
-            "`module:function`, a Python function of yours that returns it.",
+            help="Model, required if CHECKPOINT has no config.json: a folder that has one, a state dict file, or "
+            "`module:function`, your Python function that returns the model.",
         ),
     ] = None,
     couple: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TABLES", help="`output` (default), `input`, `all`, or name patterns of tables; may be repeated."
+            metavar="TABLES",
+            help="Tables to couple: `output`, `input`, `all`, or a name pattern; may be repeated.  [default: output]",
         ),
     ] = None,
     adamw_groups: Annotated[
         Literal["trainer", "single", "matrices", "tables"] | None,
         typer.Option(
-            help="How AdamW's groups are cut: as the Trainer does, one group, matrices and vectors, or as "
-            "`param_groups` does. Default: what fits the file; for a new AdamW file `trainer` in a Trainer "
-            "checkpoint, else `single`.",
+            help="AdamW's parameter groups: as the Trainer makes them, one group, matrices and vectors, or as "
+            "`param_groups` makes them.  [default: whichever fits the file; for a new AdamW file `trainer` in a "
+            "Trainer checkpoint, otherwise `single`]",
         ),
     ] = None,
     frozen: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Parameters that were not trained, by name pattern; may be repeated."),
+        typer.Option(metavar="PATTERN", help="Name pattern of parameters that were not trained; may be repeated."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older OUT.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing OUT.")] = False,
 ) -> None:
     """Switch a training run between AdamW and CoupledAdamW.
 
-    Second moments of vocabulary tables are averaged over the vocabulary (`--to coupled`) or repeated for every row
-    (`--to adamw`); everything else stays as it is, the learning-rate schedule included. Files are read without running
-    any code in them.
+    The second moments of vocabulary tables are averaged over the vocabulary (`--to coupled`) or repeated for every row
+    (`--to adamw`). Everything else is kept, including the learning-rate schedule. No code in the files is run.
 
-    Try: `coupled-adam convert adamw/checkpoint-500 coupled/checkpoint-500 --to coupled`, then resume from the new
-    folder with CoupledAdamW.
+    Resume from the new folder with the new optimizer; the command prints how.
+
+    Try: `coupled-adam convert adamw/checkpoint-500 coupled/checkpoint-500 --to coupled`
     """
     from coupled_adam.conversion import convert_checkpoint
 
@@ -89,18 +86,16 @@ def convert(
 
 
 def _print_summary(conversion: "Conversion", out: Path, to: str, couple: str | list[str] | None) -> None:
-    from rich.filesize import decimal
-
     from coupled_adam.base.progress import wide_enough
-    from coupled_adam.base.text import printable
+    from coupled_adam.base.text import printable, size_text
 
     verb = "averaged" if to == "coupled" else "filled"
     tables = Table("table", *_numbers(f"rows {verb}", "state before", "state after"))
     for row in conversion.tables:
         V, _ = row.shape
-        tables.add_row(Text(printable(row.name)), f"{V:,}", decimal(row.bytes_before), decimal(row.bytes_after))
+        tables.add_row(Text(printable(row.name)), f"{V:,}", size_text(row.bytes_before), size_text(row.bytes_after))
     tables.add_section()
-    tables.add_row("all parameters", "", decimal(conversion.bytes_before), decimal(conversion.bytes_after))
+    tables.add_row("all parameters", "", size_text(conversion.bytes_before), size_text(conversion.bytes_after))
     groups = Table("group", *_numbers("tensors", "learning rate", "weight decay"))
     for index, group in enumerate(conversion.groups):
         numbers = f"{len(group['params']):,}", f"{float(group['lr']):g}", f"{float(group['weight_decay']):g}"
@@ -110,12 +105,12 @@ def _print_summary(conversion: "Conversion", out: Path, to: str, couple: str | l
         wide_enough(console, table).print(table)
     if to == "coupled" and not conversion.has_modules:
         typer.echo(
-            "These are the groups of the file. CoupledAdamW(model) has others: it loads them by name and keeps its "
-            "own learning rates and weight decay. Convert with --model to get its groups."
+            "These are the file's parameter groups. CoupledAdamW(model) makes different ones: it loads the state by "
+            "name and keeps its own learning rates and weight decay. Pass --model to convert to its groups."
         )
     elif conversion.schedulers:
-        typer.echo("The learning-rate schedule goes on where it was.")
-    typer.echo(f"Written: {printable(str(out))}. To go on from it:\n")
+        typer.echo("The learning-rate schedule is unchanged.")
+    typer.echo(f"Written: {printable(str(out))}. To resume from it:\n")
     for line in _next_lines(conversion, out, to, couple):
         typer.echo(f"    {line}")
 

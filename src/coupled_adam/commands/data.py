@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from coupled_adam.base.progress import progress_bar, warnings_as_notes
-from coupled_adam.base.text import parse_tokens, printable
+from coupled_adam.base.text import parse_tokens, printable, size_text
 from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
 
@@ -24,7 +23,7 @@ app = typer.Typer(
     cls=TidyGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Turn text into token shards, and look at them.",
+    help="Turn text into token shards and inspect them.",
 )
 
 
@@ -46,15 +45,15 @@ def prepare(
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="`gpt2` (tiktoken), the path of a tokenizer.json, or `bpe:N`: train one of N tokens.  "
-            "[default: bpe:4096 for python-docs, gpt2 for the others]",
+            help="`gpt2` (tiktoken), the path of a tokenizer.json, or `bpe:N` to train one with N tokens.  "
+            "[default: bpe:4096 for python-docs, otherwise gpt2]",
         ),
     ] = None,
     field: Annotated[
-        str, typer.Option(metavar="NAME", help="Field of .jsonl, .parquet and hub datasets that has the text.")
+        str, typer.Option(metavar="NAME", help="Text field of .jsonl, .parquet and hub datasets.")
     ] = "text",
     separator: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="Special token behind every document, such as `</s>`.")
+        str | None, typer.Option(metavar="TOKEN", help="Special token that ends every document, such as `</s>`.")
     ] = None,
     val: Annotated[
         float | None,
@@ -62,29 +61,29 @@ def prepare(
             min=0,
             max=1,
             metavar="PART",
-            help="Part of the documents for validation.  [default: 0.05 of a small source, 0.005 of a large one]",
+            help="Fraction of documents held out for validation.  [default: 0.05 for small sources, 0.005 for large]",
         ),
     ] = None,
     test: Annotated[
         float | None,
-        typer.Option(min=0, max=1, metavar="PART", help="Part of the documents for the test.  [default: as for --val]"),
+        typer.Option(
+            min=0, max=1, metavar="PART", help="Fraction of documents held out for testing.  [default: same as --val]"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Decides which documents are held out.")] = 0,
-    shard_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of one file, at most.")] = "100M",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the choice of held-out documents.")] = 0,
+    shard_tokens: Annotated[str, typer.Option(metavar="N", help="Largest number of tokens per file.")] = "100M",
     max_tokens: Annotated[
-        str | None, typer.Option(metavar="N", help="Stop at about so many tokens, such as `10B`.")
+        str | None, typer.Option(metavar="N", help="Stop after about N tokens, such as `10B`.")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes that tokenize.  [default: one per core]")
+        int | None, typer.Option(min=1, metavar="N", help="Number of tokenizer processes.  [default: one per core]")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what other settings have left in the folder.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data prepared with other settings.")] = False,
 ) -> None:
     """Turn text into token shards, split into train, val and test by document.
 
-    Stopped or killed, it goes on where it was when you run it again. The result is the same, byte for byte, for any
-    number of processes.
+    Run the same command again to resume after an interruption. The result is the same, byte for byte, for any number
+    of processes.
 
     Try: `coupled-adam data prepare`, `coupled-adam data prepare 'text:books/*.txt' --tokenizer bpe:8192`
     """
@@ -112,7 +111,7 @@ def prepare(
             on_progress=on_progress,
         )
     if was_complete:
-        typer.echo(f"Nothing to do: {folder} is complete, and was made with these settings.")
+        typer.echo(f"Nothing to do: {folder} is complete and was prepared with these settings.")
         return
     splits = ", ".join(f"{name} {corpus.manifest.splits[name].tokens:,}" for name in corpus.splits)
     typer.echo(f"Tokens: {splits}. Vocabulary: {corpus.vocabulary_size:,}. Folder: {folder}")
@@ -120,11 +119,11 @@ def prepare(
 
 @app.command()
 def info(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `data prepare` or nanoGPT has written.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read all shards and compare their sha256.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder written by `data prepare` or nanoGPT.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read all shards and check their SHA-256 sums.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show what a folder of token shards holds.
+    """Show the contents of a folder of token shards.
 
     Try: `coupled-adam data info data/python-docs-bpe4096`
     """
@@ -147,17 +146,21 @@ def count(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="PATH", help="A prepared folder, .bin or .u16.xz files, or folders of them.", show_default=False
+            metavar="PATH", help="Prepared folder, .bin or .u16.xz files, or folders of such files.", show_default=False
         ),
     ],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the counts, such as to unigram.npy.")] = None,
-    split: Annotated[str, typer.Option(metavar="NAME", help="Of a prepared folder: which split to count.")] = "train",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write the counts to, such as unigram.npy.")
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="NAME", help="Split to count in a prepared folder.")] = "train",
     vocabulary_size: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Of loose files: number of tokens of their tokenizer.")
+        int, typer.Option(min=1, metavar="N", help="Vocabulary size of the tokenizer, for loose files.")
     ] = 50257,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Count how often each token occurs: the unigram counts that `inspect --unigram` reads.
+    """Count how often each token occurs.
+
+    `inspect --unigram` reads these unigram counts.
 
     Try: `coupled-adam data count data/python-docs-bpe4096`, `coupled-adam data count train.bin --out unigram.npy`
     """
@@ -203,7 +206,7 @@ def _print_info(console: Console, facts: dict[str, Any]) -> None:
         table.add_column(name, justify="right")
     for label in ("tokens", "documents", "shards"):
         table.add_row(label, *(_number(split[label]) for split in splits.values()))
-    table.add_row("size", *(decimal(split["bytes"]) for split in splits.values()))
+    table.add_row("size", *(size_text(split["bytes"]) for split in splits.values()))
     for label, value in (
         ("folder", facts["folder"]),
         ("source", facts["source"] or "unknown"),
@@ -216,14 +219,14 @@ def _print_info(console: Console, facts: dict[str, Any]) -> None:
     console.print(table)
     _print_frequent(console, facts["most_frequent"])
     if facts["verified"]:
-        console.print("All shards are as the manifest says.")
+        console.print("All shards match the manifest.")
 
 
 def _print_counts(console: Console, facts: dict[str, Any]) -> None:
     console.print(
-        f"{facts['tokens']:,} tokens, {facts['vocabulary_size'] - facts['unseen']:,} of {facts['vocabulary_size']:,} "
-        f"different ones. Their entropy is {facts['entropy']:.3f} nats: the loss of a model that knows nothing but "
-        "how frequent tokens are.",
+        f"{facts['tokens']:,} tokens; {facts['vocabulary_size'] - facts['unseen']:,} of the "
+        f"{facts['vocabulary_size']:,} in the vocabulary occur. Their entropy is {facts['entropy']:.3f} nats, the loss "
+        "of a model that knows only token frequencies.",
         soft_wrap=True,
     )
     _print_frequent(console, facts["most_frequent"])
@@ -246,13 +249,13 @@ def _number(value: int | None) -> str:
 def _tokens(option: str, text: str) -> int:
     number = parse_tokens(text)
     if not isinstance(number, int) or number < 1:
-        refuse(f"{option} is {text!r}, expected a number of tokens such as 300000, 300k or 10B")
+        refuse(f"{option} is {text!r}; expected a number of tokens such as 300000, 300k or 10B")
     return number
 
 
 @contextmanager
 def preparation_bar() -> "Iterator[Callable[[Progress], None]]":
-    """A bar for the stages of a preparation, with the time left where that can be known."""
+    """Progress bar for the stages of a preparation, with the time left if it can be estimated."""
     is_tokenizing = False
     with progress_bar() as bar:
 
@@ -261,7 +264,7 @@ def preparation_bar() -> "Iterator[Callable[[Progress], None]]":
             if progress.stage == "tokenizing" and not is_tokenizing:
                 is_tokenizing = True
                 if progress.tokens:
-                    bar.say(f"Going on after {progress.tokens:,} tokens.")
+                    bar.say(f"Resuming after {progress.tokens:,} tokens.")
             bar.show(progress.stage, progress.done, note=f"{progress.tokens:,} tokens")
 
         yield on_progress

@@ -16,7 +16,7 @@ from coupled_adam.commands.refusal import refuse, user_errors
 if TYPE_CHECKING:
     from coupled_adam.evaluation.downstream.task_results import Downstream
 
-MODEL_IS_MISSING = "MODEL is missing: the folder of a run or of a Hugging Face model"
+MODEL_IS_MISSING = "MODEL is missing; pass a run folder or a Hugging Face model folder"
 
 app = typer.Typer(
     cls=EvalGroup, invoke_without_command=True, subcommand_metavar="| COMMAND ...", rich_markup_mode="markdown"
@@ -33,7 +33,7 @@ def evaluate(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="Folder of a run or of a Hugging Face model; one that is called like a command: ./answer.",
+            help="Run folder or Hugging Face model folder; if its name is also a command, write ./NAME.",
             show_default=False,
         ),
     ] = None,
@@ -45,7 +45,7 @@ def evaluate(
     precision: options.Precision = None,
     tokenizer: options.Tokenizer = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Prepared corpus for the loss of a Hugging Face model.")
+        Path | None, typer.Option(metavar="DIR", help="Prepared corpus for the test loss of a Hugging Face model.")
     ] = None,
     no_loss: options.NoLoss = False,
     out: options.Out = None,
@@ -55,18 +55,18 @@ def evaluate(
     old_answer: Annotated[Path | None, typer.Option("--answer", hidden=True)] = None,
     old_scores: Annotated[Path | None, typer.Option("--scores", hidden=True)] = None,
 ) -> None:
-    """Evaluate a model: its test loss, and the paper's seven downstream tasks through lm-evaluation-harness.
+    """Evaluate a model: its test loss, and the paper's seven downstream tasks with lm-evaluation-harness.
 
-    Try: `coupled-adam eval runs/tiny-coupled-seed1 --tasks arc_easy,winogrande --limit 50`. Without a network, with
-    files of your own: `coupled-adam eval RUN --task-data DIR`. A task that is done is not repeated, so a stopped
-    evaluation goes on where it was.
+    Finished tasks are not repeated, so the same command resumes a stopped evaluation. Acc is the mean of the seven
+    accuracies. `--task-data DIR` reads the tasks from local files and needs no network.
 
-    A GPU machine without lm-eval: `coupled-adam eval requests RUN requests.safetensors` here,
-    `coupled-adam eval answer RUN requests.safetensors scores.safetensors` there, and
-    `coupled-adam eval score RUN scores.safetensors` here again.
+    Requires the extra `eval` of this package, except for `eval answer` and for the loss alone (`--tasks none`).
 
-    Acc is the mean of the seven accuracies. Needs the extra `eval` of this package, but for `eval answer` and for the
-    loss of a run alone (`--tasks none`).
+    If the GPU machine has no lm-eval: `coupled-adam eval requests RUN requests.safetensors` here,
+    `coupled-adam eval answer RUN requests.safetensors scores.safetensors` there,
+    `coupled-adam eval score RUN scores.safetensors` here
+
+    Try: `coupled-adam eval runs/tiny-coupled-seed1 --tasks arc_easy,winogrande --limit 50`
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -108,34 +108,37 @@ def _evaluate_model(
     with_loss: bool,
     **of_both: Any,
 ) -> "tuple[Downstream, Path]":
-    """Evaluate a run or a Hugging Face folder; the results, and where they are.
+    """Evaluate a run or a Hugging Face folder.
 
     Args:
         folder: of the run or the model.
-        checkpoint, tokenizer: for runs alone.
-        data: for Hugging Face folders alone.
-        with_loss: whether the loss is evaluated too.
-        of_both: what `evaluate_run` and `evaluate_folder` both take.
+        checkpoint, tokenizer: runs only.
+        data: Hugging Face folders only.
+        with_loss: whether to evaluate the loss too.
+        of_both: arguments that `evaluate_run` and `evaluate_folder` share.
+
+    Returns:
+        The results and the file they were written to.
     """
     from coupled_adam.evaluation.downstream.evaluate import evaluate_run
     from coupled_adam.evaluation.downstream.hub_folder import evaluate_folder, is_hugging_face_folder
     from coupled_adam.evaluation.downstream.task_results import file_name
 
     if not of_both["tasks"] and not with_loss:
-        raise UserError("--tasks none with --no-loss leaves nothing to evaluate; leave one of them out")
+        raise UserError("--tasks none with --no-loss leaves nothing to evaluate; remove one of them")
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; give that of a run, or of a model that `export` or others wrote")
+        raise UserError(f"{folder} is not a folder; pass a run folder or a model folder as written by `export`")
     if is_hugging_face_folder(folder):
         unfit = {"--checkpoint": checkpoint, "--tokenizer": tokenizer}
         for name, value in unfit.items():
             if value is not None:
-                raise UserError(f"{name} is for runs, and {folder} is a Hugging Face folder; leave it out")
+                raise UserError(f"{name} is only for runs, and {folder} is a Hugging Face folder; remove {name}")
         if not of_both["tasks"] and data is None:
-            raise UserError(f"--tasks none: the loss of {folder} needs a prepared corpus; give one with --data DIR")
+            raise UserError(f"--tasks none: the loss of {folder} needs a prepared corpus; pass --data DIR")
         found = evaluate_folder(folder, data=data if with_loss else None, on_note=note, **of_both)
     else:
         if data is not None:
-            raise UserError(f"--data is for Hugging Face folders; {folder} has a corpus of its own, leave it out")
+            raise UserError(f"--data is only for Hugging Face folders; the run {folder} has its own corpus; remove it")
         found = evaluate_run(
             folder, checkpoint=checkpoint, tokenizer=tokenizer, with_loss=with_loss, on_note=note, **of_both
         )
@@ -143,15 +146,12 @@ def _evaluate_model(
 
 
 def _call_in_the_old_way(ctx: typer.Context) -> None:
-    """Call the sub-command that --requests, --answer or --scores of version 0.1.0 has become.
-
-    It refuses the options that it does not have.
-    """
+    """Call the sub-command that replaces --requests, --answer or --scores of version 0.1.0."""
     given = {name: value for name, value in ctx.params.items() if value is not None and value is not False}
     option_of = {param.name: param.opts[0] for param in ctx.command.params}
     steps = {name: given.pop(name) for name in ("old_requests", "old_answer", "old_scores") if name in given}
     if len(steps) > 1:
-        refuse(f"{' and '.join(option_of[name] for name in steps)} are steps of their own; give one at a time")
+        refuse(f"{' and '.join(option_of[name] for name in steps)} are separate steps; pass one at a time")
     ((step, file),) = steps.items()
     model = given.pop("model", None)
     if model is None and step != "old_scores":

@@ -1,4 +1,4 @@
-"""`coupled-adam eval`: a command with an argument of its own, MODEL, and sub-commands as well."""
+"""`coupled-adam eval`: a command that takes both an argument, MODEL, and sub-commands."""
 
 import difflib
 from typing import Any
@@ -9,10 +9,10 @@ HAS_SUB_COMMAND = "coupled_adam.eval.has_sub_command"
 
 
 class EvalGroup(TidyGroup):
-    """Looks at the first word: the name of a sub-command calls that, anything else belongs to the command itself.
+    """Calls a sub-command if the first word names one, and otherwise takes the first word as MODEL.
 
-    A folder that is called like a sub-command is given as ./NAME. The callback is called in both cases;
-    `ctx.invoked_subcommand` says which it is.
+    A folder with the name of a sub-command is passed as ./NAME. The callback runs in both cases;
+    `ctx.invoked_subcommand` tells them apart.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -26,8 +26,8 @@ class EvalGroup(TidyGroup):
         return [] if ctx.meta.get(HAS_SUB_COMMAND) else super().get_params(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if not ctx.meta[HAS_SUB_COMMAND]:  # words are left behind MODEL
+        if not ctx.meta[HAS_SUB_COMMAND]:  # there are words after MODEL
             close = difflib.get_close_matches(str(ctx.params.get("model")), self.commands, 1)
-            remedy = f"did you mean `{ctx.command_path} {close[0]}`?" if close else "give one MODEL"
+            remedy = f"did you mean `{ctx.command_path} {close[0]}`?" if close else "pass one MODEL"
             ctx.fail(f"Unexpected after MODEL: {' '.join(args)}; {remedy}")
         return super().resolve_command(ctx, args)

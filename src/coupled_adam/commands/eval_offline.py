@@ -1,4 +1,4 @@
-"""`coupled-adam eval requests`, `eval answer` and `eval score`: an evaluation where the GPU machine has no lm-eval."""
+"""`coupled-adam eval requests`, `eval answer` and `eval score`: evaluate on a GPU machine without lm-eval."""
 
 import shlex
 from pathlib import Path
@@ -20,23 +20,23 @@ def requests(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Whose tokenizer to use: folder of a run or of a Hugging Face model, a tokenizer.json, or `gpt2`.",
+            help="Model whose tokenizer to use: a run folder, a Hugging Face folder, a tokenizer.json, or `gpt2`.",
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File of the requests.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write the requests to.", show_default=False)],
     tasks: options.Tasks = None,
     limit: options.Limit = None,
     task_data: options.TaskData = None,
 ) -> None:
-    """On two machines, 1: write what the tasks ask, as tokens.
+    """Write the tasks' requests as tokens (two machines, step 1).
 
-    Try: `coupled-adam eval requests gpt2 requests.safetensors --tasks arc_easy,winogrande`. One file serves all models
-    with this tokenizer; of a run, no checkpoint is needed.
+    One file serves all models with this tokenizer. A run needs no checkpoint for this step. Requires the extra `eval`
+    of this package.
 
-    Then, on the machine with the GPU: `coupled-adam eval answer RUN requests.safetensors scores.safetensors`.
+    Next, on the GPU machine: `coupled-adam eval answer RUN requests.safetensors scores.safetensors`
 
-    Needs the extra `eval` of this package.
+    Try: `coupled-adam eval requests gpt2 requests.safetensors --tasks arc_easy,winogrande`
     """
     from coupled_adam.evaluation.downstream.offline_scoring import write_task_requests
     from coupled_adam.evaluation.run_tokenizer import tokenizer_of
@@ -53,39 +53,39 @@ def requests(
         )
     count = sum(map(len, found.tasks.values()))
     typer.echo(
-        f"{count:,} requests of {len(found.tasks)} tasks: {printable_lines(str(out))}. Score them where the model is: "
+        f"{count:,} requests of {len(found.tasks)} tasks: {printable_lines(str(out))}. Next, on the GPU machine: "
         f"coupled-adam eval answer RUN {shlex.quote(printable_lines(out.name))} scores.safetensors"
     )
 
 
 def answer(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of the run whose model answers.", show_default=False)
+        Path, typer.Argument(metavar="RUN", help="Run folder of the model to evaluate.", show_default=False)
     ],
     requests: Annotated[
         Path,
-        typer.Argument(metavar="REQUESTS", help="File that `eval requests` wrote.", show_default=False),
+        typer.Argument(metavar="REQUESTS", help="File written by `eval requests`.", show_default=False),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File of the scores.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write the scores to.", show_default=False)],
     checkpoint: options.Checkpoint = None,
     device: options.Device = None,
     precision: options.Precision = None,
     no_loss: options.NoLoss = False,
     fresh: options.Fresh = False,
 ) -> None:
-    """On two machines, 2: score the requests with the model of a run, where the GPU is.
+    """Score the requests with a run's model (two machines, step 2).
 
-    Try: `coupled-adam eval answer RUN requests.safetensors scores.safetensors`. The same command goes on where it was
-    stopped. The test loss is measured too where the corpus of the run is.
+    Run the same command again to resume after an interruption. If the run's corpus is on this machine, the test loss is
+    measured too. Requires torch and this package, but no extra, no tokenizer and no network.
 
-    Then, where lm-eval is: `coupled-adam eval score RUN scores.safetensors`.
+    Next, on the machine with lm-eval: `coupled-adam eval score RUN scores.safetensors`
 
-    Needs torch and this package: no extra, no tokenizer, no network.
+    Try: `coupled-adam eval answer RUN requests.safetensors scores.safetensors`
     """
     from coupled_adam.evaluation.downstream.offline_scoring import answer_requests
 
     if out.resolve() == requests.resolve():
-        refuse(f"OUT: {out} holds the requests; give the scores a file of their own")
+        refuse(f"OUT: {out} is the file of requests; choose another file for the scores")
     with user_errors(), task_bar() as on_progress:
         found = answer_requests(
             run,
@@ -104,8 +104,8 @@ def answer(
         table.add_row(table_cell(name), f"{len(scores):,}", f"{found.model['seconds'][name]:.1f}")
     Console(highlight=False).print(table)
     typer.echo(
-        f"Scores: {printable_lines(str(out))}. For the metrics, where lm-eval is: coupled-adam eval score RUN "
-        f"{shlex.quote(printable_lines(out.name))} (and --task-data, if the requests were written with it)"
+        f"Scores: {printable_lines(str(out))}. Next, on the machine with lm-eval: coupled-adam eval score RUN "
+        f"{shlex.quote(printable_lines(out.name))} (add --task-data if `eval requests` had it)"
     )
 
 
@@ -114,37 +114,39 @@ def score(
         list[Path],
         typer.Argument(
             metavar="[RUN] SCORES",
-            help="Folder of the run that answered, which needs its config.toml alone; and the file that `eval answer` "
-            "wrote. RUN may be left out where --out says where the results go.",
+            help="Run folder of the evaluated model (only its config.toml is read), and the file written by "
+            "`eval answer`. RUN is optional with --out.",
             show_default=False,
         ),
     ],
     tasks: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Some of the tasks in the file.  [default: all]")
+        str | None, typer.Option(metavar="A,B", help="Tasks to compute.  [default: all tasks in the file]")
     ] = None,
-    task_data: Annotated[Path | None, typer.Option(metavar="DIR", help="As it was given to `eval requests`.")] = None,
+    task_data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of local task files, as in `eval requests`.")
+    ] = None,
     tokenizer: options.Tokenizer = None,
     out: options.Out = None,
     fresh: options.Fresh = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """On two machines, 3: compute the metrics of the scores, and write them into the folder of the run.
+    """Compute the metrics from the scores and write them to the run folder (two machines, step 3).
 
-    Try: `coupled-adam eval score RUN scores.safetensors`, or without a run:
-    `coupled-adam eval score scores.safetensors --out results.json`.
+    The results are the same as those of `coupled-adam eval RUN`. Requires the extra `eval` of this package, but no
+    checkpoint, no corpus and no GPU.
 
-    The results are the same as of `coupled-adam eval RUN`. Needs the extra `eval` of this package; no checkpoint, no
-    corpus and no GPU.
+    Try: `coupled-adam eval score RUN scores.safetensors`,
+    `coupled-adam eval score scores.safetensors --out results.json`
     """
     from coupled_adam.evaluation.downstream.offline_scoring import evaluate_scores
     from coupled_adam.paper_tasks import parse_tasks
 
     if len(files) > 2:
-        refuse(f"expected [RUN] SCORES, found {len(files)} paths: {' '.join(map(str, files))}")
+        refuse(f"expected [RUN] SCORES, got {len(files)} paths: {' '.join(map(str, files))}")
     run, scores = (None, files[0]) if len(files) == 1 else files
     with user_errors():
         if scores.is_dir():
-            raise UserError(f"{scores} is a folder; give RUN and then SCORES, the file that `eval answer` wrote")
+            raise UserError(f"{scores} is a folder; pass RUN, then SCORES, the file written by `eval answer`")
         with task_bar() as on_progress:
             found, path = evaluate_scores(
                 scores,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def task_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each task, with the time left; where there is no terminal, a line when each begins."""
+    """Progress bar for each task with the time left; without a terminal, one line when a task starts."""
     with progress_bar() as bar:
         begun: set[str] = set()
 
@@ -30,7 +30,7 @@ def task_bar() -> Iterator[Callable[[str, int, int], None]]:
             if name not in begun and not bar.is_on_terminal:
                 bar.say(f"{name} ...")
             begun.add(name)
-            # Until the requests of a task are made, their number is not known.
+            # The number of requests is unknown until lm-eval has built them.
             is_known = done or total > 1
             note = f"{done:,}/{total:,} requests" if is_known else ""
             bar.show(name, done if is_known else None, total, note=note)
@@ -39,7 +39,7 @@ def task_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def show(found: "Downstream", path: Path, *, as_json: bool) -> None:
-    """Print results: a table, or JSON for a program."""
+    """Print results as a table or as JSON."""
     from coupled_adam.base.text import shorthand
     from coupled_adam.evaluation.downstream.task_results import to_json
     from coupled_adam.paper_tasks import PAPER_NAMES, label_of
@@ -48,7 +48,7 @@ def show(found: "Downstream", path: Path, *, as_json: bool) -> None:
         values = {"acc": found.accuracy, "acc_stderr": found.accuracy_error, **to_json(found), "file": str(path)}
         typer.echo(json.dumps(values, indent=1))
         return
-    # In a narrow terminal names and numbers are broken, none is cut off; the values stay whole.
+    # A narrow terminal wraps names and counts but never truncates them; values stay on one line.
     table = Table(
         Column("task", overflow="fold"),
         Column("metric", overflow="fold"),
@@ -90,8 +90,9 @@ def frequency_table(split: str, bins: "Sequence[FrequencyBin]") -> Table:
     table = Table(
         *(Column(heading, justify="right") for heading in (*headings, BIN_CALIBRATION.symbol)),
         title=f"{BIN_LOSS.label.capitalize()}, {split} split",
-        caption="Bin 1: the most frequent tokens, half of the training text; each further bin: half of the rest. "
-        "Calibration: log of the predicted over the observed share; below 0 the model underestimates these tokens.",
+        caption="Bin 1 has the most frequent tokens, which make up half of the training text; each further bin covers "
+        "half of the rest. Calibration is the log of the predicted over the observed share; below 0, the model "
+        "underestimates these tokens.",
     )
     for number, each in enumerate(bins, 1):
         if each.tokens:
@@ -112,7 +113,7 @@ def _place(name: str, order: tuple[str, ...]) -> int:
 
 
 def _shown_metric(task: "TaskResult") -> tuple[str, str]:
-    """The metric that a task is judged by, with its standard error."""
+    """Name of a task's main metric, and its value with the standard error."""
     from coupled_adam.base.notation import MISSING
     from coupled_adam.base.text import shorthand
     from coupled_adam.paper_tasks import METRIC
@@ -125,29 +126,29 @@ def _shown_metric(task: "TaskResult") -> tuple[str, str]:
 
 
 def tell_study(run: Path, path: Path, found: "Downstream", *, aside: bool) -> None:
-    """Add the tasks to the results of the study that the run belongs to, if it belongs to one.
+    """Add the task results to the study that the run belongs to, if any.
 
     Args:
-        run: its folder.
+        run: folder of the run.
         path: file of the results.
         found: the results.
-        aside: say so on the error output, because the other one is for a program.
+        aside: print to stderr, because stdout holds JSON.
     """
     from coupled_adam.evaluation.downstream.task_results import file_name
     from coupled_adam.study.results import add_metrics
     from coupled_adam.study.task_evaluation import task_metrics
 
-    if path.name == file_name(None, None) and found.tasks:  # of the newest checkpoint, on all documents
+    if path.name == file_name(None, None) and found.tasks:  # newest checkpoint, all documents
         study = add_metrics(run, task_metrics(found))
         if study is not None:
             typer.echo(f"Added to the results of the study: {printable_lines(str(study))}", err=aside)
 
 
 def table_cell(text: str) -> Text:
-    """A name from a file, in which brackets are no markup."""
+    """A table cell with text from a file, whose brackets are not rich markup."""
     return Text(printable_lines(text))
 
 
 def note(sentence: str) -> None:
-    """Print what the user should know, on the error output."""
+    """Print a note to stderr."""
     typer.echo(f"Note: {printable_lines(sentence)}", err=True)

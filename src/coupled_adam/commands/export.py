@@ -12,28 +12,26 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, as `train` writes it.", show_default=False)
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, as written by `train`.", show_default=False)],
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder for the model, made if it is missing.", show_default=False)
+        Path,
+        typer.Argument(metavar="DIR", help="Folder to write the model to, created if missing.", show_default=False),
     ],
     checkpoint: Annotated[
-        int | None, typer.Option(metavar="STEP", min=0, help="Export this checkpoint instead of the newest whole one.")
+        int | None,
+        typer.Option(metavar="STEP", min=0, help="Checkpoint to export.  [default: the newest complete one]"),
     ] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"], typer.Option(help="How the weights are stored; training keeps float32.")
-    ] = "float32",
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the stored weights.")] = "float32",
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="A tokenizer.json or `gpt2`, where the corpus of the run is not here."),
+        typer.Option(metavar="SPEC", help="A tokenizer.json or `gpt2`, used if the run's corpus is missing."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older exported model in DIR.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing exported model in DIR.")] = False,
 ) -> None:
     """Write the model of a run as a Hugging Face folder.
 
-    GPT-2 becomes a GPT2LMHeadModel, the Llama-style model a StableLmForCausalLM, with the same logits. transformers,
-    lm-eval and `coupled-adam inspect` read the folder; writing it needs none of them.
+    GPT-2 becomes a GPT2LMHeadModel and the Llama-style model a StableLmForCausalLM, with the same logits. The folder
+    loads in transformers, lm-eval and `coupled-adam inspect`. Writing it needs none of them.
 
     Try: `coupled-adam export runs/tiny-coupled-seed1 models/tiny`
     """
@@ -63,8 +61,8 @@ def _print_summary(exported: "Exported", folder: Path, dtype: str) -> None:
         loaders["tokenizer"] = "AutoTokenizer"
     else:
         _note(
-            f"no tokenizer files ({exported.no_tokenizer}); add them by exporting again with --overwrite --tokenizer "
-            "FILE, a tokenizer.json or gpt2"
+            f"no tokenizer files ({exported.no_tokenizer}); to add them, export again with --overwrite --tokenizer "
+            "FILE, where FILE is a tokenizer.json or gpt2"
         )
     typer.echo(f"Folder: {printable(str(folder))}. To load it:\n")
     typer.echo(f"    from transformers import {', '.join(loaders.values())}")

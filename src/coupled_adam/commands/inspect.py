@@ -17,21 +17,21 @@ def inspect(
         list[str],
         typer.Argument(
             metavar="PATH",
-            help="A file (.safetensors, .npy, .npz, .gguf, .pt, .pth, .bin, .ckpt), a folder (a Hugging Face model, a "
-            "run or a checkpoint of ours), or the name of a model on the Hugging Face hub, such as `gpt2`.",
+            help="File (.safetensors, .npy, .npz, .gguf, .pt, .pth, .bin, .ckpt), folder (Hugging Face model, run or "
+            "checkpoint), or the name of a model on the Hugging Face hub, such as `gpt2`.",
             show_default=False,
         ),
     ],
     tensor: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Measure this tensor only; the end of its name is enough.")
+        str | None, typer.Option(metavar="NAME", help="Measure only this tensor; the end of its name is enough.")
     ] = None,
     unigram: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Token counts (.npy), tokens to count (.bin, .u16.xz), or a folder of them."),
+        typer.Option(metavar="FILE", help="Token counts (.npy), or tokens to count (.bin, .u16.xz, or a folder)."),
     ] = None,
     wordsim: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Folder of word pairs with human scores; `download` fetches them once."),
+        typer.Option(metavar="DIR", help="Folder of word pairs with human scores; `download` fetches and caches them."),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -39,27 +39,27 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="OUT.html", help="Also write a page with pictures, one file.")
+        Path | None, typer.Option(metavar="OUT.html", help="Also write a self-contained HTML page with figures.")
     ] = None,
     quantise: Annotated[
         str | None,
         typer.Option(
             metavar="TYPES",
-            help="Also round the tables to integers, and show the error before and after recentring: `int8`, `int4` or "
+            help="Also quantise the tables and show the error before and after recentring: `int8`, `int4` or "
             "`int8,int4`.",
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Where to compute: `cpu`, `cuda`, `cuda:1`.  [default: cpu]")
+        str | None, typer.Option(metavar="DEVICE", help="Device to use: `cpu`, `cuda`, `cuda:1`.  [default: cpu]")
     ] = None,
 ) -> None:
-    """Measure the embeddings of finished models, side by side.
+    """Measure the embeddings of trained models, side by side.
 
-    Finds the input and the output table, says whether they are tied, and reads nothing else. Files are read without
-    running any code in them.
+    Finds the input and output tables, detects whether they are tied, and reads nothing else. No code in the files is
+    run.
 
-    Look at the **mean-embedding ratio**: 0 when the embeddings are centred at the origin, near 1 when they all point
-    the same way.
+    Look at the **mean-embedding ratio**: 0 if the embeddings are centred at the origin, near 1 if they all point the
+    same way.
 
     Try: `coupled-adam inspect model.safetensors`, `coupled-adam inspect runs/adamw runs/coupled --html compare.html`
     """
@@ -79,7 +79,7 @@ def inspect(
         from coupled_adam.inspection.inspection_page import render_page
 
         try:
-            require_writable(html)  # now, not after the measuring
+            require_writable(html)  # fail before measuring, not after
         except OSError as error:
             _refuse_page(html, error)
     with user_errors():
@@ -102,4 +102,4 @@ def inspect(
 
 
 def _refuse_page(page: Path, error: OSError) -> NoReturn:
-    refuse(f"cannot write {str(page)!r} ({error.strerror}); give another file with --html")
+    refuse(f"cannot write {str(page)!r} ({error.strerror}); pass another file with --html")

@@ -1,4 +1,4 @@
-"""How a page was made, for its last table."""
+"""Provenance of a page, for its last table."""
 
 import platform
 import shlex
@@ -10,7 +10,7 @@ from coupled_adam.base.text import printable
 
 
 def page_facts(seconds: float) -> dict[str, str]:
-    """What it takes to make the page of this command again, and how long that took."""
+    """Return the command, date, duration, machine and versions that produced a page."""
     import torch
 
     return {

@@ -19,45 +19,47 @@ def recentre(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="A Hugging Face folder with safetensors (one file or shards), or the folder of a run.",
+            help="Hugging Face folder with safetensors (one file or shards), or a run folder.",
             show_default=False,
         ),
     ],
     out: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="Folder for the recentred model, of the same kind.", show_default=False),
+        typer.Argument(
+            metavar="OUT", help="Folder to write the recentred model to, the same kind as MODEL.", show_default=False
+        ),
     ],
     untie: Annotated[
         bool,
         typer.Option(
             "--untie",
-            help="Give the head a table of its own where input and output are one table. Needed for tied models "
-            "without learned positions, such as Llama; the error without it says how many bytes it costs.",
+            help="Give the head its own table if input and output share one. Required for tied models without learned "
+            "positions, such as Llama; without it, the error message names the extra bytes.",
         ),
     ] = False,
     dtype: Annotated[
         Literal["float32"] | None,
-        typer.Option(help="Store the changed tensors in float32, with less rounding.  [default: as they were]"),
+        typer.Option(help="Data type of the changed tensors; float32 rounds less.  [default: unchanged]"),
     ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="For the comparison on text, where none comes with MODEL: a tokenizer.json, a model folder or a "
+            help="Tokenizer for the comparison on text, if MODEL has none: a tokenizer.json, a model folder or a "
             "tiktoken name.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older model in OUT.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing model in OUT.")] = False,
 ) -> None:
-    """Remove the mean of a finished model's output embeddings. Its probabilities stay the same.
+    """Remove the mean of a trained model's output embeddings without changing its probabilities.
 
-    Softmax does not see a vector that is subtracted from every row of the head. In a tied GPT-2 the vector is added to
-    the positions, so that the input stays the same too.
+    Subtracting one vector from every row of the head does not change the softmax. In a tied GPT-2, the vector is added
+    to the position embeddings, so the input does not change either.
 
-    Before anything is written, both models are compared in float64 on random tokens and, with a tokenizer, on text. A
-    difference above 1e-4 is refused. Then the files are read back and the rounding is measured. Only tensors that
-    change are rewritten, and no code in the files is run. It takes 8 bytes of memory for every parameter.
+    Before writing, both models are compared in float64 on random tokens and, with a tokenizer, on text. A difference
+    above 1e-4 is an error. After writing, the files are read back and the rounding is measured. Only changed tensors
+    are rewritten, and no code in the files is run. Needs 8 bytes of memory per parameter.
 
     Try: `coupled-adam inspect models/mine`, then `coupled-adam recentre models/mine models/mine-centred`
     """
@@ -96,7 +98,7 @@ def _print(done: "Recentred") -> None:
     if done.after is None:
         print_overview(console, compare([done.before]))
         typer.echo(
-            f"\nNothing left to do: the mean of the output embeddings is 0 within the rounding of {done.dtype} "
+            f"\nNothing to do: the mean of the output embeddings is already 0 within the rounding of {done.dtype} "
             f"(ratio {done.mu_norm_ratio:.1e}). Nothing was written."
         )
         return
@@ -109,11 +111,11 @@ def _print(done: "Recentred") -> None:
     console.print()
     console.print(table)
     how = {
-        "head": "The mean was taken from every row of the head. The input table is as it was.",
-        "positions": "The mean was taken from every row of the table and added to every position.",
-        "untie": f"The head has its own table now, {size_text(done.added_bytes)} more. The input table is as it was.",
+        "head": "The mean was subtracted from every row of the head. The input table is unchanged.",
+        "positions": "The mean was subtracted from every row of the table and added to every position.",
+        "untie": f"The head now has its own table ({size_text(done.added_bytes)} more). The input table is unchanged.",
     }
-    padding = f" ({done.padding_rows:,} padding rows moved too, and did not count)" if done.padding_rows else ""
+    padding = f" ({done.padding_rows:,} padding rows were moved but not counted)" if done.padding_rows else ""
     typer.echo(f"{how[done.method]}{padding}")
     typer.echo(f"Tensors rewritten: {printable(', '.join(done.tensors))}. Everything else was copied.")
     if done.dtype in ("bfloat16", "float16"):

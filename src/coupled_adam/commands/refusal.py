@@ -1,4 +1,4 @@
-"""How every command says no: one line on stderr, exit code 2. What is not the user's to mend keeps its traceback."""
+"""User errors end every command with one line on stderr and exit code 2. Internal errors keep their traceback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ from coupled_adam.base.text import printable_lines
 
 
 def refuse(message: str) -> NoReturn:
-    """Print what was wrong and what to do about it, and end the command."""
+    """Print an error message and exit with code 2."""
     typer.echo(f"Error: {printable_lines(message)}", err=True)
     raise typer.Exit(2)
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Refuse where what is inside raises something that the user can mend."""
+    """Turn exceptions that the user can fix into a message and exit code 2."""
     try:
         yield
     except Exception as error:

@@ -28,53 +28,51 @@ app = typer.Typer(
     cls=TidyGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Repeat the paper's experiments at any scale, with statistics, tables, figures and one report.",
+    help="Repeat the paper's experiments at any scale, with statistics, tables, figures and a report.",
 )
 
 
 @app.command()
 def run(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="A built-in study (see `study list`), or a TOML file.")],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the study.  [default: runs/NAME]")] = None,
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="Built-in study (see `study list`) or TOML file.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Study folder.  [default: runs/NAME]")] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Runs at a time.  [default: as many as there are GPUs, or cores]"),
+        typer.Option(min=1, metavar="N", help="Number of parallel runs.  [default: one per GPU, or per core]"),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATTERN", help="Only these runs, such as `'*-coupled'` or `'*/seed-1'`; may be repeated."
+            metavar="PATTERN", help="Runs to include, such as `'*-coupled'` or `'*/seed-1'`; may be repeated."
         ),
     ] = None,
     launcher: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="`local`: one process for each run. `torchrun`: several, one for each GPU. `slurm`: jobs of a "
-            "cluster.",
+            help="`local`: one process per run. `torchrun`: one process per GPU. `slurm`: cluster jobs.",
         ),
     ] = "local",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and what it takes, and exit.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its cost, and exit.")] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change one setting of all runs, such as `data.folder=DIR`; may be repeated.",
+            help="Change a setting of all runs, such as `data.folder=DIR`; may be repeated.",
         ),
     ] = None,
 ) -> None:
     """Train and evaluate every cell of a study, then write its report.
 
-    What is finished is never done again: stop with Ctrl-C, and go on with the same command. A run that fails is
-    reported, and the others go on.
+    Stop with Ctrl-C and resume with the same command; finished runs are not repeated. If a run fails, the others
+    continue.
 
-    A study that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed),
-    one with a failed run with 1.
+    For your own study: `coupled-adam study show demo > mine.toml`, edit the file, `coupled-adam study run mine.toml`
+
+    Exit codes: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (the terminal was closed), 1 if a run failed.
 
     Try: `coupled-adam study run demo`, `coupled-adam study run paper-small-scale --dry-run`
-
-    A study of your own: `coupled-adam study show demo > mine.toml`, edit it, `coupled-adam study run mine.toml`.
     """
     again = ["coupled-adam", "study", "run", study]
     for option, values in (("--out", [out] if out else []), ("--only", only or []), ("--set", settings or [])):
@@ -97,11 +95,11 @@ def run_and_report(
     settings: Sequence[str] = (),
     again: Sequence[str],
 ) -> None:
-    """Run a study and report it; ends the command with an exit code other than 0 when not all is well.
+    """Run a study and write its report; exit with a non-zero code if it was stopped or a run failed.
 
     Args:
-        again: the command that goes on with the study.
-        spec, out, jobs, only, launcher, dry_run, settings: as the options of `study run`.
+        again: the command that resumes the study.
+        spec, out, jobs, only, launcher, dry_run, settings: the options of `study run`.
     """
     from coupled_adam.config.study_config import load_study, with_override, with_settings
     from coupled_adam.report.report_writer import require_packages
@@ -116,7 +114,7 @@ def run_and_report(
     console = Console(highlight=False)
     place = next((name for name in LAUNCHERS if name == launcher), None)
     if place is None:
-        refuse(f"--launcher is {launcher!r}, expected one of: {', '.join(LAUNCHERS)}")
+        refuse(f"--launcher is {launcher!r}; expected one of: {', '.join(LAUNCHERS)}")
     with user_errors():
         study, of_runs = with_settings(load_study(spec), settings)
         all_cells = cells_of(study, of_runs)
@@ -138,7 +136,7 @@ def run_and_report(
         _check_tokenizers(study, cells, prepare_data(cells, display.say))
 
     with _unmade_if_refused(folder.path), user_errors():
-        require_packages()  # now, and not after the training
+        require_packages()  # fail before training, not after
         _require_writable(folder.path / "report.html")
         folder.require_fit(study, known)
         amount = gpu_hours(planned)
@@ -162,19 +160,20 @@ def run_and_report(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of studies; several are merged.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Study folder; several are merged.")],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where to write.  [default: the folder itself; of several, needed]"),
+        typer.Option(metavar="DIR", help="Folder to write to; required for several.  [default: the study folder]"),
     ] = None,
 ) -> None:
-    """Write tables, figures and report.html again.
+    """Rewrite the tables, figures and report.html of a study.
 
-    Try: `coupled-adam study report runs/demo`, or merge what two machines did:
-    `coupled-adam study report a/runs/demo b/runs/demo --out both`
+    Several folders, for example from two machines, are merged into one report.
+
+    Try: `coupled-adam study report runs/demo`, `coupled-adam study report a/runs/demo b/runs/demo --out both`
     """
     if out is None and len(folders) > 1:
-        refuse("--out is missing: several studies are merged into a folder of their own")
+        refuse("--out is missing; pass a new folder for the merged report")
     from coupled_adam.config.builtin_files import STUDY_FILE
     from coupled_adam.config.study_config import load_study
     from coupled_adam.study.expansion import cells_of
@@ -185,7 +184,7 @@ def report(
     with user_errors():
         for folder in folders:
             _require_study(folder)
-            if (folder / STUDY_FILE).is_file():  # jobs of a cluster may have finished since the runner was here
+            if (folder / STUDY_FILE).is_file():  # cluster jobs may have finished since the last `study run`
                 study = load_study(str(folder / STUDY_FILE))
                 cells = cells_of(study)
                 StudyFolder(folder).gather(cells_now(cells, StudyFolder(folder), study))
@@ -195,7 +194,7 @@ def report(
 
 @app.command(name="list")
 def list_studies() -> None:
-    """Show the built-in studies, and what they take.
+    """List the built-in studies and their cost.
 
     Try: `coupled-adam study list`
     """
@@ -208,9 +207,9 @@ def list_studies() -> None:
 
 @app.command()
 def show(
-    study: Annotated[str, typer.Argument(metavar="NAME", help="A built-in study, or a study folder.")],
+    study: Annotated[str, typer.Argument(metavar="NAME", help="Built-in study or study folder.")],
 ) -> None:
-    """Print the file of a study: a good start for one of your own.
+    """Print a study as TOML, a starting point for your own.
 
     Try: `coupled-adam study show demo > mine.toml`
     """
@@ -224,8 +223,8 @@ def show(
 
 
 @app.command()
-def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study.")]) -> None:
-    """Show how the runs of a study stand.
+def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Study folder.")]) -> None:
+    """Show the status of a study's runs.
 
     Try: `coupled-adam study status runs/demo`
     """
@@ -252,11 +251,11 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of
 def _say_outside(say: Callable[[str], None], folder: "StudyFolder", cells: "Sequence[Cell]") -> None:
     others = folder.outside(cells)
     if others:
-        say(f"Not in the study any more, and left out of its results: {', '.join(others)}")
+        say(f"No longer in the study and excluded from its results: {', '.join(others)}")
 
 
 def _require_study(folder: Path) -> None:
-    """Refuse what is no folder of a study; whoever gives the name of a study, as to `study run`, is told its folder."""
+    """Raise if this is not a study folder; for the name of a study, suggest its folder."""
     from coupled_adam.config.builtin_files import STUDY_FILE
     from coupled_adam.study.folder import RUNS_HERE
     from coupled_adam.study.results import RESULTS_FILE
@@ -265,43 +264,42 @@ def _require_study(folder: Path) -> None:
         return
     meant = RUNS_HERE / folder
     if (meant / STUDY_FILE).is_file():
-        raise UserError(f"{folder} is not the folder of a study; give its folder: {meant}")
+        raise UserError(f"{folder} is not a study folder; pass its folder: {meant}")
     raise UserError(
-        f"{folder} is not the folder of a study, it has neither {STUDY_FILE} nor {RESULTS_FILE}; give one that "
-        f"`coupled-adam study run` wrote, such as {RUNS_HERE / 'demo'}"
+        f"{folder} is not a study folder: {STUDY_FILE} and {RESULTS_FILE} are missing; pass a folder written by "
+        f"`coupled-adam study run`, such as {RUNS_HERE / 'demo'}"
     )
 
 
 @contextmanager
 def _unmade_if_refused(folder: Path) -> Iterator[None]:
-    """Removes a folder that a study had made, and left empty, when it was refused."""
+    """If the study is refused, remove the empty folders it created."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     except typer.Exit:
-        with suppress(OSError):  # it is not empty
+        with suppress(OSError):  # not empty
             for path in made:
                 path.rmdir()
         raise
 
 
 def _require_writable(path: Path) -> None:
-    """Now, and not after the training."""
     from coupled_adam.base.files import require_writable
 
     try:
         require_writable(path)
     except OSError as error:
-        refuse(f"cannot write {str(path)!r} ({error.strerror}); give a folder that can be written with --out")
+        refuse(f"cannot write {str(path)!r} ({error.strerror}); pass a writable folder with --out")
 
 
 def _print_plan(
     console: Console, study: "Study", cells: "Sequence[Cell]", all_cells: "Sequence[Cell]", folder: Any
 ) -> None:
-    """Print the runs that are known to be needed, and how many there may be at most.
+    """Print the planned runs and the largest number there can be.
 
     Args:
-        all_cells: of the study, also the candidates that may be added beyond the edges.
+        all_cells: all cells of the study, including candidates that may be added beyond the edges of a search.
     """
     from coupled_adam.config.study_config import one_paragraph
     from coupled_adam.study.folder import TO_BE_MEASURED
@@ -314,12 +312,12 @@ def _print_plan(
         console.print(Text(line))
     trained = counts(study, cells, folder).get(TO_BE_MEASURED)
     if trained:
-        console.print(Text(f"{trained} of these runs are trained and only to be measured; that takes no training."))
-    console.print(Text("Nothing was started: --dry-run."))
+        console.print(Text(f"{trained} of these runs are trained and still to be measured."))
+    console.print(Text("Dry run: nothing was started."))
 
 
 def _check_installed(study: "Study") -> list[str]:
-    """See that what tasks and theory need is here, before hours of preparing data; what the user should know."""
+    """Check, before hours of data preparation, that tasks and theory can run; return notes for the user."""
     if not study.evaluation.tasks and not study.evaluation.theory:
         return []
     from coupled_adam.study.task_evaluation import check_task_names  # loads torch
@@ -330,7 +328,7 @@ def _check_installed(study: "Study") -> list[str]:
 
 
 def _check_tokenizers(study: "Study", cells: "Sequence[Cell]", corpora: "Mapping[str, Corpus]") -> None:
-    """See that what is measured with the tokenizers of the corpora can be."""
+    """Check that the corpora have the tokenizers that the measurements need."""
     if study.evaluation.measures and study.evaluation.wordsim is not None:
         from coupled_adam.study.words import check_words
 
@@ -342,7 +340,7 @@ def _check_tokenizers(study: "Study", cells: "Sequence[Cell]", corpora: "Mapping
 
 
 def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
-    """Write the report, and print what is in it in short."""
+    """Write the report and print a summary."""
     from coupled_adam.report.contents import read_report
     from coupled_adam.report.report_writer import require_packages, write_contents
 
@@ -359,7 +357,7 @@ def _print_comparison(console: Console, contents: "Contents") -> None:
     from coupled_adam.report.table_formats import for_console, to_rich_comparison
 
     for table in contents.tables[:1]:
-        notes = tuple(note for note in table.notes if note != contents.section.loss_note)  # the verdict has it
+        notes = tuple(note for note in table.notes if note != contents.section.loss_note)  # part of the verdict
         table = for_console(replace(table, notes=notes), console)
         shown = to_rich_comparison(table)
         wide_enough(console, shown).print(shown)
@@ -384,16 +382,16 @@ def _print_outcome(console: Console, outcome: "StudyOutcome", again: str) -> Non
     for label, reason in outcome.failed.items():
         say(f"Failed: {label}: {reason}")
     for label, reason in outcome.busy.items():
-        say(f"Left to another process: {label}: {reason}")
+        say(f"Running in another process: {label}: {reason}")
     for label, reason in outcome.waiting.items():
         say(f"Not started: {label}: {reason}")
     if outcome.signal is not None:
-        state = "jobs go on; gather" if outcome.runs_go_on else "saved; go on"
+        state = "jobs keep running; collect their results" if outcome.runs_go_on else "progress saved; resume"
         left = "1 run is" if outcome.left == 1 else f"{outcome.left} runs are"
         say(f"{outcome.signal}: {left} not finished ({state} with the same command): {again}")
         raise typer.Exit(exit_code(outcome.signal))
     if outcome.failed:
         failed, them = ("1 run", "it") if len(outcome.failed) == 1 else (f"{len(outcome.failed)} runs", "them")
-        say(f"{failed} failed; when the cause is mended, the same command tries {them} again: {again}")
+        say(f"{failed} failed; fix the cause and retry {them} with the same command: {again}")
     if outcome.failed or (outcome.waiting and not outcome.busy):
         raise typer.Exit(1)

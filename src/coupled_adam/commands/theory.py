@@ -24,37 +24,34 @@ if TYPE_CHECKING:
 def theory(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN", help="Folder of a run with milestones; several are compared.", show_default=False
-        ),
+        typer.Argument(metavar="RUN", help="Run folder with milestones; several are compared.", show_default=False),
     ],
-    batches: Annotated[int, typer.Option(min=1, metavar="K", help="Batches at each checkpoint.")] = 20,
+    batches: Annotated[int, typer.Option(min=1, metavar="K", help="Batches per checkpoint.")] = 20,
     checkpoint: Annotated[
         list[int] | None,
-        typer.Option(
-            metavar="STEP", min=0, help="Measure this checkpoint; may be repeated.  [default: all milestones]"
-        ),
+        typer.Option(metavar="STEP", min=0, help="Checkpoint to measure; may be repeated.  [default: all milestones]"),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="`cpu` or `cuda`.  [default: a GPU if there is one]")
+        str | None,
+        typer.Option(metavar="DEVICE", help="Device to use: `cpu` or `cuda`.  [default: a GPU if available]"),
     ] = None,
     precision: Annotated[
-        Literal["float32", "bf16"], typer.Option(help="Of the forward pass; sums vanish up to its rounding.")
+        Literal["float32", "bf16"], typer.Option(help="Precision of the forward pass; sums vanish up to its rounding.")
     ] = "float32",
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write theory.html and the figures.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Repeat finished measurements.")] = False,
 ) -> None:
     """Measure why embeddings shift, on the checkpoints of a run.
 
-    Which sums over the vocabulary vanish: of gradients, and of the updates of SGD, Adam, Coupled Adam and the run's own
-    optimizer, by the layer they come from. How the second moment follows the unigram probability. Each beside the
-    paper's value. Nothing is trained: the learning rate is zero.
+    Shows which sums over the vocabulary vanish: those of the gradients, and those of the updates of SGD, Adam, Coupled
+    Adam and the run's own optimizer, by the layer they come from. Also shows how the second moment depends on the
+    unigram probability. Each number is next to the paper's value. Nothing is trained: the learning rate is zero.
 
-    Writes RUN/theory: theory.html, figures, all numbers. What was measured before is not measured again.
+    Writes theory.html, the figures and all numbers to RUN/theory. Finished measurements are not repeated.
 
-    A run has milestones when it was trained with `--set checkpoints.milestones=10`. Try: `coupled-adam train tiny --set
-    checkpoints.milestones=10 --out runs/milestones`, then `coupled-adam theory runs/milestones`
+    Try: `coupled-adam train tiny --set checkpoints.milestones=10 --out runs/milestones`, then
+    `coupled-adam theory runs/milestones`
     """
     started = time.perf_counter()
 
@@ -65,10 +62,10 @@ def theory(
 
     if page:
         with user_errors():
-            require_page_packages("for theory.html (or give --no-page)")
+            require_page_packages("for theory.html (or pass --no-page)")
     names = short_names([printable(str(run)) for run in runs])
     if len({run.resolve() for run in runs}) < len(runs):
-        refuse("the same run is given twice; give each once")
+        refuse("the same run is listed twice; pass each run once")
     measured: dict[str, RunTheory] = {}
     with user_errors():
         for name, run in zip(names, runs, strict=True):
@@ -117,7 +114,7 @@ def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
 
 
 def _rich_table(numbers: "Numbers") -> Table:
-    """Columns of one group have its name over the first of them."""
+    """Make a rich table with the name of each group above its first column."""
     headings = [
         f"{group if place == 0 or group != numbers.groups[place - 1] else ''}\n{label}"
         for place, (group, label) in enumerate(zip(numbers.groups, numbers.labels, strict=True))
@@ -143,7 +140,7 @@ def _write_pages(runs: Sequence[Path], measured: "dict[str, RunTheory]", seconds
 
 
 def _tell_studies(runs: Sequence[Path], measured: "dict[str, RunTheory]", *, is_quiet: bool) -> None:
-    """Add the theory to the results of the studies that runs belong to."""
+    """Add the measurements to the results of the studies that the runs belong to."""
     from coupled_adam.base.text import printable
     from coupled_adam.study.results import add_metrics
     from coupled_adam.study.theory_metrics import theory_metrics

@@ -1,7 +1,6 @@
-"""What typer itself says, in the style of the commands: `--help` without Python's types, mistakes in one line.
+"""typer's own output in the style of the commands: `--help` without Python types, usage errors in one line.
 
-typer 0.29 and newer print `<bool>` behind every flag and `<list[Path]>` behind an argument. A flag takes no value, so
-none is shown, and an argument is told by its name.
+typer 0.29 and newer print `<bool>` after every flag and `<list[Path]>` after an argument. Both are removed.
 """
 
 from collections.abc import Iterator
@@ -13,12 +12,12 @@ from typer.core import TyperGroup
 
 from coupled_adam.commands.refusal import refuse
 
-# Of typer's own copy of click, or of click, whichever this version uses.
+# From typer's own copy of click or from click, whichever this version of typer uses.
 UsageError: Any = typer.BadParameter.__base__
 
 
 class TidyGroup(TyperGroup):
-    """A command with sub-commands, whose help and theirs is tidy."""
+    """A command group with tidy help for itself and its sub-commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
@@ -29,7 +28,7 @@ class TidyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is not None and ctx is not None:
-            for param in command.get_params(ctx):  # with its --help, which it keeps from now on
+            for param in command.get_params(ctx):  # includes --help, which typer caches
                 _tidy(param)
         return command
 
@@ -44,8 +43,8 @@ class TidyGroup(TyperGroup):
 
 def _tidy(param: Any) -> None:
     if param.param_type_name == "argument":
-        param.display_type_rich = lambda ctx: None  # older versions of typer do not look at it
-        if " " in (param.metavar or ""):  # such as "[RUN] SCORES", which says itself how many there are
+        param.display_type_rich = lambda ctx: None  # ignored by older versions of typer
+        if " " in (param.metavar or ""):  # such as "[RUN] SCORES": typer would add "..."
             param.get_usage_pieces = lambda ctx: [param.metavar]
     elif param.is_flag and param.metavar is None:
         param.metavar = ""
@@ -53,11 +52,11 @@ def _tidy(param: Any) -> None:
 
 @contextmanager
 def _mistakes_in_one_line() -> Iterator[None]:
-    """Refuse options and arguments that there are not, as the commands refuse everything else."""
+    """Report usage errors, such as unknown options, as the commands report other user errors."""
     try:
         yield
     except UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # a command alone: its help is shown
+        if type(error).__name__ == "NoArgsIsHelpError":  # no arguments: show the help
             raise
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         where = "" if error.ctx is None else f" (see: {error.ctx.command_path} --help)"

@@ -19,51 +19,50 @@ from coupled_adam.commands.refusal import refuse, user_errors
 if TYPE_CHECKING:
     from coupled_adam.training.run import Outcome
 
-# What a finished training has come to, as far as it was measured.
+# Metrics to print after training, if they were measured.
 SHOWN = ("train_loss", "val_loss", "mu_norm_ratio", "input_mu_norm_ratio", "iso", "kappa", "rho_log", "r_cos")
 
 
 def train(
     config: Annotated[
         str | None,
-        typer.Argument(
-            metavar="CONFIG", help="A preset (see --list), a TOML file, or the folder of a run.", show_default=False
-        ),
+        typer.Argument(metavar="CONFIG", help="Preset (see --list), TOML file or run folder.", show_default=False),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change one setting, such as `optimizer.embeddings=adamw`; may be repeated.",
+            help="Change a setting, such as `optimizer.embeddings=adamw`; may be repeated.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the run.  [default: runs/NAME-EMBEDDINGS-seedSEED]"),
+        typer.Option(metavar="DIR", help="Run folder.  [default: runs/NAME-EMBEDDINGS-seedSEED]"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest whole checkpoint, if there is one.")
+        bool, typer.Option("--resume", help="Resume from the newest complete checkpoint, if any.")
     ] = False,
     list_presets: Annotated[
-        bool, typer.Option("--list", help="Show the presets and what they need, and exit.")
+        bool, typer.Option("--list", help="List the presets and their requirements, and exit.")
     ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the config with every key as TOML, and exit.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the full config as TOML, and exit.")] = False,
 ) -> None:
     """Train a language model as the paper does.
 
-    Try: `coupled-adam train tiny`, about 15 seconds on a laptop. Then with AdamW, to compare:
-    `coupled-adam train tiny --set optimizer.embeddings=adamw`, and
-    `coupled-adam inspect runs/tiny-adamw-seed1 runs/tiny-coupled-seed1`.
+    Ctrl-C saves a checkpoint and exits. Resume with `coupled-adam train RUN --resume`
 
-    A config of your own: `coupled-adam train gpt2-125m --show > mine.toml`, edit it, `coupled-adam train mine.toml`.
+    For your own config: `coupled-adam train gpt2-125m --show > mine.toml`, edit the file,
+    `coupled-adam train mine.toml`
 
-    Stop with Ctrl-C: the run saves and ends. Go on with `coupled-adam train RUN --resume`.
+    On several GPUs: `torchrun --nproc-per-node 8 -m coupled_adam train gpt2-125m`
 
-    Several GPUs: `torchrun --nproc-per-node 8 -m coupled_adam train gpt2-125m`.
+    Exit codes: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (the terminal was closed), 1 if the loss is not
+    finite.
 
-    A run that is stopped ends with exit code 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP: the terminal was closed), one
-    whose loss is no longer finite with 1.
+    Try (15 seconds each on a laptop): `coupled-adam train tiny`,
+    `coupled-adam train tiny --set optimizer.embeddings=adamw`, then
+    `coupled-adam inspect runs/tiny-adamw-seed1 runs/tiny-coupled-seed1`
     """
     from coupled_adam.config.builtin_files import CONFIG_FILE, PRESETS
     from coupled_adam.config.run_config import load_config, to_toml
@@ -72,12 +71,12 @@ def train(
     if list_presets:
         from coupled_adam.training.estimates import preset_table, this_machine
 
-        with user_errors():  # a manifest in the folder of a preset that cannot be read
+        with user_errors():  # a preset's corpus may have an unreadable manifest
             table = preset_table(this_machine())
         wide_enough(console, table).print(table)
         return
     if config is None:
-        refuse("CONFIG is missing: a preset (see --list), a TOML file or the folder of a run; try `train tiny`")
+        refuse("CONFIG is missing; pass a preset (see --list), a TOML file or a run folder, such as `train tiny`")
     with user_errors():
         resolved = load_config(config, settings or [])
     if show:
@@ -98,7 +97,7 @@ def train(
 
     is_first = os.environ.get("RANK", "0") == "0"
     try:
-        # Before minutes are spent on the tokens.
+        # Fail before minutes of tokenizing, not after.
         pick_device(resolved.training.device)
         require_packages(resolved.log.tensorboard, resolved.log.wandb)
         if os.environ.get("WORLD_SIZE", "1") == "1" and not is_prepared(resolved):
@@ -115,14 +114,14 @@ def train(
             raise
         if is_first:
             refuse(str(mendable))
-        time.sleep(2)  # torchrun ends the others when one ends: let the first rank speak
+        time.sleep(2)  # torchrun stops all ranks when one exits: let the first rank print its error
         if not getattr(error, "said_by_first_rank", False):
             refuse(f"rank {os.environ['RANK']}: {mendable}")
         raise typer.Exit(2) from None
     if is_first:
         with suppress(OSError):  # the terminal was closed
             _print_outcome(console, outcome)
-    if not outcome.is_finished:  # so that `train && export` does not go on with half a model
+    if not outcome.is_finished:  # so that `train && export` does not export half a model
         raise typer.Exit(exit_code(outcome.signal) if outcome.signal in NAMES else 1)
 
 
@@ -135,9 +134,9 @@ def _print_outcome(console: Console, outcome: "Outcome") -> None:
         command = (
             "coupled-adam" if is_alone else f"torchrun --nproc-per-node {os.environ['WORLD_SIZE']} -m coupled_adam"
         )
-        saved = f"saved after step {outcome.step}" if outcome.step else "stopped before the first step"
+        saved = f"saved after step {outcome.step:,}" if outcome.step else "stopped before the first step"
         console.print(
-            f"{outcome.signal}: {saved} of {outcome.total_steps}. Go on with: "
+            f"{outcome.signal}: {saved} of {outcome.total_steps:,}. Resume with: "
             f"{command} train {shlex.quote(str(outcome.folder))} --resume",
             markup=False,
             soft_wrap=True,
@@ -151,7 +150,7 @@ def _print_outcome(console: Console, outcome: "Outcome") -> None:
     if table.row_count:
         console.print(table)
     console.print(
-        f"Trained in {duration(outcome.seconds)}: {outcome.folder}\nLook at the embeddings: coupled-adam inspect "
+        f"Trained in {duration(outcome.seconds)}: {outcome.folder}\nInspect the embeddings: coupled-adam inspect "
         f"{shlex.quote(str(outcome.folder))}",
         markup=False,
         soft_wrap=True,

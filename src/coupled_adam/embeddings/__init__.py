@@ -1,4 +1,4 @@
-"""Measures of one embedding matrix. Knows nothing of training; needs torch and numpy only, the rest when it is used."""
+"""Measures of one embedding matrix. Independent of training; needs only torch and numpy, other packages on use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -17,8 +17,8 @@ __all__ = [
     "open_tokenizer",
 ]
 
-# The public names are imported when they are first asked for (PEP 562): whoever reads word pairs or opens a tokenizer
-# need not wait for torch. No module here may have one of these names, it would stand in the function's place.
+# Public names are imported on first use (PEP 562), so that reading word pairs or opening a tokenizer does not load
+# torch. No module here may have one of these names, because it would shadow the function.
 if TYPE_CHECKING:
     from coupled_adam.embeddings.download import fetch_word_pairs
     from coupled_adam.embeddings.embedding_measures import measure

@@ -5,12 +5,12 @@ import numpy.typing as npt
 
 Series = npt.NDArray[np.float64]
 
-# A series that varies by less than this part of its size is constant up to rounding.
+# A series whose relative variation is smaller is constant up to rounding.
 CONSTANT = 1e-12
 
 
 def pearson(x: Series, y: Series) -> float | None:
-    """Pearson's correlation, or None where one of the two is constant.
+    """Pearson's correlation, or None if one of the two is constant.
 
     Example:
         >>> pearson(np.array([1.0, 2.0, 3.0]), np.array([5.0, 7.0, 9.0]))
@@ -25,7 +25,7 @@ def pearson(x: Series, y: Series) -> float | None:
 
 
 def spearman(x: Series, y: Series) -> float | None:
-    """Spearman's correlation: Pearson's of the ranks, equal values sharing their mean rank."""
+    """Spearman's correlation: Pearson's correlation of the ranks, with the mean rank for equal values."""
     return pearson(ranks(x), ranks(y))
 
 

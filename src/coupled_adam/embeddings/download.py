@@ -1,4 +1,4 @@
-"""Downloads the word-similarity benchmarks into the user's cache.
+"""Download the word-similarity benchmarks into the user's cache.
 
 Six small files at fixed commits of two public repositories, each checked against its SHA-256: SimLex-999 and
 WordSim-353 from gensim's test data, the others from the collection behind wordvectors.org.
@@ -22,7 +22,7 @@ class BenchmarkFile:
 
 
 DOWNLOAD = "download"
-"""Given for a folder of benchmarks: download them once."""
+"""Value instead of a folder of benchmarks, to download and cache them."""
 RAW = "https://raw.githubusercontent.com"
 GENSIM = f"{RAW}/piskvorky/gensim/57b3f68b18074a894585106bb4267031619b1350/gensim/test/test_data"
 WORD_VECTORS = f"{RAW}/mfaruqui/eval-word-vectors/09a5106f50818c0f4ad0a597d8c7d333ec0659fb/data/word-sim"
@@ -40,23 +40,23 @@ SOURCES = tuple(
 
 
 def word_pairs_of(place: str | Path) -> dict[str, WordPairs]:
-    """The benchmarks that a setting names.
+    """Load the benchmarks that a setting names.
 
     Args:
-        place: a folder of benchmarks, or "download" for those that `fetch_word_pairs` keeps. A folder of that name
-            comes first.
+        place: a folder of benchmarks, or "download" for those of `fetch_word_pairs`. A folder of that name takes
+            precedence.
     """
     is_download = str(place) == DOWNLOAD and not Path(place).is_dir()
     return fetch_word_pairs() if is_download else load_word_pairs(place)
 
 
 def fetch_word_pairs() -> dict[str, WordPairs]:
-    """Download SimLex-999, MEN, WordSim-353 (all, similarity, relatedness) and RW once, and read them.
+    """Download SimLex-999, MEN, WordSim-353 (all, similarity, relatedness) and RW, and read them.
 
-    They are kept in the user's cache (or in the folder that COUPLED_ADAM_CACHE names) and used from there afterwards.
+    They are cached in the user's cache folder, or in the folder COUPLED_ADAM_CACHE.
 
     Returns:
-        The benchmarks by their names, as `load_word_pairs` does.
+        The benchmarks by name, as from `load_word_pairs`.
     """
     pooch = require("pooch", "study", "to download the word-similarity benchmarks")
     store = pooch.create(
@@ -70,9 +70,10 @@ def fetch_word_pairs() -> dict[str, WordPairs]:
     for source in SOURCES:
         try:
             store.fetch(source.name)
-        except OSError as error:  # what requests raises without a network is one of these
+        except OSError as error:  # includes the errors of requests without a network
             raise UserConnectionError(
-                f"word pairs: {source.url} could not be downloaded ({type(error).__name__}). Go online, or put the "
-                f"benchmark files into a folder and read them with load_word_pairs(folder); the cache is {store.path}"
+                f"word pairs: {source.url} could not be downloaded ({type(error).__name__}). Connect to the internet, "
+                "or put the benchmark files into a folder and read them with load_word_pairs(folder); the cache is "
+                f"{store.path}"
             ) from error
     return load_word_pairs(store.path)

@@ -1,7 +1,7 @@
-"""One embedding matrix, whatever holds it, read in blocks of rows.
+"""An embedding matrix from any source, read in blocks of rows.
 
-A numpy array, a memory-mapped file and a torch tensor of any float type on any device all become blocks of float32 or
-float64 on the device that measures. Nothing of the size of the matrix is ever copied.
+Numpy arrays, memory-mapped files and torch tensors of any float type on any device are read as blocks of float32 or
+float64 on the device that measures. The whole matrix is never copied.
 
 Legend: V vocabulary rows, H hidden size, n rows of one block.
 """
@@ -21,17 +21,17 @@ from coupled_adam.base.errors import UserError
 Array = npt.NDArray[Any]
 Report = Callable[[float], None]
 
-# Of a block in float64. On the CPU the allocator keeps pieces up to this size instead of asking for new ones each time.
+# Size of a block in float64. On the CPU the allocator reuses memory up to this size.
 BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**28}
-# Every block adds to an H x H matrix; with fewer rows that would cost more than the products.
+# Every block is added to an H x H matrix; with fewer rows the addition would cost more than the products.
 FEWEST_ROWS = 1024
-# Squares of entries within these bounds, and their sums over a whole matrix, are ordinary float64 numbers.
+# Squares of entries within these bounds, and their sums over a whole matrix, are normal float64 numbers.
 SMALLEST_UNSCALED, LARGEST_UNSCALED, LARGEST = 1e-100, 1e100, 1e300
 
 
 @dataclass(frozen=True)
 class EmbeddingMatrix:
-    """An embedding matrix E (V, H) as the measures read it."""
+    """An embedding matrix E (V, H) for the measures."""
 
     source: Array | Tensor
     device: torch.device
@@ -56,7 +56,7 @@ class EmbeddingMatrix:
                 report(stop / self.V)
 
     def rows(self, span: slice | Array) -> Tensor:
-        """E[span] / scale, (n, H), in float64 or in float32 where that is exact. May share the caller's memory."""
+        """E[span] / scale, (n, H), in float64, or in float32 if that is exact. May share the caller's memory."""
         block = torch_rows(self.source, span).to(self.device)
         if block.dtype not in (torch.float32, torch.float64):
             block = block.float()
@@ -64,24 +64,24 @@ class EmbeddingMatrix:
 
 
 def part(report: Report | None, begin: float, end: float) -> Report | None:
-    """Reports the fraction of a part as the fraction of the whole, from `begin` to `end`."""
+    """Map the progress of a part to the progress of the whole, from `begin` to `end`."""
     return None if report is None else lambda fraction: report(begin + (end - begin) * fraction)
 
 
 def torch_rows(source: Array | Tensor, span: slice | Array) -> Tensor:
-    """Some rows as a torch tensor, without a copy where that is possible."""
+    """Some rows as a torch tensor, without a copy if possible."""
     if isinstance(source, Tensor):
         index = span if isinstance(span, slice) else torch.from_numpy(span).to(source.device)
         return source[index]
     block = np.ascontiguousarray(source[span])
     if block.dtype not in (np.float16, np.float32, np.float64):
         block = block.astype(np.float64)
-    # torch warns of memory that it must not write to, such as a file mapped for reading.
+    # torch warns about read-only memory, such as a file mapped for reading.
     return torch.from_numpy(block if block.flags.writeable else block.copy())
 
 
 def open_table(E: Array | Tensor, device: str | torch.device | None, block_rows: int | None) -> EmbeddingMatrix:
-    """Check what a user can get wrong about the matrix and choose where and in which pieces it is measured."""
+    """Validate the matrix, and choose the device and the block size."""
     check_matrix(E)
     source = E.detach() if isinstance(E, Tensor) else E
     table = EmbeddingMatrix(source, place(source, device), 1)
@@ -94,14 +94,14 @@ def open_table(E: Array | Tensor, device: str | torch.device | None, block_rows:
 
 
 def check_matrix(E: Array | Tensor) -> None:
-    """E must be a matrix of floating-point numbers with at least one entry."""
+    """Raise unless E is a non-empty matrix of floating-point numbers."""
     if not isinstance(E, (np.ndarray, Tensor)):
         raise UserError(f"E is a {type(E).__name__}; pass a numpy array or a torch tensor of shape (V, H)")
     shape = tuple(E.shape)
     if len(shape) != 2:
         raise UserError(f"E has shape {shape}, expected (V, H); pass the matrix with one row per token")
     if 0 in shape:
-        raise UserError(f"E has shape {shape}: there is nothing to measure")
+        raise UserError(f"E has shape {shape}: it is empty, so there is nothing to measure")
     if isinstance(E, Tensor):
         if E.layout != torch.strided:
             raise UserError(f"E has layout {E.layout}, expected a dense matrix; convert it first with E.to_dense()")
@@ -120,7 +120,7 @@ def check_matrix(E: Array | Tensor) -> None:
 
 
 def place(source: Array | Tensor, device: str | torch.device | None) -> torch.device:
-    """Where to measure: as asked, else where the matrix is."""
+    """The device to measure on: the requested one, otherwise that of the matrix."""
     if device is None:
         where = source.device if isinstance(source, Tensor) else torch.device("cpu")
         return torch.device("cpu") if where.type == "mps" else where  # Apple's GPUs have no float64
@@ -138,7 +138,7 @@ def place(source: Array | Tensor, device: str | torch.device | None) -> torch.de
 
 
 def scaled(table: EmbeddingMatrix, report: Report | None) -> EmbeddingMatrix:
-    """The same table with a scale at which no square overflows or vanishes; non-finite entries are refused."""
+    """Set a scale at which no square overflows or underflows; raise for non-finite entries."""
     largest = 0.0
     for span in table.spans(report):
         block = table.rows(span)
@@ -147,7 +147,7 @@ def scaled(table: EmbeddingMatrix, report: Report | None) -> EmbeddingMatrix:
         if not math.isfinite(float(low) + float(high)):
             refuse_non_finite(block, span.start)
     if largest > LARGEST:
-        raise UserError(f"E has an entry of size {largest:g}: its squares leave float64. Divide the matrix first")
+        raise UserError(f"E has an entry of size {largest:g}, whose square overflows float64. Scale the matrix first")
     if largest == 0.0 or SMALLEST_UNSCALED <= largest <= LARGEST_UNSCALED:
         return table
     return replace(table, scale=math.ldexp(1.0, math.frexp(largest)[1]))
@@ -159,5 +159,5 @@ def refuse_non_finite(block: Tensor, start: int) -> None:
         row, column = (int(index) for index in bad[0])
         raise UserError(
             f"E: row {start + row} has the non-finite entry {float(block[row, column])} in column {column}. "
-            "Nothing can be measured; take an earlier checkpoint, or leave such rows out"
+            "Nothing can be measured; use an earlier checkpoint, or remove such rows"
         )

@@ -1,7 +1,7 @@
 """`measure`: all measures of one embedding matrix, in three passes over blocks of its rows.
 
-First pass: the largest entry, so that nothing can overflow. Second: lengths, mean and the H x H Gram matrix. Third,
-with the eigenvectors of that: the partition function. Only an ill-conditioned matrix is read once more.
+First pass: the largest entry, so that nothing can overflow. Second: lengths, mean and the H x H Gram matrix. Third:
+the partition function of the Gram matrix's eigenvectors. Only an ill-conditioned matrix is read a fourth time.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -25,7 +25,7 @@ from coupled_adam.embeddings.word_pairs import WordPairs
 from coupled_adam.embeddings.word_similarity import R_COS, R_COS_5, WordSimilarity, percent, similarity_of
 from coupled_adam.tokenizer import SingleTokens
 
-# What the authors' code adds to the unigram probability, so that unseen tokens have a logarithm.
+# Added to the unigram probability, as in the authors' code, so that unseen tokens have a logarithm.
 LOG_OFFSET = 1e-10
 
 
@@ -44,15 +44,15 @@ def measure(
 
     Args:
         E: (V, H), one row per token: a numpy array, also memory-mapped, or a torch tensor, of any float type.
-        unigram: how often each token occurs in a text, (V,) integers; gives `rho` and `rho_log`.
-        tokenizer: says which token a word is (`open_tokenizer`); needed with `word_pairs`.
-        word_pairs: benchmarks by name (`load_word_pairs`, `fetch_word_pairs`); gives `r_cos`.
-        device: where to compute; None for where E is.
-        block_rows: rows taken at once; None for blocks of some 16 MiB on the CPU and 256 MiB on a GPU.
-        progress: called with the finished fraction, from 0 to 1.
+        unigram: token counts of a text, (V,) integers, for `rho` and `rho_log`.
+        tokenizer: maps words to tokens (`open_tokenizer`); required with `word_pairs`.
+        word_pairs: benchmarks by name (`load_word_pairs`, `fetch_word_pairs`), for `r_cos`.
+        device: to compute on; None for the device of E.
+        block_rows: rows per block; None for blocks of about 16 MiB on the CPU and 256 MiB on a GPU.
+        progress: called with the progress in [0, 1].
 
     Returns:
-        One record; fields that need an argument that was not given are None.
+        One record; fields that need a missing argument are None.
 
     Example:
         >>> import numpy as np
@@ -63,7 +63,7 @@ def measure(
     table = open_table(E, device, block_rows)
     counts = None if unigram is None else check_counts(unigram, table.V)
     if word_pairs and tokenizer is None:
-        raise UserError("word_pairs needs a tokenizer that says which row a word is; pass open_tokenizer(...)")
+        raise UserError("word_pairs requires a tokenizer that maps words to rows; pass tokenizer=open_tokenizer(...)")
     table = scaled(table, part(progress, 0.0, 0.05))
     moments = moments_of(table, part(progress, 0.05, 0.45))
     spectrum = spectrum_of(table, moments.gram, part(progress, 0.45, 0.6))
@@ -111,7 +111,7 @@ def frequency_correlations(
 
 
 def mean_correlation(words: dict[str, WordSimilarity], benchmarks: tuple[str, ...], kind: str) -> float | None:
-    """Mean over the benchmarks, or None where one is missing."""
+    """Mean over the benchmarks, or None if one is missing."""
     values = [getattr(words[name], kind) for name in benchmarks if name in words]
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if len(present) == len(benchmarks) else None
@@ -119,7 +119,7 @@ def mean_correlation(words: dict[str, WordSimilarity], benchmarks: tuple[str, ..
 
 def iso_score(moments: Moments, table: EmbeddingMatrix) -> float | None:
     """((tr S)^2 / |S|_F^2 - 1) / (H - 1)."""
-    # Where all rows are equal, S is what rounding leaves of their differences.
+    # If all rows are equal, S is only rounding.
     rounding = 64 * torch.finfo(torch.float64).eps * float(moments.norms.max())
     if table.H == 1 or moments.covariance_trace <= table.V * rounding**2:
         return None

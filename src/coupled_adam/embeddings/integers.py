@@ -1,7 +1,7 @@
-"""A table rounded to integers and back.
+"""Quantise a table to integers and back.
 
-Round to nearest, symmetric: the numbers of a row, or of every 32 columns of it, share one scale, the largest of them
-divided by the largest integer.
+Symmetric, round to nearest: the numbers of a row, or of 32 columns of a row, share one scale, which is the largest
+absolute value divided by the largest integer.
 
 Legend: H hidden size, G groups of columns.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 LARGEST_INTEGER = {"int8": 127, "int4": 7}
 GROUP = 32
 GROUPS = {"row": None, "group of 32": GROUP}
-"""What shares a scale, and how many columns that is; None: the whole row."""
+"""Number of columns that share a scale, by name; None for the whole row."""
 
 
 def quantise(rows: Tensor, integers: str, group: int | None) -> Tensor:
@@ -21,7 +21,7 @@ def quantise(rows: Tensor, integers: str, group: int | None) -> Tensor:
     Args:
         rows: floating-point numbers.
         integers: "int8" or "int4".
-        group: columns that share a scale; None: the whole row. The last group may be shorter.
+        group: columns that share a scale; None for the whole row. The last group may be shorter.
 
     Example:
         >>> quantise(torch.tensor([[7.0, 3.4, -0.4, 0.0]]), "int4", None)

@@ -1,7 +1,7 @@
 """ISO: the smallest over the largest partition function among the eigenvectors of the Gram matrix.
 
 The sign of an eigenvector is arbitrary but its partition function depends on it, so each is turned towards the mean.
-Only the extremes count: bounds tell which eigenvectors can have them, and those alone are computed in float64.
+Only the extremes matter: bounds determine which eigenvectors can have them, and only those are computed in float64.
 
 Legend: H hidden size, k eigenvectors whose partition function is computed in float64.
 """
@@ -17,7 +17,7 @@ from coupled_adam.embeddings.partition import log_partition
 from coupled_adam.embeddings.screening import candidates
 from coupled_adam.embeddings.spectrum import Spectrum
 
-# Along c the mean embedding counts as zero when it is shorter than float32 could show in an embedding.
+# The mean embedding counts as zero along c if it is below the float32 resolution of an embedding.
 NO_DIRECTION = 1e-7
 
 

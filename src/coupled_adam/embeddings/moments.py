@@ -1,7 +1,7 @@
 """First and second moments of the rows of a table, in one pass: lengths, mean, Gram matrix, covariance.
 
-The Gram matrix is summed about a point near the mean and moved back afterwards. The covariance then keeps its digits
-even where the mean is much longer than the spread around it, which is exactly what a strongly anisotropic table has.
+The Gram matrix is summed around a point near the mean and shifted back afterwards. So the covariance stays accurate
+even if the mean is much longer than the spread around it, as in a strongly anisotropic table.
 
 Legend: V vocabulary rows, H hidden size, n rows of one block. Arrays are float64, of the table divided by its scale.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from coupled_adam.embeddings.embedding_matrix import EmbeddingMatrix, Report
 
 SAMPLED_ROWS = 1024
-# The Gram matrix is symmetric: with p panels of columns only (p + 1) / 2p of the products are computed.
+# The Gram matrix is symmetric: with p column panels, only (p + 1) / 2p of the products are computed.
 PANELS = 8
 
 
@@ -37,7 +37,7 @@ class Moments:
 
 
 def moments_of(table: EmbeddingMatrix, report: Report | None) -> Moments:
-    """One pass over the table."""
+    """Compute the moments in one pass over the table."""
     V, H = table.V, table.H
     near_mean = sample_mean(table)  # (H,)
     norms = torch.empty(V, dtype=torch.float64, device=table.device)
@@ -68,7 +68,7 @@ def sample_mean(table: EmbeddingMatrix) -> Tensor:
 
 
 def add_gram(gram: Tensor, block: Tensor) -> None:
-    """Add block^T block to the upper triangle of `gram`; below it some products are added, some are not."""
+    """Add block^T block to the upper triangle of `gram`; the lower triangle is left incomplete."""
     width = -(-gram.shape[1] // PANELS)
     for start in range(0, gram.shape[1], width):
         stop = start + width

@@ -1,6 +1,6 @@
 """The partition function Z(c) = sum_i exp(c^T e_i) of eigenvectors c and of -c, in float64.
 
-Logarithms are kept, and the largest exponent is taken out of every sum, so that nothing overflows.
+Computed in logarithms, with the largest exponent factored out of every sum, so that nothing overflows.
 
 Legend: V vocabulary rows, H hidden size, n rows of one block, k eigenvectors.
 """
@@ -22,10 +22,10 @@ class LogPartition:
     minus: Tensor
     """log Z(-c), (k,)."""
     towards_mean: Tensor
-    """c^T mu, or 0 where the mean has no direction along c, (k,)."""
+    """c^T mu, or 0 if the mean counts as zero along c, (k,)."""
 
     def turned(self) -> Tensor:
-        """log Z of c or -c, whichever has c^T mu > 0; the larger one where c^T mu is 0. (k,)"""
+        """log Z of c or -c, whichever has c^T mu > 0; the larger one if c^T mu is 0. (k,)"""
         along = torch.where(self.towards_mean > 0, self.plus, self.minus)
         return torch.where(self.towards_mean == 0, torch.maximum(self.plus, self.minus), along)
 

@@ -1,9 +1,9 @@
 """Eigenvectors and singular values of a table from H x H matrices.
 
 The singular values of E are the roots of the eigenvalues of its Gram matrix, but squaring costs half of the digits: a
-singular value below about 1e-8 of the largest drowns in rounding. Where some are small, the table is turned into its
-eigenvectors first, P = E C. Its columns are nearly orthogonal, so once they have unit length their Gram matrix is well
-conditioned, and the small singular values come out with the accuracy of a float64 SVD of E itself.
+singular value below about 1e-8 of the largest is lost in rounding. If some are small, the table is first rotated to its
+eigenvectors, P = E C. The columns of P are nearly orthogonal, so after normalisation their Gram matrix is well
+conditioned, and the small singular values have the accuracy of a float64 SVD of E itself.
 
 Legend: V vocabulary rows, H hidden size. Arrays are float64, of the table divided by its scale.
 """
@@ -17,13 +17,13 @@ from torch import Tensor
 from coupled_adam.embeddings.embedding_matrix import EmbeddingMatrix, Report
 from coupled_adam.embeddings.moments import add_gram
 
-# Rounding moves an eigenvalue by some 1e-15 of the largest one, so here a singular value is still right to 1e-7.
+# Rounding changes an eigenvalue by about 1e-15 of the largest, so here a singular value is still accurate to 1e-7.
 ILL_CONDITIONED = 2e-4
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Of the Gram matrix and of the table."""
+    """Spectrum of the Gram matrix and the table."""
 
     eigenvalues: Tensor
     """lambda_1 .. lambda_H of the Gram matrix in ascending order, (H,)."""
@@ -34,12 +34,12 @@ class Spectrum:
 
 
 def spectrum_of(table: EmbeddingMatrix, gram: Tensor, report: Report | None) -> Spectrum:
-    """Diagonalise the Gram matrix; read the table once more where it is ill-conditioned."""
+    """Diagonalise the Gram matrix; read the table again if it is ill-conditioned."""
     eigenvalues, eigenvectors = eigh(gram)
     sigma = eigenvalues.clamp(min=0).sqrt().flip(0)[: min(table.V, table.H)]
     if sigma[-1] < ILL_CONDITIONED * sigma[0]:
         sigma = small_singular_values(table, eigenvectors, report)
-    # P itself is rounded at about this level: what lies below it cannot be told from zero.
+    # P itself is rounded at about this level, so smaller values cannot be distinguished from zero.
     floor = table.H * torch.finfo(torch.float64).eps * sigma[0]
     return Spectrum(eigenvalues, eigenvectors, torch.where(sigma > floor, sigma, 0.0))
 

@@ -1,4 +1,4 @@
-"""How often each token occurs in a text: read from unigram.npy, or counted from token shards or from a text.
+"""Token counts of a text: read from unigram.npy, or counted from token shards or text.
 
 Legend: V vocabulary rows.
 """
@@ -25,28 +25,28 @@ CHARACTERS_AT_ONCE = 2**20
 
 
 def check_counts(counts: Array | Tensor, vocabulary_size: int, name: str = "unigram") -> Counts:
-    """Counts as int64, (V,), after a look at everything that can be wrong with them."""
+    """Validate counts and return them as int64, (V,)."""
     counts = counts.cpu().numpy() if isinstance(counts, Tensor) else np.asarray(counts)
     if not np.issubdtype(counts.dtype, np.integer):
         raise UserError(f"{name} has dtype {counts.dtype}, expected whole numbers: how often each token occurs")
     if counts.shape != (vocabulary_size,):
         raise UserError(
             f"{name} has shape {counts.shape}, expected ({vocabulary_size},): one count per row of the table. "
-            "Count with the same tokenizer; rows that only pad the table have count 0"
+            "Count with the same tokenizer; padding rows have count 0"
         )
     if counts.min() < 0:
         raise UserError(f"{name}: token {int(counts.argmin())} has the count {counts.min()}; counts cannot be negative")
     if not counts.any():
-        raise UserError(f"{name}: all counts are zero; count a text that has some of the tokens")
+        raise UserError(f"{name}: all counts are zero; count a text that contains some of the tokens")
     return counts.astype(np.int64)
 
 
 def smoothed_log_probabilities(counts: Counts, rows: int) -> npt.NDArray[np.float64]:
-    """The logarithm of each row's share of a text, every count plus one; (rows,).
+    """Log-probability of each row with add-one smoothing, (rows,).
 
     Args:
-        counts: how often each token occurs, at most `rows` of them.
-        rows: of the table; those without a count are padding, and count as tokens that do not occur.
+        counts: token counts, at most `rows` of them.
+        rows: of the table; rows without a count are padding and treated as tokens that do not occur.
 
     Example:
         >>> np.exp(smoothed_log_probabilities(np.array([5, 0, 1]), rows=4)).round(2).tolist()
@@ -62,17 +62,17 @@ def smoothed_log_probabilities(counts: Counts, rows: int) -> npt.NDArray[np.floa
 def load_unigram(path: str | Path, vocabulary_size: int) -> Counts:
     """Read unigram.npy, (V,) integers.
 
-    A shorter file belongs to a table that is padded at its end: those rows get count 0, and a warning says so.
+    A shorter file is for a table with padding at its end: the padding rows get count 0, with a warning.
     """
     path = Path(path)
     if path.exists():
         require_regular_file(path)
     try:
-        with np.errstate(over="raise"):  # of sizes, when they are multiplied
+        with np.errstate(over="raise"):  # the product of sizes may overflow
             counts: Array = np.lib.format.open_memmap(
                 path, mode="r"
-            )  # raises where the header claims more than the file has
-    except Exception as error:  # whatever numpy stumbles over in bytes that are no array
+            )  # raises if the file is shorter than its header says
+    except Exception as error:  # numpy raises many kinds of errors on damaged files
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")
         raise UserError(
             f"unigram: {path} cannot be read as .npy ({reason}); save the counts with numpy.save"
@@ -80,8 +80,8 @@ def load_unigram(path: str | Path, vocabulary_size: int) -> Counts:
     if counts.ndim == 1 and 0 < len(counts) < vocabulary_size:
         padding = vocabulary_size - len(counts)
         warnings.warn(
-            f"{path} has {len(counts)} counts and the table {vocabulary_size} rows: "
-            f"the last {padding} are taken as padding",
+            f"{path} has {len(counts)} counts, but the table has {vocabulary_size} rows: "
+            f"treating the last {padding} as padding",
             stacklevel=2,
         )
         counts = np.pad(counts, (0, padding))
@@ -94,9 +94,9 @@ def count_unigram(
     """Count the tokens of shards.
 
     Args:
-        paths: .bin files (headerless, little-endian), .u16.xz files, or folders of them.
+        paths: .bin files (headerless, little-endian), .u16.xz files, or folders of such files.
         vocabulary_size: V, the number of rows of the table.
-        dtype: of the .bin files; None for what manifest.json beside them says, else uint16 with a warning.
+        dtype: of the .bin files; None to read it from manifest.json in the same folder, or use uint16 with a warning.
     """
     counts = no_counts(vocabulary_size)
     if dtype is not None:
@@ -108,10 +108,10 @@ def count_unigram(
 
 
 def count_unigram_text(path: str | Path, tokenizer: SingleTokens, vocabulary_size: int) -> Counts:
-    """Count the tokens of a text in UTF-8, plain or as .xz. It is cut at line ends, about every million letters."""
+    """Count the tokens of a UTF-8 text, plain or .xz. It is split at line ends about every million characters."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"text: {path} is not a file; pass a text in UTF-8, plain or as .xz")
+        raise UserError(f"text: {path} is not a file; pass a UTF-8 text, plain or .xz")
     open_text = lzma.open if path.suffix == ".xz" else open
     counts = no_counts(vocabulary_size)
     try:
@@ -124,20 +124,20 @@ def count_unigram_text(path: str | Path, tokenizer: SingleTokens, vocabulary_siz
 
 
 def shard_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The files meant by `paths`, folders replaced by the shards in them."""
+    """Expand `paths` to files, replacing folders by their shards."""
     files: list[Path] = []
     for path in map(Path, paths):
         inside = sorted([*path.glob("*.bin"), *path.glob("*.u16.xz")]) if path.is_dir() else [path]
         if not inside or not all(file.is_file() for file in inside):
-            raise UserError(f"token shards: {path} is not a file, nor a folder with .bin or .u16.xz files")
+            raise UserError(f"token shards: {path} is neither a file nor a folder with .bin or .u16.xz files")
         files += inside
     if not files:
-        raise UserError("token shards: no file given")
+        raise UserError("token shards: no files; pass at least one")
     return files
 
 
 def read_tokens(path: Path, dtype: str | None) -> Iterator[Array]:
-    """The tokens of one shard, a few million at a time."""
+    """Read the tokens of one shard, a few million at a time."""
     is_compressed = path.name.endswith(".u16.xz")
     kind = np.dtype("uint16" if is_compressed else dtype or shard_dtype(path)).newbyteorder("<")
     try:
@@ -153,10 +153,10 @@ def read_tokens(path: Path, dtype: str | None) -> Iterator[Array]:
 
 
 def shard_dtype(path: Path) -> str:
-    """The number type of a .bin file, from manifest.json beside it."""
+    """Data type of a .bin file, from manifest.json in the same folder."""
     manifest = path.parent / "manifest.json"
     if not manifest.is_file():
-        warnings.warn(f"{path} has no manifest.json beside it: its tokens are taken as uint16", stacklevel=2)
+        warnings.warn(f"{path}: no manifest.json in its folder; reading the tokens as uint16", stacklevel=2)
         return "uint16"
     try:
         dtype = read_json(manifest)["dtype"]
@@ -167,7 +167,7 @@ def shard_dtype(path: Path) -> str:
 
 
 def check_token_type(dtype: object, source: str) -> None:
-    """The number type of tokens, as `source` has it, must be one that tokens are written in."""
+    """Raise if the data type of tokens in `source` is not supported."""
     if str(dtype) not in TOKEN_TYPES:
         raise UserError(f"{source}: dtype {dtype!r} is unknown; expected one of {', '.join(sorted(TOKEN_TYPES))}")
 

@@ -1,7 +1,7 @@
-"""Readers for word-similarity benchmarks: pairs of words, each with the mean score that people gave it.
+"""Read word-similarity benchmarks: pairs of words, each with a mean human score.
 
-A file's name says which benchmark it is; its content says how it is written: the original files have headers, more
-columns, commas or blanks, the plain form is word1<TAB>word2<TAB>score.
+The file name determines the benchmark, and the content the format: the original files may have headers, more columns,
+commas or blanks; the plain form is word1<TAB>word2<TAB>score.
 """
 
 import math
@@ -19,7 +19,7 @@ WORDSIM_SIMILARITY = "WordSim-353 similarity"
 WORDSIM_RELATEDNESS = "WordSim-353 relatedness"
 RW = "RW"
 
-# File names in lower case without punctuation, ending and a leading "en"; of several files the first name here wins.
+# File names in lower case, without punctuation, suffix and a leading "en"; of several files the first name here wins.
 FILE_NAMES: dict[str, tuple[str, ...]] = {
     SIMLEX: ("simlex999", "simlex"),
     MEN: ("mendatasetnaturalformfull", "mendatasetlemmaformfull", "mentr3k", "men3000", "men3k", "men", "brunimen"),
@@ -41,7 +41,7 @@ FILE_NAMES: dict[str, tuple[str, ...]] = {
     RW: ("rw", "rwstanford", "rareword", "rarewords", "stanfordrw", "luongrare"),
 }
 ENDINGS = {"", ".txt", ".tsv", ".csv", ".tab"}
-# The column that holds the mean score, where a header names it; else it is the third.
+# Names of the score column in headers; without a header it is the third column.
 SCORE_COLUMNS = ("simlex999", "human (mean)")
 SEPARATORS = {"\t": "tabs", ",": "commas", None: "blanks"}
 
@@ -60,13 +60,13 @@ class WordPairs:
 
 
 def load_word_pairs(folder: str | Path) -> dict[str, WordPairs]:
-    """Read every benchmark found in a folder and the folders in it; other files are ignored.
+    """Read every benchmark in a folder and its subfolders; other files are ignored.
 
     Args:
-        folder: holds the files as their authors publish them, or as word1<TAB>word2<TAB>score.
+        folder: with files as published by their authors, or in the form word1<TAB>word2<TAB>score.
 
     Returns:
-        The benchmarks by their names: SimLex-999, MEN, WordSim-353, WordSim-353 similarity,
+        The benchmarks by name: SimLex-999, MEN, WordSim-353, WordSim-353 similarity,
         WordSim-353 relatedness, RW.
     """
     folder = Path(folder)
@@ -87,7 +87,7 @@ def load_word_pairs(folder: str | Path) -> dict[str, WordPairs]:
 
 
 def plain_name(path: Path) -> str:
-    """A file's name without ending, case, punctuation and a leading "en".
+    """File name without suffix, case, punctuation and a leading "en".
 
     Example:
         >>> plain_name(Path("EN-RW-STANFORD.txt"))
@@ -122,7 +122,7 @@ def read_word_pairs(name: str, path: Path) -> WordPairs:
 
 
 def is_header(cells: list[str], score_column: int) -> bool:
-    """A first line is a header when its score names a column instead of being a number."""
+    """Whether a first line is a header: its score column has a name instead of a number."""
     return (
         score_column < len(cells)
         and any(c.isalpha() for c in cells[score_column])

@@ -1,6 +1,6 @@
-"""How well cosines of embeddings follow human judgements of word similarity.
+"""Correlation of embedding cosines with human judgements of word similarity.
 
-A pair of words counts when both are single tokens and neither row is zero, which has no direction.
+A pair of words is used if both are single tokens and neither row is zero.
 
 Legend: V vocabulary rows, H hidden size, w distinct words, m usable pairs.
 """
@@ -32,22 +32,22 @@ FEWEST_PAIRS = 3
 
 @dataclass(frozen=True)
 class WordSimilarity:
-    """Agreement of one benchmark with the cosines of one embedding matrix."""
+    """Correlation of one benchmark with the cosines of one embedding matrix."""
 
     pearson: float | None
     """100 times Pearson's correlation of cosine and human score; None below three usable pairs."""
     spearman: float | None
     """100 times Spearman's rank correlation."""
     pairs_used: int
-    """Pairs of which both words are single tokens with an embedding that is not zero."""
+    """Number of pairs in which both words are single tokens with a non-zero embedding."""
     pairs_total: int
-    """Pairs in the benchmark."""
+    """Number of pairs in the benchmark."""
 
 
 def similarity_of(
     table: EmbeddingMatrix, tokenizer: SingleTokens, word_pairs: Mapping[str, WordPairs]
 ) -> dict[str, WordSimilarity]:
-    """Every benchmark by its name."""
+    """Compute the correlations of every benchmark, by name."""
     words = {word for benchmark in word_pairs.values() for pair in benchmark.pairs for word in pair}
     ids = {word: token for word in sorted(words) if (token := tokenizer.token_id(word)) is not None}
     for word, token in ids.items():
@@ -70,7 +70,7 @@ def agreement(benchmark: WordPairs, row_of: Mapping[str, int], directions: torch
     usable = [i for i, pair in enumerate(benchmark.pairs) if pair[0] in row_of and pair[1] in row_of]
     first = [row_of[benchmark.pairs[i][0]] for i in usable]
     second = [row_of[benchmark.pairs[i][1]] for i in usable]
-    # Rounded, so that pairs with the same cosine share a rank whatever the order of the sums.
+    # Rounded, so that pairs with the same cosine share a rank regardless of the order of summation.
     cosines = (directions[first] * directions[second]).sum(1).cpu().numpy().round(12)  # (m,)
     scores = np.array([benchmark.scores[i] for i in usable])
     has_direction = np.isfinite(cosines)

@@ -1,1 +1,1 @@
-"""Finished models: their weights from a run, and their way into other programs."""
+"""Trained models: load their weights from a run, evaluate them, export them."""

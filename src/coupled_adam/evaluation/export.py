@@ -1,11 +1,11 @@
-"""A trained model as a folder that `transformers`, lm-eval and everything built on them load.
+"""Export a trained model as a folder that `transformers`, lm-eval and other programs can load.
 
     config.json  generation_config.json     what the model is
     model.safetensors                       its weights; above 5 GB in shards, with model.safetensors.index.json
     tokenizer.json  tokenizer_config.json  special_tokens_map.json
     README.md                               the model card
 
-Written with torch and safetensors alone, to a temporary folder that is renamed when it is whole.
+Needs only torch and safetensors. Writes to a temporary folder, which is renamed when complete.
 """
 
 import json
@@ -44,18 +44,18 @@ def export_model(
     training: Training | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a model as a Hugging Face folder, as a whole or not at all.
+    """Write a model as a Hugging Face folder, atomically.
 
     Args:
         config: the model.
-        weights: its parameters by our names, as `model.named_parameters()` gives them.
-        tokenizer: its tokenizer; None: no tokenizer files are written.
-        folder: where to; new, empty, or with `overwrite` an older exported model.
-        end_of_text: number of the token between documents; None: the tokenizer's.
-        vocabulary_size: rows from this one on are padding; with a tokenizer, its own size is taken. None: not known.
+        weights: its parameters, as in `model.named_parameters()`.
+        tokenizer: its tokenizer; None to write no tokenizer files.
+        folder: to write; new, empty, or with `overwrite` an existing exported model.
+        end_of_text: id of the token between documents; None for the tokenizer's.
+        vocabulary_size: later rows are padding; a tokenizer's size takes precedence. None if unknown.
         dtype: of the stored weights, "float32" or "bfloat16".
         training: for the model card.
-        overwrite: replace an older model.
+        overwrite: replace an existing model.
 
     Example:
         >>> import tempfile
@@ -81,7 +81,7 @@ def export_model(
     with replacing_folder(folder) as temporary:
         _require_space(temporary, tensors, DTYPES[dtype])
         write_json(temporary / "config.json", hugging_face_config(config, dtype, end_of_text))
-        # Here the padding token only fills up what a batch generates; transformers would choose the same, and warn.
+        # Only pads generated batches; transformers would choose the same token, with a warning.
         special = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": end_of_text}
         write_json(temporary / "generation_config.json", special)
         card = model_card(config, training, tokens)
@@ -95,15 +95,15 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int) -> None:
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
     Args:
-        folder: where to.
-        tokenizer: what to write.
-        context: T, the longest text the model takes.
+        folder: to write to.
+        tokenizer: to write.
+        context: T, the longest input of the model.
     """
     named = {
         "bos_token": tokenizer.separator_token,
         "eos_token": tokenizer.separator_token,
         "unk_token": tokenizer.unknown_token,
-        # A text is padded to the length of others in its batch; the attention mask hides it.
+        # Pads texts of a batch to the same length; the attention mask hides it.
         "pad_token": tokenizer.separator_token,
     }
     special = {name: token for name, token in named.items() if token is not None}
@@ -111,7 +111,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, context: int) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
         "model_max_length": context,
-        "padding_side": "left",  # so that the texts of a batch go on where they end
+        "padding_side": "left",  # so that generation continues right after each text of a batch
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer.json").write_bytes(tokenizer.json_file)
@@ -128,15 +128,15 @@ def _check_tokens(config: ModelConfig, tokens: int | None, end_of_text: int | No
     rows = config.vocabulary_size
     if tokens is not None and tokens > rows:
         raise UserError(
-            f"the tokenizer has {tokens} tokens, but the model's table {rows} rows: it belongs to another model; give "
-            "the one this model was trained with"
+            f"the tokenizer has {tokens} tokens, but the model's table has {rows} rows: it belongs to another model; "
+            "pass the tokenizer that this model was trained with"
         )
     if end_of_text is not None and not 0 <= end_of_text < rows:
         raise UserError(f"Invalid end_of_text: {end_of_text}; expected a row of the model's table, 0 to {rows - 1}")
 
 
 def _table_header(config: ModelConfig, vocabulary_size: int | None) -> dict[str, str]:
-    """What our `tables.safetensors` says of its tables, so that `inspect` leaves out the padding rows here too."""
+    """The same header as in `tables.safetensors`, so that `inspect` skips the padding rows here too."""
     if vocabulary_size is None:
         return {}
     with torch.device("meta"):
@@ -150,12 +150,12 @@ def _table_header(config: ModelConfig, vocabulary_size: int | None) -> dict[str,
 
 
 def _require_space(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Say now, and not after half of the writing, that the disk is too full."""
+    """Raise before writing if the disk is too full."""
     needed, free = _size(tensors, dtype), shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"{folder.parent}: the model needs {size_text(needed)}, but {size_text(free)} are free "
-            f"({size_text(needed - free)} too few); make room, or give a folder on another disk"
+            f"{folder.parent}: the model needs {size_text(needed)}, but only {size_text(free)} are free "
+            f"({size_text(needed - free)} too few); free disk space, or use a folder on another disk"
         )
 
 
@@ -167,7 +167,7 @@ def _write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dty
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        # Without the header: the tables it names may be in another shard.
+        # No header, because the tables it names may be in another shard.
         _write_shard(folder / file, shard, dtype, {})
         weight_map |= dict.fromkeys(shard, file)
     index = {"metadata": {"total_size": _size(tensors, dtype)}, "weight_map": weight_map}
@@ -175,7 +175,7 @@ def _write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dty
 
 
 def _shards(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """The tensors in order, cut where the next one would make a file longer than SHARD_BYTES."""
+    """Split the tensors, in order, into files of at most SHARD_BYTES."""
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
         if shards[-1] and _size(shards[-1], dtype) + _size({name: tensor}, dtype) > SHARD_BYTES:
@@ -185,16 +185,16 @@ def _shards(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[dict[str,
 
 
 def _size(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> int:
-    """Bytes of the tensors when they are stored."""
+    """Stored size of the tensors in bytes."""
     return sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
 
 
 def _write_shard(path: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, header: dict[str, str]) -> None:
-    # Transposed and converted here: a copy of one shard at a time, never of the whole model.
+    # Transpose and convert here, to copy one shard at a time and never the whole model.
     stored = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
     try:
         save_file(stored, path, metadata={"format": "pt"} | header)
-    except SafetensorError as error:  # a full disk, for one
-        raise UserOSError(f"{path}: cannot be written ({error}); make room, or give another folder") from error
-    # safetensors makes files that only their owner can read; a model is as open as the files beside it.
+    except SafetensorError as error:  # for example a full disk
+        raise UserOSError(f"{path}: cannot be written ({error}); free disk space or use another folder") from error
+    # safetensors makes files that only their owner can read; use the mode of the other files.
     shutil.copymode(path.with_name("config.json"), path)

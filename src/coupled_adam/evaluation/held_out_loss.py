@@ -1,7 +1,7 @@
-"""The loss of a model over a whole split: every token is predicted once, with as much context as its window has.
+"""The loss of a model over a whole split: every token is predicted once, with the context in its window.
 
-The split is cut into windows of T targets, one after the other; the last may be shorter. So all tokens but the very
-first are targets, each once, and the mean is over tokens, not over batches.
+The split is cut into consecutive windows of T targets; the last may be shorter. So every token except the very first is
+a target exactly once, and the mean is over tokens, not over batches.
 
 Letters: B windows of a batch, T context, W windows of the split.
 """
@@ -27,7 +27,7 @@ from coupled_adam.evaluation.loss_by_frequency import (
 from coupled_adam.models.language_model import LanguageModel
 
 IGNORED = -100
-# Enough to keep a device busy, little enough for the activations of one pass.
+# Enough to keep a device busy, but small enough for the activations of one pass.
 TOKENS_AT_ONCE = {"cpu": 2**12, "cuda": 2**16}
 
 
@@ -38,24 +38,24 @@ class SplitLoss:
     loss: float
     """Mean over all targets, in nats."""
     standard_error: float | None
-    """Of that mean, as an estimate for other text of this kind; None for a single window."""
+    """Of the mean, as an estimate for other text of this kind; None for a single window."""
     targets: int
-    """Tokens that were predicted."""
+    """Number of predicted tokens."""
     windows: int
     by_frequency: tuple[FrequencyBin, ...] | None = None
-    """The same in ten bins of token frequency, the most frequent first; None where it was not asked for."""
+    """The same in ten bins of token frequency, most frequent first; None if not requested."""
 
 
 def pick_split(corpus: Corpus) -> tuple[str, str | None]:
-    """The split to evaluate on, and a note where it is not the test split.
+    """Choose the split to evaluate on, with a note if it is not the test split.
 
     Args:
-        corpus: has "test", or "val" at least.
+        corpus: must have "test" or "val".
     """
     if "test" in corpus.splits:
         return "test", None
     if "val" in corpus.splits:
-        return "val", f"{corpus.folder} has no test split: the loss is that of its validation split"
+        return "val", f"{corpus.folder} has no test split; the loss is measured on its validation split"
     raise UserError(
         f"{corpus.folder} has no test split and no validation split to evaluate on; prepare it with --test 0.005, or "
         "set evaluation.test_loss = false"
@@ -71,15 +71,15 @@ def loss_over(
     bf16: bool | None = None,
     windows_at_once: int | None = None,
 ) -> SplitLoss:
-    """The loss of a model over all tokens of a split.
+    """Compute the loss of a model over all tokens of a split.
 
     Args:
-        model: on the device where it is to run.
+        model: on its device.
         tokens: of the split, at least two.
-        training_counts: (V,), how often each token occurs in the training split: the loss by token frequency is
-            measured too, in the same pass.
-        bf16: autocast to it; None: on CUDA.
-        windows_at_once: B; None: as many as keep the device busy.
+        training_counts: (V,) token counts of the training split, to measure the loss by token frequency in the same
+            pass.
+        bf16: use bf16 autocast; None for CUDA only.
+        windows_at_once: B; None for a default that keeps the device busy.
 
     Example:
         >>> import numpy as np, tempfile, pathlib
@@ -92,7 +92,7 @@ def loss_over(
         (99, 7)
     """
     if len(tokens) < 2:
-        raise UserError(f"{tokens.name}: {len(tokens)} tokens, expected at least 2: one to start from, one to predict")
+        raise UserError(f"{tokens.name}: {len(tokens)} tokens; expected at least 2, one as context and one to predict")
     device = next(model.parameters()).device
     T = model.config.context
     B = windows_at_once or max(1, TOKENS_AT_ONCE.get(device.type, 2**12) // T)
@@ -120,7 +120,7 @@ def loss_over(
 
 
 def batches(tokens: Tokens, T: int, B: int) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-    """Inputs (B, T), targets (B, T) and the number of targets of each window; the last window is filled up."""
+    """Yield inputs (B, T), targets (B, T) and the number of targets of each window; the last window is padded."""
     count = len(tokens) - 1
     for first in range(0, count, B * T):
         size = min(B * T, count - first)

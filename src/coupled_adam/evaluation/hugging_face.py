@@ -1,8 +1,8 @@
-"""Our models in the words of Hugging Face `transformers`: which class, which config, which tensor is called what.
+"""Map our models to Hugging Face `transformers`: class, config and tensor names.
 
-GPT-2 becomes a GPT2LMHeadModel, the Llama-style model a StableLmForCausalLM: Llama's own class normalises by the root
-mean square, StableLM has LayerNorm. Where their layers have a bias and ours has none, the bias is zero.
-Nothing here needs `transformers`.
+GPT-2 becomes a GPT2LMHeadModel, and the Llama-style model a StableLmForCausalLM, because Llama's own class uses RMSNorm
+and StableLM uses LayerNorm. If their layers have a bias and ours do not, the bias is zero. Nothing here needs
+`transformers`.
 
 Letters: V vocabulary rows, H width.
 """
@@ -19,27 +19,27 @@ from coupled_adam.models import gpt2, llama
 from coupled_adam.models.initial import STANDARD_DEVIATION
 from coupled_adam.models.model_config import ModelConfig, build_model
 
-# What their names begin with, by what ours begin with.
+# Prefixes of their names, by prefixes of ours.
 PREFIXES = {
     "gpt2": {"blocks.": "transformer.h.", "lm_head.": "lm_head.", "": "transformer."},
     "llama": {"blocks.": "model.layers.", "lm_head.": "lm_head.", "": "model."},
 }
-# Layers that have a bias there, whatever ours have.
+# Layers that always have a bias there.
 BIASED = {
     "gpt2": ("ln_1", "ln_2", "ln_f", "c_attn", "c_proj", "c_fc"),
     "llama": ("input_layernorm", "post_attention_layernorm", "norm"),
 }
-# GPT-2's linear layers there are `Conv1D`, whose weight is (inputs, outputs).
+# Their GPT-2 has `Conv1D` layers, whose weight is (inputs, outputs).
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
 def hugging_face_config(config: ModelConfig, dtype: str, end_of_text: int | None) -> dict[str, Any]:
-    """The content of config.json.
+    """Make the content of config.json.
 
     Args:
         config: our model.
         dtype: of the stored weights, "float32" or "bfloat16".
-        end_of_text: the token between documents, which ends a text and begins one; None where nobody knows.
+        end_of_text: the token between documents, used as both bos and eos; None if unknown.
 
     Example:
         >>> config = ModelConfig("llama", layers=1, heads=2, width=8, context=16, vocabulary_size=32)
@@ -58,7 +58,7 @@ def hugging_face_config(config: ModelConfig, dtype: str, end_of_text: int | None
         # Not the end of text: StableLM gives the row of the padding token no gradient.
         "pad_token_id": None,
         "dtype": dtype,
-        "torch_dtype": dtype,  # how transformers 4 calls it
+        "torch_dtype": dtype,  # name in transformers 4
     }
 
 
@@ -97,17 +97,17 @@ def _stablelm_config(config: ModelConfig) -> dict[str, Any]:
         "use_parallel_residual": False,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        **rope,  # where transformers 4 looks
+        **rope,  # for transformers 4
         "rope_parameters": {"rope_type": "default", **rope},
     }
 
 
 def hugging_face_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our weights under their names: views of ours, transposed where theirs are, and zeros for biases we do not have.
+    """Map our weights to their names: views, transposed where theirs are, and zeros for biases we do not have.
 
     Args:
         config: our model.
-        weights: by our names, as `model.named_parameters()` gives them: a tied table once.
+        weights: as in `model.named_parameters()`; a tied table appears once.
 
     Example:
         >>> config = ModelConfig("gpt2", layers=1, heads=2, width=8, context=16, vocabulary_size=32)
@@ -127,23 +127,23 @@ def hugging_face_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> 
 
 
 def require_class(config: ModelConfig) -> None:
-    """Refuse a model that none of their classes can be."""
+    """Raise if none of their classes can represent the model."""
     if config.output_bias != "none":
         raise UserError(
-            f"the model has an output bias (model.output_bias = {toml_value(config.output_bias)}), for which neither "
-            "GPT2LMHeadModel nor StableLmForCausalLM has a place, so it cannot be exported; `coupled-adam eval` takes "
-            'the run as it is, and a run with model.output_bias = "none" can be exported'
+            f"the model has an output bias (model.output_bias = {toml_value(config.output_bias)}), which neither "
+            "GPT2LMHeadModel nor StableLmForCausalLM supports, so it cannot be exported; use `coupled-adam eval` on "
+            'the run, or train with model.output_bias = "none"'
         )
     if config.logit_cap is not None:
         raise UserError(
-            f"the model caps its logits (model.logit_cap = {config.logit_cap:g}), for which neither GPT2LMHeadModel "
-            "nor StableLmForCausalLM has a place, so it cannot be exported; `coupled-adam eval` takes the run as it "
-            'is, and a run with model.logit_cap = "none" can be exported'
+            f"the model caps its logits (model.logit_cap = {config.logit_cap:g}), which neither GPT2LMHeadModel nor "
+            "StableLmForCausalLM supports, so it cannot be exported; use `coupled-adam eval` on the run, or train with "
+            'model.logit_cap = "none"'
         )
 
 
 def hugging_face_name(config: ModelConfig, name: str) -> str:
-    """Their name of one of our parameters.
+    """Map the name of a parameter to theirs.
 
     Example:
         >>> hugging_face_name(ModelConfig("gpt2", layers=1, heads=1, width=8), "blocks.0.ln_1.weight")
@@ -164,4 +164,4 @@ def _check_weights(config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
             raise UserError(f"weights: {name!r} has shape {tuple(weights[name].shape)}, expected {shape}")
     for name in weights:
         if name not in expected:
-            raise UserError(f"weights: {name!r} is no parameter of this {config.architecture} model; leave it out")
+            raise UserError(f"weights: {name!r} is not a parameter of this {config.architecture} model; remove it")

@@ -1,19 +1,20 @@
-"""The loss and the calibration of a model by how often tokens occur in the training text, in ten bins.
+"""Loss and calibration of a model by token frequency in the training text, in ten bins.
 
 Tokens are ordered by their count in the training split. Bin 1 has the most frequent ones, which make up half of the
-training tokens; each further bin has half of what is left, and bin 10 all the rest, with the tokens that never occur:
+training tokens; each further bin covers half of the rest, and bin 10 everything left, including tokens that never
+occur:
 
     tail_i = sum of the counts of all tokens that occur at most as often as i, over the sum of all counts
     bin_i  = min(10, 1 + floor(-log2(tail_i)))
 
-So the bins are a function of the counts alone, tokens with one count are in one bin, and the bin of every target is
-known before a model is looked at. For bin b, over the N evaluated positions n with target y_n:
+So the bins depend only on the counts, and tokens with the same count are in the same bin. For bin b, over the N
+evaluated positions n with target y_n:
 
     loss_b        = mean of -log p_n(y_n) over the positions with y_n in b
     calibration_b = log( mean_n sum_{i in b} p_n(i)  /  share of positions with y_n in b )
 
-Letters: V tokens, R rows of the head (V and those that only pad it), K bins, B windows of a batch, T context, N
-positions, W windows of the split.
+Letters: V tokens, R rows of the head (V plus padding), K bins, B windows of a batch, T context, N positions, W windows
+of the split.
 """
 
 import math
@@ -33,32 +34,32 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FrequencyBin:
-    """What a model predicts of the tokens of one bin."""
+    """Predictions of a model for the tokens of one bin."""
 
     tokens: int
-    """Tokens of the vocabulary."""
+    """Number of tokens of the vocabulary."""
     lowest_count: int | None
-    """How often the rarest of them occurs in the training split; None for a bin without tokens."""
+    """Count of the rarest token in the training split; None for a bin without tokens."""
     highest_count: int | None
-    """The same of the most frequent one."""
+    """Count of the most frequent token."""
     targets: int
-    """Evaluated positions whose target is in the bin."""
+    """Number of evaluated positions whose target is in the bin."""
     loss: float | None
-    """Mean over those, in nats; None where there are none."""
+    """Mean over these positions, in nats; None without targets."""
     standard_error: float | None
-    """Of that mean, from how windows differ; None where fewer than two windows have such a target."""
+    """Of the mean, from the variation between windows; None if fewer than two windows have targets."""
     probability: float
-    """What the model gives to the tokens of the bin together, mean over all positions."""
+    """Total probability of the bin's tokens under the model, mean over all positions."""
     calibration: float | None
-    """log(probability / share of the targets): below 0 the bin is underestimated. None without targets, and where the
-    model gives its tokens nothing at all."""
+    """log(probability / share of the targets); below 0 the bin is underestimated. None without targets, or if the
+    probability is 0."""
 
 
 def frequency_bins(counts: Counts) -> npt.NDArray[np.int64]:
-    """The bin of every token, from 0 for the most frequent to 9.
+    """Assign every token to a bin, from 0 for the most frequent to 9.
 
     Args:
-        counts: (V,), how often each token occurs in the training split; at least one does.
+        counts: (V,) token counts of the training split, at least one positive.
 
     Returns:
         (V,).
@@ -68,23 +69,23 @@ def frequency_bins(counts: Counts) -> npt.NDArray[np.int64]:
         array([0, 9, 1, 2, 2, 6])
     """
     values, place, repeats = np.unique(counts, return_inverse=True, return_counts=True)
-    tail = np.cumsum(values * repeats)  # tokens of the text that belong to this count or to a smaller one
+    tail = np.cumsum(values * repeats)  # training tokens with this count or a smaller one
     halvings = 2 ** np.arange(1, K, dtype=np.int64)
-    # In whole numbers, so that no rounding moves a token across an edge.
-    bins = (tail[:, None] * halvings <= tail[-1]).sum(axis=1)  # of each distinct count
+    # In integers, so that rounding cannot move a token across an edge.
+    bins = (tail[:, None] * halvings <= tail[-1]).sum(axis=1)  # for each distinct count
     return np.asarray(bins[place.reshape(-1)], np.int64)
 
 
 def losses_and_probabilities(chunks: Iterable[Tensor], targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """The loss of every position, and the probability of every row of the head, summed over the positions.
+    """Compute the loss of every position, and the probability of every row of the head, summed over the positions.
 
     Args:
         chunks: the logits of the positions, (n, R) at a time.
         targets: (N,) int64.
-        ignored: the target of positions that are left out of both.
+        ignored: the target of positions to skip.
 
     Returns:
-        Losses (N,), 0 where the target is ignored, float32 at least; and sums of probabilities (R,), float64.
+        Losses (N,), 0 for ignored targets, at least float32; and sums of probabilities (R,), float64.
     """
     losses: list[Tensor] = []
     total: Tensor | None = None
@@ -95,7 +96,7 @@ def losses_and_probabilities(chunks: Iterable[Tensor], targets: Tensor, ignored:
         kept = wanted != ignored
         log_p = torch.log_softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
         losses.append(-log_p.gather(1, wanted.where(kept, 0).unsqueeze(1)).squeeze(1).where(kept, 0))
-        # A sum and no matrix product, which autocast and TF32 would round.
+        # A sum, because autocast and TF32 would round a matrix product.
         probabilities = log_p.exp_().mul_(kept.unsqueeze(1)).sum(dim=0).double()
         total = probabilities if total is None else total.add_(probabilities)
     assert total is not None, "no positions"
@@ -103,7 +104,7 @@ def losses_and_probabilities(chunks: Iterable[Tensor], targets: Tensor, ignored:
 
 
 class FrequencyTally:
-    """Sums over the batches of a split, from which `bins` makes the numbers of every bin."""
+    """Accumulates sums over the batches of a split; `bins` computes the numbers of every bin."""
 
     def __init__(self, counts: Counts) -> None:
         self.counts = counts
@@ -116,10 +117,10 @@ class FrequencyTally:
         """Add a batch.
 
         Args:
-            losses: (B, T), 0 where the target is ignored.
+            losses: (B, T), 0 for ignored targets.
             targets: (B, T) int64.
             probabilities: (R,) float64, summed over the positions that are not ignored.
-            ignored: the target of positions that do not count.
+            ignored: the target of positions to skip.
         """
         self.bin_of_token = self.bin_of_token.to(targets.device)
         kept = targets != ignored
@@ -130,11 +131,11 @@ class FrequencyTally:
         self.probabilities = probabilities if self.probabilities is None else self.probabilities + probabilities
 
     def bins(self) -> tuple[FrequencyBin, ...]:
-        """The numbers of every bin, the most frequent tokens first."""
+        """The numbers of every bin, most frequent tokens first."""
         assert self.probabilities is not None, "no batch was added"
         losses, targets = torch.cat(self.losses).cpu(), torch.cat(self.targets).cpu()  # (W, K)
         bin_of_token = self.bin_of_token.cpu()
-        # Rows that only pad the head are in no bin; what the model gives to them is missing from the sum over bins.
+        # Padding rows of the head are in no bin, so their probability is missing from the sum over bins.
         rows = self.probabilities.cpu()[: len(bin_of_token)]
         given = torch.zeros(K, dtype=torch.float64).index_add(0, bin_of_token[: len(rows)], rows)
         positions = float(targets.sum())
@@ -159,14 +160,15 @@ class FrequencyTally:
 
 
 def mean_over_windows(sums: Tensor, counts: Tensor) -> tuple[float | None, float | None]:
-    """A mean over tokens, and its error from how windows differ: those of one window are not independent of each other.
+    """Mean over tokens, and its standard error from the variation between windows: the tokens of a window are not
+    independent.
 
     Args:
-        sums: (W,) float64, of each window.
-        counts: (W,) float64, its tokens.
+        sums: (W,) float64, sum of each window.
+        counts: (W,) float64, tokens of each window.
 
     Returns:
-        None and None without a token; no error where only one window has some.
+        None and None without tokens; no error if only one window has tokens.
     """
     total, W = float(counts.sum()), int((counts > 0).sum())
     if total == 0:
@@ -174,6 +176,6 @@ def mean_over_windows(sums: Tensor, counts: Tensor) -> tuple[float | None, float
     mean = float(sums.sum()) / total
     if W < 2:
         return mean, None
-    # The error of a ratio of two sums, for windows with different numbers of tokens.
+    # Error of a ratio of two sums, because windows have different numbers of tokens.
     deviations = sums - mean * counts
     return mean, math.sqrt(float(deviations.square().sum()) * W / (W - 1)) / total

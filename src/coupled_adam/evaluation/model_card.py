@@ -1,6 +1,6 @@
 """README.md of an exported model: how to load it, what it is, and how it was trained.
 
-What comes from a config may be any text; it is shown as code, in which Markdown and HTML mean nothing.
+Text from a config is shown as code, so that Markdown and HTML in it have no effect.
 """
 
 import re
@@ -41,33 +41,31 @@ model = AutoModelForCausalLM.from_pretrained("path/of/this/folder")
 tokenizer = AutoTokenizer.from_pretrained("path/of/this/folder")
 ```
 """
-NO_TOKENIZER = (
-    "The files of its tokenizer are not here: put tokenizer.json and tokenizer_config.json beside this page.\n"
-)
+NO_TOKENIZER = "The tokenizer files are missing: put tokenizer.json and tokenizer_config.json into this folder.\n"
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a model came about."""
+    """How a model was trained."""
 
     config: "Config"
     step: int
     """Optimizer steps taken."""
     source: str | None = None
-    """What the tokens were made from; None: what the config says."""
+    """Source of the tokens; None for the config's."""
 
 
 def model_card(config: ModelConfig, training: Training | None, tokens: int | None) -> str:
-    """The text of README.md.
+    """Write the text of README.md.
 
     Args:
         config: the model.
-        training: how it was trained; None where nobody knows.
-        tokens: of the tokenizer in the folder; None without one.
+        training: how it was trained; None if unknown.
+        tokens: number of tokens of the exported tokenizer; None without one.
     """
     rows = f"{config.vocabulary_size:,} rows in the embedding table"
     if tokens is not None and tokens < config.vocabulary_size:
-        rows += f", of which the tokenizer has {tokens:,}; the others are padding that no text uses"
+        rows += f"; the tokenizer uses {tokens:,} of them, the others are padding"
     model = [
         f"{CLASSES[config.architecture]}{', with biases' if config.bias else ''}",
         f"{parameter_count(config):,} parameters; {config.layers} layers, {config.heads} heads, width {config.width:,}",
@@ -90,7 +88,7 @@ def model_card(config: ModelConfig, training: Training | None, tokens: int | Non
 def _training_facts(training: Training) -> list[str]:
     run, step = training.config, training.step
     optimizer = run.optimizer
-    # The end of a path tells enough; the rest of it is nobody's business.
+    # Only the end of a path: the rest may be private.
     source = Path(training.source or run.data.source or run.data.folder).name
     which = "both tables" if optimizer.couple == "all" else f"{optimizer.couple} table"
     return [
@@ -110,7 +108,7 @@ def _training_facts(training: Training) -> list[str]:
 
 
 def _matrix_facts(optimizer: "OptimizerSection") -> list[str]:
-    """What trained the matrices of the blocks, where it is not AdamW."""
+    """The optimizer of the blocks' matrices, if it is not AdamW."""
     if optimizer.matrices == "adamw":
         return []
     muon = optimizer.muon
@@ -122,7 +120,7 @@ def _matrix_facts(optimizer: "OptimizerSection") -> list[str]:
 
 
 def _embedding_optimizer(optimizer: "OptimizerSection") -> str:
-    """What trained the embeddings, in a few words; the scale exponent is said elsewhere."""
+    """Short description of the embeddings' optimizer, without the scale exponent."""
     settings = optimizer.model_dump(exclude={"scale_exponent"})
     if optimizer.embeddings != "coupled" or is_coupled_adam(settings):
         return EMBEDDINGS[optimizer.embeddings]
@@ -138,7 +136,7 @@ def _listed(facts: list[str]) -> str:
 
 
 def code(text: str) -> str:
-    """A text as Markdown code: shown as it is, whatever it holds.
+    """Format a text as Markdown code, whatever characters it has.
 
     Example:
         >>> print(code("text:a`b<i>.txt"))
@@ -146,6 +144,6 @@ def code(text: str) -> str:
     """
     text = text if text.isprintable() else repr(text)[1:-1]
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    # A space at each end is not shown, and keeps the text's own backticks and spaces apart from the fence.
+    # Markdown hides one space at each end, which separates the text's own backticks and spaces from the fence.
     space = " " if text.strip("` ") != text else ""
     return f"{fence}{space}{text}{space}{fence}"

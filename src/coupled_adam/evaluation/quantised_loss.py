@@ -1,4 +1,4 @@
-"""The loss of a model whose vocabulary tables are rounded to integers; everything else keeps its precision."""
+"""The loss of a model with quantised vocabulary tables; everything else keeps its precision."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +13,12 @@ from coupled_adam.models.language_model import LanguageModel
 
 
 def quantised_losses(model: LanguageModel, tokens: Tokens, *, bf16: bool | None = None) -> dict[str, float | None]:
-    """The loss over all tokens of a split, once for each way of rounding, by the keys of QUANTISED_LOSSES.
+    """Compute the loss over all tokens of a split for each kind of quantisation, by the keys of QUANTISED_LOSSES.
 
     Args:
-        model: on the device where it is to run; its tables are what they were when this returns.
+        model: on its device; its tables are restored afterwards.
         tokens: of the split.
-        bf16: as `loss_over` takes it.
+        bf16: as in `loss_over`.
     """
     ways = [(integers, group) for integers in LARGEST_INTEGER for group in GROUPS.values()]
     losses: dict[str, float | None] = {}
@@ -30,12 +30,12 @@ def quantised_losses(model: LanguageModel, tokens: Tokens, *, bf16: bool | None 
 
 @contextmanager
 def rounded_tables(model: LanguageModel, integers: str, group: int | None) -> Iterator[None]:
-    """The model with its vocabulary tables rounded, a tied one once; exactly as before at the end.
+    """Quantise the vocabulary tables of a model, a tied one once, and restore them exactly at the end.
 
     Args:
-        model: its input and output tables are rounded.
+        model: its input and output tables are quantised.
         integers: "int8" or "int4".
-        group: columns that share a scale; None: the whole row.
+        group: columns that share a scale; None for the whole row.
     """
     tables = [model.get_parameter(name) for name in dict.fromkeys((model.input_table_name, model.output_table_name))]
     exact = [table.detach().clone() for table in tables]

@@ -1,4 +1,4 @@
-"""Exporting a run: its newest checkpoint, the tokenizer of its corpus, and its config on the model card."""
+"""Export a run: its newest checkpoint, the tokenizer of its corpus, and its config in the model card."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from coupled_adam.training.checkpoint.checkpoint_folder import Record, read_reco
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported."""
+    """Summary of an export."""
 
     name: str
     """Name of the run."""
     step: int
     model: ModelConfig
     no_tokenizer: str | None
-    """Why there are no tokenizer files; None when there are."""
+    """Why there are no tokenizer files; None if there are."""
 
 
 def export_run(
@@ -45,19 +45,19 @@ def export_run(
     """Write the model of a run as a Hugging Face folder.
 
     Args:
-        run: the folder that training wrote.
-        folder: where to; new, empty, or with `overwrite` an older exported model.
-        checkpoint: its step; None: the newest that is whole.
+        run: the run folder.
+        folder: to write; new, empty, or with `overwrite` an existing exported model.
+        checkpoint: step of the checkpoint; None for the newest complete one.
         dtype: of the stored weights, "float32" or "bfloat16".
-        tokenizer: "gpt2", or the path of a tokenizer.json; refused if it has another number of tokens than the run
-            was trained with. None: that of the run's corpus. Where that cannot be had, the model is exported without.
-        overwrite: replace an older model.
-        on_skip: called with a sentence about each damaged checkpoint that is passed over.
+        tokenizer: "gpt2" or the path of a tokenizer.json, with as many tokens as the run was trained with. None for
+            that of the run's corpus; if it is unavailable, the model is exported without a tokenizer.
+        overwrite: replace an existing model.
+        on_skip: called with a message about each damaged checkpoint that is skipped.
     """
     config = run_config(run)
     model = config.to_model_config()
     require_class(model)
-    require_free(folder, overwrite=overwrite)  # now, not after the reading
+    require_free(folder, overwrite=overwrite)  # fail before loading the weights
     path = find_checkpoint(run, checkpoint, on_skip)
     record = read_record(path)
     corpus, missing = _corpus(config, record)
@@ -69,7 +69,7 @@ def export_run(
         if vocabulary_size not in (None, opened.size):
             raise UserError(
                 f"the tokenizer {tokenizer!r} has {opened.size} tokens, but the run was trained with "
-                f"{vocabulary_size}: it belongs to another model; give the one its corpus was made with"
+                f"{vocabulary_size}: it belongs to another model; pass the tokenizer that its corpus was made with"
             )
     elif corpus is not None:
         opened, missing = _tokenizer_of(corpus)
@@ -88,27 +88,27 @@ def export_run(
 
 
 def _vocabulary_size(checkpoint: Path) -> int | None:
-    """Tokens of the tokenizer that a run was trained with, as its checkpoint says; the corpus may be gone."""
+    """Vocabulary size of a run's tokenizer, from its checkpoint, because the corpus may be missing."""
     tables = checkpoint / TABLES_FILE
     return open_safetensors(tables).vocabulary_size if tables.is_file() else None
 
 
 def _origin(config: Config, corpus: Corpus | None) -> str | None:
-    """What the tokens were made from, as the corpus says: the config may name a text that was never prepared."""
+    """Source of the tokens according to the corpus: the config may name a text that was never prepared."""
     return None if corpus is None else corpus.manifest.source or config.data.folder
 
 
 def _corpus(config: Config, checkpoint: Record) -> tuple[Corpus | None, str | None]:
-    """The corpus of a run, or why there is none."""
+    """The corpus of a run, or the reason why there is none."""
     try:
         corpus = run_corpus(config, checkpoint)
     except (UserError, OSError) as error:
         return None, str(error)
-    return corpus, None if corpus else f"the corpus of the run, {config.data.folder}, is not here"
+    return corpus, None if corpus else f"the corpus of the run, {config.data.folder}, is missing"
 
 
 def _tokenizer_of(corpus: Corpus) -> tuple[Tokenizer | None, str | None]:
-    """The tokenizer of a corpus, or why there is none."""
+    """The tokenizer of a corpus, or the reason why there is none."""
     try:
         return corpus_tokenizer(corpus), None
     except (UserError, OSError) as error:

@@ -1,6 +1,6 @@
-"""The tokenizer of a run or of a finished model, for lm-eval and for an export.
+"""The tokenizer of a run or of a trained model, for lm-eval and for an export.
 
-Both need its tokenizer.json: an export writes it, and results and requests of tasks name it by its hash.
+Both need its tokenizer.json: an export writes it, and results and requests of tasks identify it by its hash.
 """
 
 from pathlib import Path
@@ -19,12 +19,12 @@ def open_json_tokenizer(spec: str | Path, separator: int | None = None) -> Token
 
     Args:
         spec: "gpt2", the path of a tokenizer.json, or a folder that has one.
-        separator: number of the token between documents; None: one with a usual name, if there is any.
+        separator: id of the token between documents; None for a token with a common name, if any.
     """
     if tokenizer_path(spec) is None and str(spec) not in GPT2_ENCODINGS:
         raise UserError(f"tokenizer: {str(spec)!r} is neither a tokenizer.json nor {' or '.join(GPT2_ENCODINGS)}")
     tokenizer = read_tokenizer(spec, separator)
-    assert tokenizer.json_file  # read or made now, so that what is wrong with it is not found after the work
+    assert tokenizer.json_file  # read or built now, so that errors appear early
     return tokenizer
 
 
@@ -32,15 +32,15 @@ def corpus_tokenizer(corpus: Corpus) -> Tokenizer:
     """The tokenizer that made the tokens of a corpus.
 
     Raises:
-        ValueError, OSError, ImportError: there is none, or it cannot be had here and now; the message says why.
+        ValueError, OSError, ImportError: the tokenizer is unknown or unavailable.
     """
     if corpus.tokenizer_spec is None:
-        raise UserError(f"{corpus.folder} does not say which tokenizer made its tokens")
+        raise UserError(f"{corpus.folder} does not name its tokenizer")
     return open_json_tokenizer(corpus.tokenizer_spec, corpus.manifest.separator)
 
 
 def tokenizer_of(spec: str | Path) -> Tokenizer:
-    """The tokenizer of a run, whose checkpoints and shards may be missing; or whatever `open_json_tokenizer` opens."""
+    """Open the tokenizer of a run, which needs no checkpoints or shards, or anything `open_json_tokenizer` takes."""
     if not RunFolder(Path(spec)).config.is_file():
         return open_json_tokenizer(spec)
     config = run_config(Path(spec))
@@ -49,30 +49,30 @@ def tokenizer_of(spec: str | Path) -> Tokenizer:
 
 
 def run_tokenizer(config: Config, corpus: Corpus | None) -> Tokenizer:
-    """The tokenizer of a run: that of its corpus, or where the corpus is not here, the one its config names."""
+    """The tokenizer of a run: that of its corpus, or if the corpus is missing, the one in its config."""
     if corpus is not None:
         if corpus.tokenizer is None:
-            raise UserError(f"{corpus.folder} does not say which tokenizer made its tokens; name it with --tokenizer")
+            raise UserError(f"{corpus.folder} does not name its tokenizer; pass it with --tokenizer")
         return corpus_tokenizer(corpus)
     spec = config.data.tokenizer
     if spec in GPT2_ENCODINGS or user_path(spec).exists():
         return open_json_tokenizer(spec)
     raise UserError(
-        f"the tokenizer of the run ({spec}) lies with its corpus, and {config.data.folder} is not here; give its "
-        "tokenizer.json with --tokenizer, or call this where that folder is"
+        f"the tokenizer of the run ({spec}) is stored with its corpus, and {config.data.folder} is missing; pass its "
+        "tokenizer.json with --tokenizer, or run this where that folder exists"
     )
 
 
 def require_fit(tokenizer: Tokenizer, rows: int, model: str) -> None:
-    """Refuse a tokenizer whose tokens the model's table does not have.
+    """Raise if a tokenizer has more tokens than the model's table has rows.
 
     Args:
-        tokenizer: the tokenizer.
+        tokenizer: to check.
         rows: V, rows of the model's table.
-        model: what to call the model.
+        model: name of the model in the message.
     """
     if tokenizer.size > rows:
         raise UserError(
-            f"the tokenizer {tokenizer.name} has {tokenizer.size} tokens, but the table of {model} {rows} rows: the "
-            "vocabulary does not match; give the tokenizer that this model was trained with"
+            f"the tokenizer {tokenizer.name} has {tokenizer.size} tokens, but the table of {model} has {rows} rows: "
+            "the vocabulary does not match; pass the tokenizer that this model was trained with"
         )

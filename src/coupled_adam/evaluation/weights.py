@@ -1,4 +1,4 @@
-"""The weights of a run's checkpoint, in our own model or by name; the optimizer's state is not read."""
+"""Load the weights of a run's checkpoint, without the optimizer state."""
 
 import warnings
 from collections.abc import Callable
@@ -27,16 +27,16 @@ from coupled_adam.training.run_folder import RunFolder
 def load_run(
     run: Path, checkpoint: int | None = None, device: str | torch.device = "cpu"
 ) -> tuple[LanguageModel, Config, Corpus | None]:
-    """The model of a run, as one of its checkpoints has it.
+    """Load the model of a run from one of its checkpoints.
 
     Args:
-        run: the folder that training wrote.
-        checkpoint: the step of the checkpoint; None: the newest that is whole. A warning names those that are not.
-        device: where to.
+        run: the run folder.
+        checkpoint: step of the checkpoint; None for the newest complete one, with a warning for each damaged one.
+        device: to load to.
 
     Returns:
-        The model, in float32 and in evaluation mode; the config of the run; and its corpus, None where the folder of
-        the corpus is gone (a relative one is looked for from the current directory).
+        The model, in float32 and evaluation mode; the config of the run; and its corpus, None if its folder is missing
+        (a relative folder is relative to the current directory).
     """
     config = run_config(run)
     path = find_checkpoint(run, checkpoint, on_skip=warnings.warn)
@@ -46,19 +46,19 @@ def load_run(
 
 
 def run_config(run: Path) -> Config:
-    """The config of a run."""
+    """Read the config of a run."""
     file = RunFolder(run).config
     if not file.is_file():
-        # The folder of a study, and a checkpoint, are what one gives by mistake.
+        # A study folder and a checkpoint are common mistakes.
         around = [path.parent for path in (run, run.parent) if path.name == RunFolder(run).checkpoints.name]
         near = [path for path in (*around, *sorted(run.glob("runs/*/seed-*"))) if RunFolder(path).config.is_file()]
-        remedy = f"that of a run, such as {near[0]}" if near else "a folder that `coupled-adam train` wrote"
-        raise UserError(f"{run}: not a run, it has no {file.name}; give {remedy}")
+        remedy = f"a run folder, such as {near[0]}" if near else "a folder written by `coupled-adam train`"
+        raise UserError(f"{run}: not a run folder, {file.name} is missing; pass {remedy}")
     return load_config(str(file))
 
 
 def run_corpus(config: Config, checkpoint: Record) -> Corpus | None:
-    """The corpus of a run; None where its folder is gone. One that has changed since is a ValueError."""
+    """Open the corpus of a run; None if its folder is missing, ValueError if it has changed."""
     folder = user_path(config.data.folder)
     if not folder.is_dir():
         return None
@@ -68,39 +68,39 @@ def run_corpus(config: Config, checkpoint: Record) -> Corpus | None:
 
 
 def require_trained_on(corpus: Corpus, checkpoint: Record) -> None:
-    """Refuse a corpus that has changed since a checkpoint was written."""
+    """Raise if a corpus has changed since a checkpoint was written."""
     if checkpoint.state.get("data", corpus.fingerprint) != corpus.fingerprint:
         raise UserError(
-            f"{corpus.folder} holds other tokens now than the run was trained on; prepare them again as they were"
+            f"{corpus.folder} has other tokens than the run was trained on; prepare the original data again"
         )
 
 
 def find_checkpoint(run: Path, step: int | None, on_skip: Callable[[str], None]) -> Path:
-    """The folder of a run's checkpoint, whole.
+    """Find the folder of a complete checkpoint.
 
     Args:
-        run: the folder that training wrote.
-        step: None: the newest whole one.
-        on_skip: called with a sentence about each damaged one that is passed over.
+        run: the run folder.
+        step: None for the newest complete one.
+        on_skip: called with a message about each damaged checkpoint that is skipped.
     """
     folder = RunFolder(run).checkpoints
     if step is None:
         newest = newest_good(folder, on_skip=on_skip, last_step=run_config(run).total_steps)
         if newest is None:
-            raise UserError(f"{run}: has no whole checkpoint; train it with `coupled-adam train`")
+            raise UserError(f"{run}: no complete checkpoint; train it with `coupled-adam train`")
         return newest
     path = folder_of_step(folder, step)
     if not path.is_dir():
         steps = ", ".join(str(step_of(found)) for found in checkpoints_in(folder))
-        raise UserError(f"{run}: has no checkpoint of step {step}; it has {steps or 'none'}")
+        raise UserError(f"{run}: no checkpoint of step {step}; available steps: {steps or 'none'}")
     problem = damage(path)
     if problem is not None:
-        raise UserError(f"checkpoint {path} is damaged: {problem}; give another step, or none for the newest whole one")
+        raise UserError(f"checkpoint {path} is damaged: {problem}; pass another step, or none for the newest")
     return path
 
 
 def load_weights(config: ModelConfig, checkpoint: Path, device: str | torch.device = "cpu") -> dict[str, nn.Parameter]:
-    """The parameters of a model by name, a tied table once, as a checkpoint has them."""
+    """Load the parameters of a model by name, a tied table once, from a checkpoint."""
     with torch.device("meta"):
         expected = dict(build_model(config).named_parameters())
     weights = {
@@ -112,7 +112,7 @@ def load_weights(config: ModelConfig, checkpoint: Path, device: str | torch.devi
 
 
 def model_with(config: ModelConfig, weights: dict[str, nn.Parameter]) -> LanguageModel:
-    """The model that has these parameters, not copies of them, in evaluation mode."""
+    """Build the model with these parameters, without copying them, in evaluation mode."""
     with torch.device("meta"):
         model = build_model(config)
     tied = {"lm_head.weight": weights[model.input_table_name]} if config.tied else {}

@@ -1,4 +1,4 @@
-"""A folder that is either there as a whole or not at all."""
+"""Write a folder atomically."""
 
 import os
 import shutil
@@ -11,31 +11,31 @@ from coupled_adam.training.checkpoint.checkpoint_folder import put_in_place
 
 
 def require_free(folder: Path, *, overwrite: bool) -> None:
-    """A ValueError unless a model can be put at `folder`: it is new, empty, or an older model to be replaced."""
+    """Raise ValueError unless `folder` is new, empty, or an existing model to overwrite."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise UserError(f"{folder} is a {'link' if folder.is_symlink() else 'file'}; give the name of a new folder")
+        raise UserError(f"{folder} is a {'link' if folder.is_symlink() else 'file'}; pass a new folder")
     if not folder.is_dir():
         return
     if folder.samefile(Path.cwd()):
-        raise UserError(f"{folder} is the folder you are in; give the name of a new folder")
+        raise UserError(f"{folder} is the current folder; pass a new folder")
     if not any(folder.iterdir()):
         return
     if not overwrite:
-        raise UserError(f"{folder} is not empty; give the name of a new folder, or replace this one with --overwrite")
-    # An exported model is a handful of plain files; anything else in there would be lost with it.
+        raise UserError(f"{folder} is not empty; pass a new folder, or replace this one with --overwrite")
+    # An exported model has only plain files; never delete anything else.
     strange = [path.name for path in folder.iterdir() if path.is_dir()]
     if strange or not (folder / "config.json").is_file():
-        why = f"has the folder {strange[0]}" if strange else "has no config.json"
+        why = f"it has the folder {strange[0]}" if strange else "config.json is missing"
         raise UserError(
-            f"{folder} is not an exported model, it {why}: --overwrite leaves it alone; give the name of a new folder"
+            f"{folder} is not an exported model ({why}), so --overwrite does not replace it; pass a new folder"
         )
 
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder` to write to; brought to the disk and renamed if nothing was raised.
+    """Yield a temporary folder next to `folder`, which is synced to disk and renamed unless an exception is raised.
 
-    What was there before goes only when the new folder is whole. Errors name `folder`, which the user knows.
+    An existing folder is removed only when the new one is complete. Errors name `folder`, not the temporary one.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")

@@ -1,8 +1,8 @@
-"""Finding the vocabulary tables in files of any kind, and showing their measures: `coupled-adam inspect`.
+"""Find the vocabulary tables in files of any kind and measure them: `coupled-adam inspect`.
 
-A PATH is opened as `Stored` (stored.py) by the reader of its format, `model_tables.py` finds the tables in it,
-`model_inspection.py` measures them with `coupled_adam.embeddings`, and `terminal.py` and `inspection_page.py` show what
-`inspection_table.py` sets side by side.
+The reader of its format opens a PATH as `Stored` (stored.py), `model_tables.py` finds the tables, `model_inspection.py`
+measures them with `coupled_adam.embeddings`, `inspection_table.py` arranges the measures side by side, and
+`terminal.py` and `inspection_page.py` show them.
 """
 
 from coupled_adam.tables_file import write_tables

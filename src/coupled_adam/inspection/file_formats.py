@@ -1,4 +1,4 @@
-"""Which reader opens which file, decided by the end of its name."""
+"""File formats by suffix, and their readers."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def open_file(path: Path) -> Stored:
     """Open one file of tensors."""
     open_format = SUFFIXES.get(path.suffix.lower())
     if open_format is None:
-        raise UserError(f"{path}: unknown kind of file; expected a name that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"{path}: unknown file format; expected a name that ends in {', '.join(SUFFIXES)}")
     require_regular_file(path)
     return open_format(path)
 
@@ -24,7 +24,7 @@ def _open_gguf(path: Path) -> Stored:
     try:
         from coupled_adam.inspection.gguf_files import open_gguf
     except ModuleNotFoundError:
-        raise UserError(f"{path}: GGUF files need one more package: {install_command('gguf')}") from None
+        raise UserError(f"{path}: GGUF files require another package: {install_command('gguf')}") from None
     return open_gguf(path)
 
 

@@ -1,7 +1,7 @@
-"""Tables from folders: a run or checkpoint of ours, a Hugging Face model (one file or shards), a hub model.
+"""Tables from folders: a run or checkpoint, a Hugging Face model (one file or shards), a hub model.
 
-A Hugging Face model is read through `fetch`, which gives the path of a file by its name, or None: a folder and the hub
-differ in nothing else, and of a sharded model only the shards with the tables are fetched.
+A Hugging Face model is read through `fetch`, which returns the path of a file by name, or None. Folders and the hub
+differ only in `fetch`, and of a sharded model only the shards with the tables are fetched.
 """
 
 import re
@@ -25,7 +25,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def open_folder(folder: Path) -> Stored:
-    """Open a run or checkpoint of ours, a Hugging Face model, or the only model file in the folder."""
+    """Open a run or checkpoint, a Hugging Face model, or the only model file in the folder."""
     tables = newest_tables(folder)
     if tables is not None:
         return open_file(tables)
@@ -41,7 +41,7 @@ def open_folder(folder: Path) -> Stored:
     if len(files) == 1:
         return open_file(files[0])
     if files:
-        raise UserError(f"{folder}: several model files, give one of them: {', '.join(file.name for file in files)}")
+        raise UserError(f"{folder}: several model files; pass one of them: {', '.join(file.name for file in files)}")
     raise UserError(
         f"{folder}: no model in this folder; expected {TABLES_FILE}, checkpoints/step-<number>/{TABLES_FILE}, "
         f"{' or '.join(WEIGHTS)}, or one file that ends in {', '.join(SUFFIXES)}"
@@ -49,7 +49,7 @@ def open_folder(folder: Path) -> Stored:
 
 
 def open_hub_model(name: str) -> Stored:
-    """Open a model of the Hugging Face hub, such as "gpt2" or "org/name"."""
+    """Open a model on the Hugging Face hub, such as "gpt2" or "org/name"."""
 
     def fetch(file: str) -> Path | None:
         return fetch_from_hub(name, file)
@@ -57,7 +57,7 @@ def open_hub_model(name: str) -> Stored:
     def fetch_tokenizer() -> str:
         path = fetch(TOKENIZER)
         if path is None:
-            raise UserError(f"{name}: no {TOKENIZER} on the hub; give a tokenizer with --tokenizer")
+            raise UserError(f"{name}: no {TOKENIZER} on the hub; pass a tokenizer with --tokenizer")
         return str(path)
 
     stored = open_model(fetch)
@@ -67,7 +67,7 @@ def open_hub_model(name: str) -> Stored:
 
 
 def newest_tables(folder: Path) -> Path | None:
-    """The `tables.safetensors` of a checkpoint folder of ours, or of the newest checkpoint of a run."""
+    """The `tables.safetensors` of a checkpoint folder, or of the newest checkpoint of a run."""
     if (folder / TABLES_FILE).is_file():
         return folder / TABLES_FILE
     steps = {}
@@ -93,17 +93,17 @@ def open_model(fetch: Fetch) -> Stored | None:
 
 
 def open_shards(index: Path, fetch: Fetch) -> Stored:
-    """Open a model in shards; a shard is opened when a tensor in it is looked at."""
+    """Open a sharded model; a shard is opened when one of its tensors is used."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise UserError(f"{index}: no weight_map, so it is not the index of a sharded model")
+        raise UserError(f"{index}: weight_map is missing, so it is not the index of a sharded model")
 
     @cache
     def open_shard(file: str) -> Stored:
-        # An index from a stranger may not point outside its folder.
+        # An untrusted index must not point outside its folder.
         path = fetch(file) if re.fullmatch(r"[\w.-]+", file) else None
         if path is None:
-            raise UserError(f"{index}: names the shard {file!r}, which is not beside it; download the model again")
+            raise UserError(f"{index}: the shard {file!r} is missing; download the model again")
         return open_file(path)
 
     def shape(name: str) -> Shape:
@@ -112,14 +112,14 @@ def open_shards(index: Path, fetch: Fetch) -> Stored:
     def shard_of(name: str) -> Stored:
         shard = open_shard(str(weight_map[name]))
         if name not in shard.names:
-            raise UserError(f"{index}: says that {name!r} is in {weight_map[name]!r}, which does not have it")
+            raise UserError(f"{index}: {name!r} should be in {weight_map[name]!r}, but is missing there")
         return shard
 
     return Stored(names=list(weight_map), shape=shape, read=lambda name: shard_of(name).read(name), in_shards=True)
 
 
 def _tied_in_config(config: dict[str, Any]) -> bool | None:
-    text_config = config.get("text_config")  # of models that also read images or sound
+    text_config = config.get("text_config")  # in multimodal models
     for part in (config, text_config if isinstance(text_config, dict) else {}):
         if isinstance(part.get("tie_word_embeddings"), bool):
             return bool(part["tie_word_embeddings"])
@@ -127,11 +127,11 @@ def _tied_in_config(config: dict[str, Any]) -> bool | None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model's folder."""
+    """Read the JSON object in a file of a model folder."""
     try:
         content = read_json(path)
     except ValueError as error:
         raise UserError(f"{error}; copy or download it again") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")
+        raise UserError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content

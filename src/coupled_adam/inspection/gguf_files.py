@@ -1,6 +1,6 @@
-"""Tables from GGUF files, the format of llama.cpp. Only the tensors that are read are turned into float32.
+"""Tables from GGUF files, the format of llama.cpp. Only tensors that are read are converted to float32.
 
-Needs the package gguf, so it is imported only when such a file is given.
+Requires the package gguf, so it is imported only for such files.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ def open_gguf(path: Path) -> Stored:
     tensors = {tensor.name: tensor for tensor in open_reader(path).tensors}
 
     def shape(name: str) -> Shape:
-        return tuple(int(size) for size in reversed(tensors[name].shape))  # GGUF writes the fastest dimension first
+        return tuple(int(size) for size in reversed(tensors[name].shape))  # GGUF stores the fastest dimension first
 
     def read(name: str) -> NDArray[Any]:
         tensor = tensors[name]
@@ -27,10 +27,10 @@ def open_gguf(path: Path) -> Stored:
             numbers = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
             kind = tensor.tensor_type.name
-            raise UserError(f"{path}: tensor {name!r} has type {kind}, which gguf cannot turn into numbers") from None
+            raise UserError(f"{path}: tensor {name!r} has type {kind}, which gguf cannot dequantise") from None
         except Exception as error:
             raise not_whole(path, error) from None
-        if numbers.shape != shape(name):  # a product of sizes that is too large for 64 bits is taken for a small one
+        if numbers.shape != shape(name):  # a product of sizes may overflow 64 bits
             raise UserError(
                 f"{path}: tensor {name!r} should have shape {shape(name)}, but has {numbers.shape}; copy or download "
                 "the file again"

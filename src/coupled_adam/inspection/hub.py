@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: fetches the files that are asked for, and no others."""
+"""Fetch single files of models on the Hugging Face hub."""
 
 import re
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import install_command
 
-# "org/name"; or the name alone, as gpt2 and bert-base-uncased have it, which has no dot.
+# "org/name", or a single name without a dot, such as gpt2 or bert-base-uncased.
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9][\w-]*")
 
 
 def fetch_from_hub(name: str, file: str) -> Path | None:
-    """The file of the hub model `name` in the local cache, downloaded if need be; None if it has none."""
+    """Path of a file of the hub model `name` in the local cache, downloaded if needed; None if it has no such file."""
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
@@ -20,12 +20,12 @@ def fetch_from_hub(name: str, file: str) -> Path | None:
             f"{name}: no such file or folder; if it is a model on the Hugging Face hub: {install_command('hf')}"
         ) from None
     if not _hub_answers(name, file):
-        # The path of an earlier download, a mark that the model has no such file, or None: never asked.
+        # The path of an earlier download, a marker that the model has no such file, or None if unknown.
         cached = try_to_load_from_cache(name, file)
         if cached is None:
             raise UserError(
                 f"{name}: no such file or folder, and the Hugging Face hub cannot be reached for {file!r}; "
-                "go online, or download the model elsewhere and give its folder"
+                "connect to the internet, or download the model elsewhere and pass its folder"
             )
         return Path(cached) if isinstance(cached, str) else None
     try:
@@ -35,19 +35,19 @@ def fetch_from_hub(name: str, file: str) -> Path | None:
     except HfHubHTTPError as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0]
         raise UserError(
-            f"{name}: no such file or folder, and no model on the Hugging Face hub that you may read ({reason})"
+            f"{name}: no such file or folder, and no accessible model on the Hugging Face hub ({reason})"
         ) from None
 
 
 def _hub_answers(name: str, file: str) -> bool:
-    """Ask once; `hf_hub_download` would try for half a minute, and say so each time."""
+    """Try once; `hf_hub_download` would retry for half a minute, with a warning each time."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
     try:
         get_hf_file_metadata(hf_hub_url(name, file))
     except (EntryNotFoundError, HfHubHTTPError):
-        return True  # no is an answer
-    except Exception:  # of the HTTP library, which changes with the version of huggingface_hub
+        return True  # the hub answered
+    except Exception:  # from the HTTP library, which depends on the version of huggingface_hub
         return False
     return True

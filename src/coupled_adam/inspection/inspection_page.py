@@ -1,6 +1,6 @@
 """The page of `inspect`: the measures of all tables side by side, and the figures of each.
 
-Needs jinja2 and matplotlib, so it is imported only when a page is wanted.
+Requires jinja2 and matplotlib, so it is imported only to write a page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ class PageSection:
 
 
 def render_page(models: Sequence[MeasuredModel], facts: Mapping[str, str]) -> str:
-    """The page as HTML text.
+    """Render the page as HTML.
 
     Args:
         models: measured with `Request.pictures`.
-        facts: how the page was made, shown in this order.
+        facts: provenance of the page, shown in this order.
     """
     overview = compare(models)
     tables = [table for model in models for table in model.tables]

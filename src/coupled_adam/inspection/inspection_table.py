@@ -1,4 +1,4 @@
-"""The measures of all tables side by side, as text: what the terminal and the page both show."""
+"""The measures of all tables side by side, as text for the terminal and the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,12 @@ from coupled_adam.metrics import METRICS, Metric
 
 DASH = "—"
 MARKS = "¹²³⁴⁵⁶⁷⁸⁹"
-# What belongs together stands together.
 SHOWN = (
     *("iso", "iso_both_signs", "mu_norm", "mean_norm", "mu_norm_ratio", "mean_cosine", "iso_score", "kappa"),
     *("rho_log", "rho", "r_cos", "r_cos_5", "spearman"),
 )
-TABLE_ERROR = "rounding error over the distance of embeddings from their mean"
-LOGIT_ERROR = "the same of logits, for random unit vectors"
+TABLE_ERROR = "rounding error relative to the distance of embeddings from their mean"
+LOGIT_ERROR = "the same for logits, with random unit vectors"
 RECENTRED = "as it is → recentred"
 
 
@@ -32,7 +31,7 @@ class InspectionColumn:
 
     @property
     def heading(self) -> str:
-        """The table in one line."""
+        """Model, role and tensor in one line."""
         return f"{self.model}, {self.role} table {self.tensor}"
 
 
@@ -48,17 +47,17 @@ class InspectionRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """The whole table, and the notes that its marks point to."""
+    """The whole table, and the notes its marks refer to."""
 
     columns: Sequence[InspectionColumn]
     rows: Sequence[InspectionRow]
     notes: Sequence[str]
     is_quantised: bool
-    """Whether there are rows with errors of rounding to integers."""
+    """Whether there are rows with quantisation errors."""
 
 
 def compare(models: Sequence[MeasuredModel]) -> Overview:
-    """Set the tables of all models side by side."""
+    """Arrange the tables of all models side by side."""
     labels = short_names([printable(model.path) for model in models])
     pairs = [(label, table) for label, model in zip(labels, models, strict=True) for table in model.tables]
     tables = [table for _, table in pairs]
@@ -67,9 +66,7 @@ def compare(models: Sequence[MeasuredModel]) -> Overview:
     ]
     notes: list[str] = []
     rows = [
-        InspectionRow(
-            "rows x columns", "", "the vocabulary and the width of the model", [_shape(table) for table in tables]
-        )
+        InspectionRow("rows x columns", "", "vocabulary and width of the model", [_shape(table) for table in tables])
     ]
     for metric in (METRICS[key] for key in SHOWN):
         cells = [_cell(metric, table, notes) for table in tables]
@@ -80,7 +77,7 @@ def compare(models: Sequence[MeasuredModel]) -> Overview:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """The ends of the paths, as short as they differ.
+    """The shortest ends of the paths that tell them apart.
 
     Example:
         >>> short_names(["runs/adam/export", "runs/coupled/export", "gpt2.npy"])
@@ -133,7 +130,7 @@ def _zero_rows(tables: Sequence[MeasuredTable]) -> list[InspectionRow]:
 
 
 def _quantisation_rows(tables: Sequence[MeasuredTable]) -> list[InspectionRow]:
-    """Two rows for each way to round the tables, of which every table has the same."""
+    """Two rows for each kind of quantisation; all tables have the same kinds."""
     rows = []
     for number, way in enumerate(tables[0].quantised):
         errors = [table.quantised[number] for table in tables]

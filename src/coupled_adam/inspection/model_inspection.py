@@ -1,4 +1,4 @@
-"""From a PATH to its measures: read the tables, the token counts and the word pairs, and measure.
+"""Measure a PATH: read its tables, the token counts and the word pairs.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -33,34 +33,34 @@ from coupled_adam.metrics import NEED_WORDS
 COUNTS = "unigram.npy"  # in a corpus that `coupled-adam data prepare` made
 COUNTS_NEEDED = "needs token counts: --unigram FILE"
 WORDS_NEEDED = "needs word pairs with human scores: --wordsim DIR"
-TOKENIZER_NEEDED = "needs the tokenizer of the model: --tokenizer SPEC"
+TOKENIZER_NEEDED = "needs the model's tokenizer: --tokenizer SPEC"
 UNDEFINED = "not defined for this table"
 FEW_PAIRS = "a benchmark is missing, or too few of its words are single tokens"
 
 Counts = NDArray[np.int64]  # (V,)
 OnProgress = Callable[[str, float], None]
-"""Called with what is being measured, and the part of it that is done, from 0 to 1."""
+"""Called with the name of the measurement and its progress in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure, the same for every PATH."""
+    """What to measure for every PATH."""
 
     tensor: str | None = None
-    """The only table wanted; None: the input and the output table."""
+    """The only table to measure; None for the input and output tables."""
     unigram: Path | None = None
-    """Token counts (.npy), or token shards to be counted."""
+    """Token counts (.npy), or token shards to count."""
     wordsim: str | None = None
     """A folder of word pairs with human scores, or "download"."""
     tokenizer: str | None = None
-    """For all models; None: the one that comes with each."""
+    """For all models; None for each model's own."""
     device: str | None = None
     pictures: bool = False
-    """Also draw a sample of every table."""
+    """Also sample every table for figures."""
     vocabulary_size: int | None = None
-    """Rows of the tables from this one on are padding; None: as the files say."""
+    """Later rows of the tables are padding; None to use the files' own value."""
     quantise: Sequence[str] = ()
-    """Kinds of integers ("int8", "int4") to round the tables to, and measure the error."""
+    """Integer types ("int8", "int4") to quantise the tables to, for the error."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class MeasuredTable:
     role: Role
     metrics: EmbeddingMetrics
     missing: Mapping[str, str]
-    """Why a measure, by its name, may be missing."""
+    """Reasons by measure why it may be missing."""
     counts: Counts | None
     sample: Sample | None
     quantised: Sequence[QuantisationError] = ()
-    """Empty where it was not asked for."""
+    """Empty if not requested."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class MeasuredModel:
 
 
 def inspect_models(paths: Sequence[str], request: Request, progress: OnProgress) -> list[MeasuredModel]:
-    """Measure the tables of every PATH, one after the other; only one is held in memory."""
+    """Measure the tables of every PATH in turn, with only one in memory."""
     _require_device(request.device)
     word_pairs = None if request.wordsim is None else word_pairs_of(request.wordsim)
 
@@ -103,7 +103,7 @@ def inspect_models(paths: Sequence[str], request: Request, progress: OnProgress)
 
 
 def json_object(models: Sequence[MeasuredModel]) -> dict[str, object]:
-    """The measures as one JSON object; what is missing is null."""
+    """The measures as one JSON object; missing ones are null."""
     return {
         "models": [
             {
@@ -168,7 +168,7 @@ def _measure_model(
 
 
 def _beside_tokens_of_run(folder: Path, name: str) -> Path | None:
-    """A file of the corpus that one of our runs was trained on, where that still is where the run's config says."""
+    """A file of the corpus that a run was trained on, if the corpus is still in the folder of the run's config."""
     try:
         config = read_toml(folder / CONFIG_FILE)
         path = user_path(config["data"]["folder"]) / name
@@ -180,7 +180,7 @@ def _beside_tokens_of_run(folder: Path, name: str) -> Path | None:
 def _read_counts(unigram: Path | None, rows: int) -> Counts | None:
     if unigram is None:
         return None
-    if (unigram / COUNTS).is_file():  # a prepared corpus: of its training text alone, as in training
+    if (unigram / COUNTS).is_file():  # a prepared corpus: counts of the training split only
         unigram = unigram / COUNTS
     return load_unigram(unigram, rows) if unigram.suffix == ".npy" else count_unigram([unigram], rows)
 

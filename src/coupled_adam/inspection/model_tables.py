@@ -1,7 +1,7 @@
-"""Which tensors are the vocabulary tables of a model, and whether one table is both input and output.
+"""Find the vocabulary tables of a model, and whether one table is both input and output.
 
-A table is found by the name that the usual model families give it, whatever stands before that name. Names inside a
-numbered layer are never taken. When input and output are both stored, their content decides whether they are tied.
+A table is found by its name in common model families, with any prefix. Names inside a numbered layer are never used. If
+input and output are both stored, their content decides whether they are tied.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -30,7 +30,7 @@ INPUT_NAMES = (
     "embed_tokens",  # Llama, Mistral, Gemma, Qwen, OPT
     "shared",  # T5, BART
     "word_embeddings",  # BERT, BLOOM, Falcon, Megatron
-    "tok_embeddings",  # Llama as Meta writes it, ModernBERT, torchtitan
+    "tok_embeddings",  # Llama in Meta's format, ModernBERT, torchtitan
     "embed_in",  # GPT-NeoX, Pythia
     "token_embd",  # GGUF
     "tokens_embed",  # GPT
@@ -47,7 +47,7 @@ INPUT_NAMES = (
 OUTPUT_NAMES = (
     "lm_head",  # most Hugging Face models
     "embed_out",  # GPT-NeoX, Pythia
-    "output",  # GGUF, Llama as Meta writes it, torchtitan
+    "output",  # GGUF, Llama in Meta's format, torchtitan
     "output_layer",  # Megatron, ChatGLM
     "lm_head.decoder",  # RoBERTa
     "predictions.decoder",  # BERT
@@ -65,7 +65,7 @@ class ModelTable:
 
     name: str
     role: Role
-    matrix: Matrix  # (V, H), without padding rows where the file says how many there are
+    matrix: Matrix  # (V, H), without padding rows if their number is known
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def read_model(path: str, tensor: str | None = None) -> Model:
 
     Args:
         path: a file, a folder or a hub name.
-        tensor: the name of the only table wanted, or its end; None: the input and the output table.
+        tensor: the name of the only table to read, or its end; None for the input and output tables.
     """
     place = Path(path)
     if place.is_dir():
@@ -99,14 +99,14 @@ def read_model(path: str, tensor: str | None = None) -> Model:
 
 
 def _is_hub_name(path: str) -> bool:
-    """Whether a path that does not exist may be meant for the hub, and is no file that was misspelt."""
+    """Whether a path that does not exist may be a hub name and not a misspelt file."""
     place = Path(path)
     is_in_folder = len(place.parts) > 1 and place.parent.is_dir()
     return HUB_NAME.fullmatch(path) is not None and place.suffix not in SUFFIXES and not is_in_folder
 
 
 def find_tables(stored: Stored, path: str) -> list[ModelTable]:
-    """The input and the output table, or the one that is both."""
+    """Find the input and output tables, or the one that is both."""
     input_name, output_name = stored.input, stored.output
     if input_name is None and output_name is None:
         input_name = _only_candidate(stored, path, INPUT_NAMES)
@@ -117,7 +117,7 @@ def find_tables(stored: Stored, path: str) -> list[ModelTable]:
     if input_name is None or output_name is None:
         name = input_name or output_name
         assert name is not None
-        # Without a head the input table is the head, unless the config says that there is one elsewhere.
+        # Without a head the input table is the head, unless the config says that the model is untied.
         alone: Role = "output" if input_name is None else "input" if stored.tied is False else "tied"
         return [ModelTable(name, alone, _read_matrix(stored, path, name))]
     embedding = _read_matrix(stored, path, input_name)
@@ -141,7 +141,7 @@ def _role_of(name: str, stored: Stored, path: str) -> Role:
     if tied is None:
         try:
             found = find_tables(stored, path)
-        except ValueError:  # what is wrong with the other tables does not matter here
+        except ValueError:  # problems of the other tables do not matter here
             found = []
         tied = bool(found) and found[0].role == "tied"
         is_table |= name in [table.name for table in found]
@@ -157,31 +157,31 @@ def _resolve_name(stored: Stored, path: str, wanted: str) -> str:
     if len(ends) == 1:
         return ends[0]
     if ends:
-        raise UserError(f"{path}: several tensors end in {wanted!r}: {some_of(ends, LISTED)}; give more of the name")
+        raise UserError(f"{path}: several tensors end in {wanted!r}: {some_of(ends, LISTED)}; pass a longer name")
     holding = [name for name in stored.names if wanted in name]
     near = difflib.get_close_matches(wanted, stored.names, n=3, cutoff=0.5)
     if not (near or holding):
         near = list(stored.names)
-    raise UserError(f"{path}: no tensor {wanted!r}; near to it: {some_of(dict.fromkeys(near + holding), LISTED)}")
+    raise UserError(f"{path}: no tensor {wanted!r}; similar names: {some_of(dict.fromkeys(near + holding), LISTED)}")
 
 
 def _only_candidate(stored: Stored, path: str, usual: Sequence[str]) -> str | None:
     names = [name for name in stored.names if _has_usual_name(name, usual) and len(stored.shape(name)) == 2]
-    # A state dict may hold one table under several names, as T5's encoder, decoder and `shared`.
+    # A state dict may hold one table under several names, such as T5's encoder, decoder and `shared`.
     for other in names[1:]:
         same_shape = stored.shape(other) == stored.shape(names[0])
         if not (same_shape and _identical(stored.read(names[0]), stored.read(other))):
-            raise UserError(f"{path}: several tables, choose one with --tensor: {_with_shapes(stored, names)}")
+            raise UserError(f"{path}: several tables; choose one with --tensor: {_with_shapes(stored, names)}")
     return names[0] if names else None
 
 
 def _only_matrix(stored: Stored, path: str) -> str:
-    unusual = f"{path}: no tensor has a usual name of a table, choose one with --tensor: "
+    unusual = f"{path}: no tensor has a known table name; choose one with --tensor: "
     if stored.in_shards:
         raise UserError(unusual + some_of(stored.names, LISTED))
     matrices = [name for name in stored.names if len(stored.shape(name)) == 2]
     if not matrices:
-        shown = f"it holds {_with_shapes(stored, stored.names)}" if stored.names else "it holds no tensor"
+        shown = f"it has {_with_shapes(stored, stored.names)}" if stored.names else "it has no tensor"
         raise UserError(f"{path}: no 2-D table found; {shown}")
     if len(matrices) > 1:
         largest_first = sorted(matrices, key=lambda name: -stored.shape(name)[0])

@@ -1,4 +1,4 @@
-"""Tables from .npy and .npz files, never unpickling."""
+"""Tables from .npy and .npz files, without unpickling."""
 
 import zipfile
 from collections.abc import Iterator
@@ -15,20 +15,20 @@ from coupled_adam.inspection.stored import FLOATING, Shape, Stored, refuse_type
 HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    # As version 2, but in UTF-8: that matters for the names of columns, which a table of numbers has not.
+    # Like version 2, but in UTF-8, which only matters for column names of structured arrays.
     (3, 0): np.lib.format.read_array_header_2_0,
 }
 
 
 def open_npy(path: Path) -> Stored:
-    """Open one array, mapped into memory; its name is the file's without .npy."""
+    """Open one array, memory-mapped; its name is the file's without .npy."""
     with _one_line_errors(path):
         array = np.lib.format.open_memmap(path, mode="r")
     return Stored(names=[path.stem], shape=lambda _: array.shape, read=lambda name: _as_numbers(path, name, array))
 
 
 def open_npz(path: Path) -> Stored:
-    """Open an archive; reading a tensor reads that member only."""
+    """Open an archive; reading a tensor reads only that member."""
 
     def shape(name: str) -> Shape:
         with _one_line_errors(path), zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
@@ -48,9 +48,9 @@ def open_npz(path: Path) -> Stored:
 @contextmanager
 def _one_line_errors(path: Path) -> Iterator[None]:
     try:
-        with np.errstate(over="raise"):  # of sizes, when they are multiplied
+        with np.errstate(over="raise"):  # the product of sizes may overflow
             yield
-    except Exception as error:  # whatever numpy and zipfile stumble over in bytes that are no array
+    except Exception as error:  # numpy and zipfile raise many kinds of errors on damaged files
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
         raise UserError(f"{path}: not a readable {path.suffix} file ({reason}); save it again with numpy") from None
 
@@ -58,5 +58,5 @@ def _one_line_errors(path: Path) -> Iterator[None]:
 def _as_numbers(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.name not in FLOATING:
         refuse_type(path, name, array.dtype.name)
-    # torch refuses arrays of the other byte order.
+    # torch does not support arrays of the other byte order.
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -2,16 +2,16 @@
 
 from coupled_adam.embeddings import EmbeddingMetrics
 
-# Of the ratio ||mu|| / mean ||e||. The published models have 0.01 to 0.14 with Coupled Adam and 0.40 to 0.82 with Adam.
+# For the ratio ||mu|| / mean ||e||. Published models have 0.01 to 0.14 with Coupled Adam and 0.40 to 0.82 with Adam.
 CENTRED_BELOW = 0.15
 ANISOTROPIC_FROM = 0.4
 STRONGLY_FROM = 0.6
-# Of ISO, for a table that is centred. The published models with Coupled Adam have 0.65 to 0.98.
+# For ISO of a centred table. Published models with Coupled Adam have 0.65 to 0.98.
 EVEN_FROM = 0.5
 
 
 def sentence(metrics: EmbeddingMetrics) -> str:
-    """What the numbers say, for someone who has not read the paper."""
+    """Describe the numbers for someone who has not read the paper."""
     ratio = metrics.mu_norm_ratio
     if ratio is None:
         return "every embedding is zero: nothing has been learned here"

@@ -1,9 +1,9 @@
-"""What rounding a table to integers costs, before and after its mean is removed.
+"""Quantisation error of a table, before and after its mean is removed.
 
-`embeddings.integers` says how. A common mean takes up the range of the integers without telling the embeddings apart.
+`embeddings.integers` quantises. A common mean uses up the range of the integers without distinguishing the embeddings.
 
-Both errors are relative to the same quantity before and after recentring, so they can be compared: how far embeddings
-lie from their mean, and how far logits lie from theirs. A shift of all logits by one number is no error.
+Both errors are relative to the same quantity before and after recentring, so they can be compared: the distance of
+embeddings from their mean, and of logits from theirs. A common shift of all logits is not an error.
 
 Legend: V vocabulary rows, H hidden size, G groups of columns, U random unit vectors.
 """
@@ -27,24 +27,24 @@ BLOCK_ROWS = 4096
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """The error of one way to round a table, in percent."""
+    """The error of one kind of quantisation, in percent."""
 
     integers: str
     """"int8" or "int4"."""
     scale: str
     """What shares a scale: "row" or "group of 32"."""
     table: float | None
-    """Root mean square error of an entry over that of its distance from the mean of its column; None: all rows are
-    equal."""
+    """Root mean square error of an entry, relative to its root mean square distance from the column mean; None if all
+    rows are equal."""
     logits: float | None
-    """Standard deviation of the error of a logit over the vocabulary over that of the logits, for random unit vectors;
-    None: all logits are equal."""
+    """Standard deviation of the logit error over the vocabulary, relative to that of the logits, for random unit
+    vectors; None if all logits are equal."""
     table_recentred: float | None
     logits_recentred: float | None
 
 
 def parse_integers(text: str) -> list[str]:
-    """The kinds of integers in an option such as "int8,int4".
+    """Parse an option such as "int8,int4".
 
     Example:
         >>> parse_integers("int8, int4")
@@ -53,19 +53,19 @@ def parse_integers(text: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in LARGEST_INTEGER:
-            raise UserError(f"--quantise: {name!r} is none of {', '.join(LARGEST_INTEGER)}; give for example int8,int4")
+            raise UserError(f"--quantise: {name!r} is not one of {', '.join(LARGEST_INTEGER)}; pass e.g. int8,int4")
     return names
 
 
 def quantisation_errors(
     matrix: Matrix, kinds: Sequence[str], progress: Callable[[float], None] = lambda done: None
 ) -> list[QuantisationError]:
-    """The errors of every kind of integers, with one scale a row and one for every 32 columns.
+    """Compute the errors of every integer type, with one scale per row and with one per 32 columns.
 
     Args:
         matrix: (V, H).
-        kinds: names of LARGEST_INTEGER.
-        progress: called with the part that is done, from 0 to 1.
+        kinds: names in LARGEST_INTEGER.
+        progress: called with the progress in [0, 1].
     """
     rows, columns = matrix.shape
     mean = column_mean(matrix)
@@ -102,7 +102,7 @@ def errors_json(errors: Sequence[QuantisationError]) -> list[dict[str, object]]:
 
 @dataclass
 class _ErrorSums:
-    """Sums over rows of deviations (V, H) and of what they do to logits (V, U)."""
+    """Sums over rows of deviations (V, H) and of the resulting logit deviations (V, U)."""
 
     squares: float
     logits: Tensor  # (U,)
@@ -119,7 +119,7 @@ class _ErrorSums:
         self.logit_squares += logits.square().sum(0)
 
     def variance(self, rows: int) -> float:
-        """Of the logits over the vocabulary, mean over the vectors."""
+        """Variance of the logits over the vocabulary, averaged over the vectors."""
         return float((self.logit_squares / rows - (self.logits / rows).square()).clamp(min=0).mean())
 
 

@@ -1,4 +1,4 @@
-"""Tables from safetensors files. Only the bytes of a table that is looked at are read."""
+"""Tables from safetensors files. Only the bytes of the tables used are read."""
 
 import struct
 from dataclasses import replace
@@ -14,18 +14,18 @@ from coupled_adam.base.files import parse_json
 from coupled_adam.inspection.stored import FLOATING, Stored, map_storage, refuse_type
 from coupled_adam.tables_file import parse_header
 
-METADATA = "__metadata__"  # the key of a header that is no tensor
+METADATA = "__metadata__"  # header key that is not a tensor
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def open_safetensors(path: Path) -> Stored:
-    """Open a safetensors file; the header of our `tables.safetensors` tells its tables."""
+    """Open a safetensors file; the header of a `tables.safetensors` names its tables."""
     try:
         with safe_open(path, "np"):  # checks the header against the file
             pass
     except SafetensorError as error:
         raise UserError(
-            f"{path}: not a whole safetensors file ({error}); it may be cut off: copy or download it again"
+            f"{path}: not a complete safetensors file ({error}); it may be truncated: copy or download it again"
         ) from None
     begin, entries = read_header(path)
     metadata = entries.pop(METADATA, None) or {}
@@ -36,9 +36,9 @@ def open_safetensors(path: Path) -> Stored:
             refuse_type(path, name, entry["dtype"])
         start, end = entry["data_offsets"]
         dtype = FLOATING[TYPES[entry["dtype"]]]
-        # safetensors has checked one entry of this name; a header can have two.
+        # A header can have two entries of one name, and safetensors has checked only one.
         if not 0 <= start <= end <= path.stat().st_size - begin or end - start != prod(entry["shape"]) * dtype.itemsize:
-            raise UserError(f"{path}: tensor {name!r} does not fit its place in the file; copy or download it again")
+            raise UserError(f"{path}: tensor {name!r} has invalid offsets; copy or download the file again")
         return map_storage(path, begin + start, end - start, dtype).reshape(entry["shape"])
 
     stored = Stored(names=list(entries), shape=lambda name: tuple(entries[name]["shape"]), read=read)
@@ -47,7 +47,7 @@ def open_safetensors(path: Path) -> Stored:
         return stored
     for name in (header["input"], header["output"]):
         if name not in entries:
-            raise UserError(f"{path}: the header names table {name!r}, but the file holds {', '.join(entries)}")
+            raise UserError(f"{path}: the header names table {name!r}, but the file has {', '.join(entries)}")
         rows = entries[name]["shape"][:1]
         if rows and header["vocabulary_size"] > rows[0]:
             raise UserError(
@@ -58,9 +58,9 @@ def open_safetensors(path: Path) -> Stored:
 
 
 def read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors begin, and the header: 8 bytes give its length, then it is JSON.
+    """Read the header; return the start of the tensors and the header as JSON.
 
-    Only of a file that `open_safetensors` has checked.
+    Only for files that `open_safetensors` has checked.
     """
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))

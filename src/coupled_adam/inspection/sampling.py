@@ -1,7 +1,7 @@
-"""A small sample of a table, enough for the pictures: where its rows lie, and the angles between them.
+"""A small sample of a table for the figures: positions of rows, and angles between them.
 
-The same table always gives the same sample. It is computed in float32, after a division by a power of two where the
-entries are so large or so small that their squares would not be float32 numbers.
+The same table always gives the same sample. It is computed in float32, after division by a power of two if the squares
+of the entries would overflow or underflow.
 
 Legend: V vocabulary rows, H hidden size, S sampled rows, P pairs.
 """
@@ -21,16 +21,16 @@ SAMPLED_ROWS = 10_000
 SAMPLED_PAIRS = 50_000
 SEED = 0
 BLOCK_ROWS = 4096
-# Largest entries whose squares, and those of much smaller ones, are ordinary float32 numbers.
+# Range of the largest entry without scaling: its square and those of much smaller entries are normal float32 numbers.
 SMALLEST_UNSCALED, LARGEST_UNSCALED = 1e-10, 1e10
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the pictures of one table need."""
+    """Sample of one table for its figures."""
 
     rows: NDArray[np.int64]  # (S,) ascending
-    places: NDArray[np.float64]  # (S, 3): along the mean, and along the two first principal components across it
+    places: NDArray[np.float64]  # (S, 3): along the mean, and along the first two principal components orthogonal to it
     cosines: NDArray[np.float32]  # (P,) of random pairs of different rows
 
 
@@ -56,14 +56,14 @@ def column_mean(matrix: Matrix, scale: float = 1.0) -> Tensor:
 
 
 def axes_around(points: Tensor, mean: Tensor) -> Tensor:
-    """Three orthonormal directions (H, 3), filled up with zeros when H < 3."""
+    """Three orthonormal directions (H, 3), padded with zeros if H < 3."""
     along_mean = torch.nn.functional.normalize(mean, dim=0).float()  # zero stays zero
     across = points - torch.outer(points @ along_mean, along_mean)
     with torch.random.fork_rng(devices=[]):  # svd_lowrank starts from random vectors
         torch.manual_seed(SEED)
         wanted = min(8, *points.shape)
         components = torch.svd_lowrank(across - across.mean(0), q=wanted, niter=8)[2][:, :2]  # (H, 2)
-    # The sign of a principal component is arbitrary: turn its largest entry positive.
+    # The sign of a principal component is arbitrary: make its largest entry positive.
     largest = components.gather(0, components.abs().argmax(0, keepdim=True))
     components = components * torch.where(largest < 0, -1.0, 1.0)
     axes = torch.zeros(points.shape[1], 3)
@@ -88,7 +88,7 @@ def _cosines(points: Tensor, generator: np.random.Generator) -> NDArray[np.float
 
 
 def _scale_of(points: Tensor) -> float:
-    """The power of two next above the largest entry, or 1 where that is in no way extreme."""
+    """The next power of two above the largest entry, or 1 if the entries are not extreme."""
     low, high = torch.aminmax(points if points.dtype == torch.float64 else points.float())
     largest = max(-float(low), float(high))
     if largest == 0.0 or SMALLEST_UNSCALED <= largest <= LARGEST_UNSCALED:

@@ -1,7 +1,7 @@
-"""What every format is opened as: tensors by name, and what the files say of themselves.
+"""Common interface of all file formats: tensors by name, and metadata.
 
-The one idea: opening reads names and headers only; the content of a tensor is read when `read` is called, so a 70 GB
-checkpoint costs no more than its tables.
+The one idea: opening reads only names and headers, and `read` reads the content of a tensor, so a 70 GB checkpoint
+costs no more than its tables.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -30,35 +30,35 @@ class Stored:
 
     names: Sequence[str]
     shape: Callable[[str], Shape]
-    """Of the tensor with this name; from the header, or the shard's header."""
+    """Shape of a tensor, from the header of its file."""
     read: Callable[[str], Matrix]
-    """The content of the tensor with this name, mapped into memory where the format can be."""
+    """Content of a tensor, memory-mapped if the format allows it."""
     in_shards: bool = False
-    """The shape of a tensor is in a file of its own, which may have to be downloaded first."""
+    """Whether shapes are in shards, which may have to be downloaded first."""
     tied: bool | None = None
-    """Whether one table is both input and output; None: the files do not say."""
+    """Whether one table is both input and output; None if unknown."""
     input: str | None = None
-    """The tensor that the files name as input table."""
+    """Input table according to the files."""
     output: str | None = None
-    """The tensor that the files name as output table."""
+    """Output table according to the files."""
     vocabulary_size: int | None = None
-    """Rows beyond it are padding; None: the files do not say."""
+    """Later rows are padding; None if unknown."""
     tokenizer: Callable[[], str] | None = None
-    """Gives a specification for `embeddings.open_tokenizer`; None: the files have no tokenizer."""
+    """Returns a specification for `embeddings.open_tokenizer`; None without a tokenizer."""
 
 
 def refuse_type(path: Path, name: str, dtype: str) -> NoReturn:
-    """Say that a tensor of this type is no table of numbers."""
+    """Raise for a tensor of an unsupported type."""
     raise UserError(
         f"{path}: tensor {name!r} has type {dtype}, expected one of {', '.join(FLOATING)}; "
-        "give the model as it was before it was quantised, or as a GGUF file"
+        "pass the model before quantisation, or as a GGUF file"
     )
 
 
 def map_storage(path: Path, offset: int, size: int, dtype: torch.dtype) -> Tensor:
-    """The `size` bytes from `offset` on as a flat tensor; they are read when they are looked at.
+    """Map `size` bytes from `offset` as a flat tensor, read on access.
 
-    torch and safetensors would map the whole file to be written to, which Linux refuses for files larger than memory.
+    torch and safetensors would map the whole file as writable, which Linux refuses for files larger than memory.
     """
     content = np.memmap(path, np.uint8, mode="c", offset=offset, shape=(size,))
     return torch.from_numpy(content).view(dtype)

@@ -23,13 +23,13 @@ from coupled_adam.inspection.sampling import Sample
 def draw_table_figures(
     prefix: str, metrics: EmbeddingMetrics, sample: Sample, counts: NDArray[np.int64] | None
 ) -> list[CaptionedFigure]:
-    """All figures of one table.
+    """Draw all figures of one table.
 
     Args:
-        prefix: begins the name of every figure; another one for every table of a page.
+        prefix: of the figure names, unique for every table of a page.
         metrics: the measures of the table.
         sample: some of its rows.
-        counts: (V,) how often each token occurs; None: not known.
+        counts: (V,) token counts; None if unknown.
     """
     along_mean, first, second = sample.places.T
     shown = f"{len(sample.rows):,} of {metrics.shape[0]:,} tokens are shown."
@@ -37,33 +37,33 @@ def draw_table_figures(
         figures = [
             captioned_figure(
                 f"{prefix}-side",
-                "Seen from the side",
-                "Embeddings along their mean and along the first principal component across it. "
-                f"A healthy cloud lies around the origin, an anisotropic one beside it. {shown}",
+                "Side view",
+                "Embeddings along their mean and along the first principal component orthogonal to it. "
+                f"A healthy cloud is centred at the origin, an anisotropic one is not. {shown}",
                 _cloud(along_mean, first, "along the mean", "component 1"),
             ),
             captioned_figure(
                 f"{prefix}-front",
-                "Seen along the mean",
-                "The same embeddings along the two first principal components across the mean.",
+                "View along the mean",
+                "The same embeddings along the first two principal components orthogonal to the mean.",
                 _cloud(first, second, "component 1", "component 2"),
             ),
             captioned_figure(
                 f"{prefix}-cosine",
                 "Cosine of two tokens",
-                f"Of {len(sample.cosines):,} random pairs of different tokens. The line is the mean over all pairs.",
+                f"For {len(sample.cosines):,} random pairs of different tokens. The line is the mean over all pairs.",
                 _cosine_histogram(sample, metrics.mean_cosine),
             ),
             captioned_figure(
                 f"{prefix}-spectrum",
                 "Singular values",
-                "Relative to the largest. A first value far above the others is one direction that dominates.",
+                "Relative to the largest. A first value far above the others means that one direction dominates.",
                 _spectrum(metrics.singular_values),
             ),
         ]
         if counts is not None:
             figure = _length_and_frequency(metrics.norms, counts, sample.rows)
-            caption = f"Tokens that never occur are left out. {shown}"
+            caption = f"Without tokens that never occur. {shown}"
             figures.append(captioned_figure(f"{prefix}-frequency", "Length and frequency", caption, figure))
     return figures
 
@@ -93,7 +93,7 @@ def _cosine_histogram(sample: Sample, mean: float | None) -> Figure:
 
 
 def _spectrum(singular_values: NDArray[np.float64]) -> Figure:
-    """Of the singular values, largest first; zeros have no place on a logarithmic axis."""
+    """Draw the singular values, largest first, without zeros, which a logarithmic axis cannot show."""
     figure, axes = _axes()
     positive = singular_values[singular_values > 0]
     if len(positive):
@@ -106,7 +106,7 @@ def _spectrum(singular_values: NDArray[np.float64]) -> Figure:
 
 
 def _length_and_frequency(norms: NDArray[np.float64], counts: NDArray[np.int64], rows: NDArray[np.int64]) -> Figure:
-    """Of the lengths and counts (V,) of the sampled rows (S,)."""
+    """Draw the lengths (V,) over the counts (V,) for the sampled rows (S,)."""
     figure, axes = _axes()
     seen = rows[counts[rows] > 0]
     axes.scatter(counts[seen] / counts.sum(), norms[seen], s=3, color=POINTS, alpha=0.35, linewidths=0, rasterized=True)

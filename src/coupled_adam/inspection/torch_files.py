@@ -1,10 +1,10 @@
-"""Tables from PyTorch files, with an unpickler that builds tensors and containers and nothing else.
+"""Tables from PyTorch files, with an unpickler that builds only tensors and containers.
 
-A pickle is a program. `weights_only=True` refuses every step that is not on torch's list of harmless ones, so a file
-from a stranger cannot run code here. Under FakeTensorMode torch reads that program and no weights, and notes where in
-the file each storage is. What it notes is checked against the list of records in the file before it is believed.
+A pickle is a program. `weights_only=True` allows only harmless steps, so an untrusted file cannot run code. Under
+FakeTensorMode torch reads this program but no weights, and records the offset of each storage. The offsets are checked
+against the records in the file before they are used.
 
-A file is read as a whole where this does not work: the format before torch 1.6, and numbers of the other byte order.
+Where this does not work, the whole file is read: the format before torch 1.6, and the other byte order.
 """
 
 import logging
@@ -42,8 +42,8 @@ def open_torch(path: Path) -> Stored:
             refuse_type(path, name, dtype if tensor.layout == torch.strided else str(tensor.layout))
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise UserError(
-                f"{path}: tensor {name!r} has shape {tuple(tensor.shape)}, but the file has fewer numbers of it (its "
-                "rows share memory); save a copy of it with .contiguous()"
+                f"{path}: tensor {name!r} has shape {tuple(tensor.shape)}, but the file has fewer numbers (its rows "
+                "share memory); save a copy with .contiguous()"
             )
         return _real(tensor, name, path, records) if isinstance(tensor, FakeTensor) else tensor
 
@@ -51,23 +51,23 @@ def open_torch(path: Path) -> Stored:
 
 
 def _starts_as_zip(path: Path) -> bool:
-    """Whether torch takes it for a zip file. zipfile.is_zipfile looks at the end, before which anything can stand."""
+    """Whether torch treats the file as a zip file. zipfile.is_zipfile looks only at the end of the file."""
     with path.open("rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
 
 def _has_own_byte_order(path: Path) -> bool:
-    """Whether the numbers in a zip file have the byte order of this machine. As torch swaps the bytes of others in
-    storages that FakeTensorMode has not filled, the process would crash."""
+    """Whether a zip file has the byte order of this machine. Otherwise torch would swap the bytes of storages that
+    FakeTensorMode has not filled, and crash."""
     try:
-        reader: Any = torch._C.PyTorchFileReader(str(path))  # as torch.load reads it, so that both see the same
+        reader: Any = torch._C.PyTorchFileReader(str(path))  # the reader of torch.load, so that both see the same
         return not reader.has_record("byteorder") or reader.get_record("byteorder") == sys.byteorder.encode()
-    except RuntimeError:  # not a file of torch, which torch.load says better
+    except RuntimeError:  # not a PyTorch file: torch.load has the better message
         return True
 
 
 def _records(path: Path) -> dict[int, zipfile.ZipInfo]:
-    """The records of a zip file by the place where their bytes begin."""
+    """The records of a zip file by the offset of their content."""
     found = {}
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -82,7 +82,7 @@ def _records(path: Path) -> dict[int, zipfile.ZipInfo]:
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """Keep torch from logging a traceback of what is raised anyway."""
+    """Keep torch from logging tracebacks of errors that are raised anyway."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -93,36 +93,38 @@ def _without_log() -> Iterator[None]:
 
 
 def _load(path: Path, *, without_weights: bool) -> dict[str, Tensor]:
-    remedy = "if you trust it, save its state dict as safetensors and give that"
+    remedy = "if you trust it, save its state dict as safetensors and pass that file"
     fake = FakeTensorMode() if without_weights else nullcontext()
     with refusing_bad_files(path, remedy), warnings.catch_warnings(), _without_log(), fake:
-        warnings.simplefilter("ignore")  # about pickle protocols that torch may not know: then it raises anyway
+        warnings.simplefilter("ignore")  # about unknown pickle protocols, which raise anyway
         return dict(_tensors_in(torch.load(path, map_location="cpu", weights_only=True), name=""))
 
 
 @contextmanager
 def refusing_bad_files(path: Path, remedy: str) -> Iterator[None]:
-    """Around a `torch.load` with `weights_only=True`: a ValueError says what is wrong with the file.
+    """Turn errors of `torch.load` with `weights_only=True` into a ValueError about the file.
 
     Args:
         path: the file, for the message.
-        remedy: what to do about a file with more in it than tensors and containers.
+        remedy: for a file with more than tensors and containers.
     """
     try:
         yield
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it asks for {wanted[1]}" if wanted else "it holds more than tensors"
+        reason = f"it asks for {wanted[1]}" if wanted else "it has more than tensors"
         raise UserError(
-            f"{path}: refused, because reading this pickle could run code of whoever wrote it ({reason}); {remedy}"
+            f"{path}: refused, because reading this pickle could run untrusted code ({reason}); {remedy}"
         ) from None
-    except Exception as error:  # whatever torch's readers stumble over in bytes that are no PyTorch file
+    except Exception as error:  # torch's readers raise many kinds of errors on damaged files
         raise _not_whole(path, error) from None
 
 
 def _not_whole(path: Path, error: Exception) -> UserError:
     reason = str(error).split("\n")[0].split(". ")[0]
-    return UserError(f"{path}: not a whole PyTorch file ({type(error).__name__}: {reason}); copy or download it again")
+    return UserError(
+        f"{path}: not a complete PyTorch file ({type(error).__name__}: {reason}); copy or download it again"
+    )
 
 
 def _tensors_in(value: object, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -134,7 +136,7 @@ def _tensors_in(value: object, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _real(fake: FakeTensor, name: str, path: Path, records: Mapping[int, zipfile.ZipInfo]) -> Tensor:
-    """The numbers of a tensor that was loaded without them."""
+    """Read the content of a tensor that was loaded without it."""
     storage = fake.untyped_storage()
     offset, size = storage._checkpoint_offset, storage.nbytes()
     record = records.get(-1 if offset is None else offset)
@@ -147,10 +149,10 @@ def _real(fake: FakeTensor, name: str, path: Path, records: Mapping[int, zipfile
         if record.compress_type == zipfile.ZIP_STORED:
             assert offset is not None
             flat = map_storage(path, offset, size, fake.dtype)
-        else:  # packed anew by another program
+        else:  # recompressed by another program
             with zipfile.ZipFile(path) as archive, archive.open(record) as file:
                 flat = torch.frombuffer(bytearray(file.read(size)), dtype=fake.dtype)
         real = flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
-    except Exception as error:  # whatever zipfile and torch stumble over in bytes that are no tensor
+    except Exception as error:  # zipfile and torch raise many kinds of errors on damaged files
         raise _not_whole(path, error) from None
     return real.neg() if fake.is_neg() else real

@@ -1,4 +1,4 @@
-"""The family of second moments for JAX: optax transformations. Imports no torch."""
+"""The family of second moments for JAX, as optax transformations. Does not import torch."""
 
 from coupled_adam.base.extras import require
 

@@ -1,4 +1,4 @@
-"""Optimizers made of the transformation: for tables alone, and for a whole model with optax.adamw for the rest.
+"""Optimizers built from the transformation: for tables only, and for a whole model with optax.adamw for the rest.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -62,7 +62,7 @@ def coupled_adam(
             vocabulary_axis=vocabulary_axis,
             mu_dtype=mu_dtype,
         ),
-        # Both have the same empty state, so that weight decay can be switched on in a later run.
+        # Both have the same empty state, so that weight decay can be enabled in a later run.
         optax.add_decayed_weights(weight_decay) if is_decayed else optax.identity(),
         optax.scale_by_learning_rate(learning_rate),
     )

@@ -20,7 +20,7 @@ Exponent: TypeAlias = float | jax.Array | optax.Schedule
 
 
 class ScaleByCoupledAdamState(NamedTuple):
-    """What the transformation carries from one step to the next. Shapes are those of one table (V, H).
+    """State of the transformation. Shapes are those of one table (V, H).
 
     With `vocabulary_axis=1` a table is (H, V), and so are its moments: (H, V), (H, 1) and (1, V).
     """
@@ -61,11 +61,11 @@ def scale_by_coupled_adam(
         b2: decay rate of the second moments.
         eps: :math:`\epsilon`, added to the square roots.
         row_exponent: :math:`y` in [0, 1]: 0 is Coupled Adam, 1 gives each row its own second moment. A schedule is
-            called with the number of steps taken, as one of the learning rate is.
+            called with the number of steps taken, like a learning-rate schedule.
         column_exponent: :math:`x` in [0, 1]: 1 is Coupled Adam, 0 gives all columns the same. Or a schedule.
         mean_free: subtract the mean update over the vocabulary, so that the mean embedding never moves.
         scale_exponent: :math:`n`, multiplies the second moment by :math:`2^{-n}`; 0 is the paper's method.
-        vocabulary_size: rows that are not padding; all means are taken over the first that many. None for all rows.
+        vocabulary_size: number of rows without padding; all means are over the first rows. None for all rows.
         vocabulary_axis: 0 for tables (V, H), 1 for tables (H, V), such as the kernel of a dense output layer.
         mu_dtype: dtype of the first moment; None for that of the table.
 
@@ -94,7 +94,7 @@ def scale_by_coupled_adam(
         mu = jax.tree.map(lambda table: jnp.zeros_like(table, dtype=mu_dtype), params)
 
         def zeros(axis: int) -> optax.Updates:
-            # Sums of the zeros in mu lie on the devices of their rows or columns; new zeros would all lie on one.
+            # Sums of the zeros in mu have the sharding of their rows or columns; new zeros would be on one device.
             return jax.tree.map(lambda table, m: m.sum(axis, dtype=_wide(table), keepdims=True), params, mu)
 
         row_nu = zeros(over_width) if keeps_rows else None
@@ -107,7 +107,7 @@ def scale_by_coupled_adam(
         if keeps_rows and state.row_nu is None:
             raise ValueError(
                 f"row_exponent is {row_exponent!r}, but the state has no row moments: it was made with row_exponent=0. "
-                "Call init again, or give the run that makes the state a schedule, which keeps them from the start"
+                "Call init again, or start the run with a schedule, which keeps row moments from the start"
             )
         y, x = (value(state.count) if callable(value) else value for value in (row_exponent, column_exponent))
         t = optax.safe_increment(state.count)
@@ -135,7 +135,7 @@ def scale_by_coupled_adam(
             state.mu,
             jax.tree.map(update_of, *moments),
         )
-        # In the dtypes of the state, whatever those of gradients and options: a scan or a checkpoint needs the same.
+        # Keep the dtypes of the state, regardless of gradients and options, for scans and checkpoints.
         new_state = ScaleByCoupledAdamState(t, mu, column_nu, row_nu)
         return new_updates, jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, state)
 
@@ -151,18 +151,18 @@ def family_factor(
     x: float | jax.Array = 1.0,
     y: float | jax.Array = 0.0,
 ) -> jax.Array:
-    """What the first moment is multiplied with: 1 / ((sqrt(2^-n s (c_h / s)^x) + eps) ((sqrt(r_i) + eps) / sqrt(s))^y).
+    """Factor of the first moment: 1 / ((sqrt(2^-n s (c_h / s)^x) + eps) ((sqrt(r_i) + eps) / sqrt(s))^y).
 
     Args:
         c: bias-corrected mean squares of the columns, (1, H).
-        r: bias-corrected mean squares of the rows, (V, 1), None where the row exponent is 0.
+        r: bias-corrected mean squares of the rows, (V, 1); None if the row exponent is 0.
         eps: epsilon.
         n: scale exponent.
         x: column exponent.
         y: row exponent.
 
     Returns:
-        The factor, (V, H), or (1, H) without r. 0 where no gradient was seen, or where a square was beyond float32.
+        The factor, (V, H), or (1, H) without r. 0 without any gradient so far, or if a square overflowed float32.
 
     Example:
         >>> family_factor(jnp.array([[1.0, 4.0]]), None, eps=0.0)
@@ -173,18 +173,20 @@ def family_factor(
     if r is None and is_number(x) and x == 1:
         v = c
     else:
-        moves &= ~jnp.isposinf(s)  # one infinite square stops its column above, and all that depends on s here
+        moves &= ~jnp.isposinf(
+            s
+        )  # one infinite square stops only its column above, but here everything that depends on s
         s = jnp.where(moves, s, 1.0)
         v = s * (c / s) ** x
     factor = jnp.where(moves, 1 / (jnp.sqrt(2.0**-n * v) + eps), 0.0)
     if r is None:
         return factor
     rows = ((jnp.sqrt(r) + eps) / jnp.sqrt(s)) ** -y
-    return factor * jnp.where(jnp.isinf(rows), 0.0, rows)  # infinite for eps = 0 and a row that never had a gradient
+    return factor * jnp.where(jnp.isinf(rows), 0.0, rows)  # infinite for eps = 0 and a row without gradients so far
 
 
 def _mean(values: jax.Array, axis: int, size: int | None = None) -> jax.Array:
-    """Mean along an axis, which is kept; over its first `size` elements."""
+    """Mean over the first `size` elements of an axis, which is kept."""
     if size is None:
         return values.mean(axis, keepdims=True)
     # A mask, because a slice of a sharded axis would move rows between devices.
@@ -193,12 +195,12 @@ def _mean(values: jax.Array, axis: int, size: int | None = None) -> jax.Array:
 
 
 def _bias_correction(decay: float | jax.Array, count: jax.Array) -> jax.Array:
-    """1 - decay^t. In float32 the difference itself would lose four digits at t = 1."""
+    """1 - decay^t. Computed directly in float32, it would lose four digits at t = 1."""
     if isinstance(decay, jax.Array):
         return -jnp.expm1(count * jnp.log(decay))
     return -jnp.expm1(count * (math.log(decay) if decay > 0 else -math.inf))
 
 
 def _wide(array: jax.Array) -> Any:
-    """The dtype that second moments and updates have: float32, or float64 for float64."""
+    """The dtype of second moments and updates: float32, or float64 for float64."""
     return jnp.promote_types(array.dtype, jnp.float32)

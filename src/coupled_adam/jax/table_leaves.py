@@ -1,4 +1,4 @@
-"""Which leaves of a parameter tree are vocabulary tables, and what a user can get wrong about them."""
+"""Select the vocabulary tables in a parameter tree, and validate them and the options."""
 
 from collections.abc import Callable
 from numbers import Real
@@ -14,21 +14,21 @@ TableChoice: TypeAlias = Callable[[str, Any], bool] | Any  # a predicate of path
 
 
 def table_labels(tables: TableChoice, params: optax.Params) -> Any:
-    """Label each parameter as a table or another one, for `optax.partition`.
+    """Label each parameter as table or other, for `optax.partition`.
 
     Args:
         tables: a predicate of path and leaf, or a tree of booleans that is a prefix of the parameters.
         params: the parameters, or a tree like them.
 
     Returns:
-        A tree of labels, for a tree of booleans of its structure.
+        A tree of labels; for a tree of booleans, with its structure.
 
     Example:
         >>> params = {"wte": {"embedding": jnp.ones((5, 2))}, "bias": jnp.ones(5)}
         >>> table_labels(lambda path, leaf: path == "wte/embedding", params)
         {'bias': 'other', 'wte': {'embedding': 'table'}}
     """
-    if callable(tables) and jax.tree_util.all_leaves([tables]):  # some trees can be called: modules of equinox
+    if callable(tables) and jax.tree_util.all_leaves([tables]):  # some trees are callable, such as equinox modules
         chosen = jax.tree_util.tree_map_with_path(lambda path, leaf: tables(path_name(path), leaf), params)
     else:
         chosen = tables
@@ -39,7 +39,7 @@ def table_labels(tables: TableChoice, params: optax.Params) -> Any:
                 f"Invalid tables value{where}: {is_table!r}. Use a predicate of path and leaf that returns a bool, "
                 "such as lambda path, leaf: path.endswith('embedding'), or a tree of booleans like the parameters"
             )
-    # optax looks for the parameters in a state by initialising one of a tree without leaves.
+    # optax initialises a state with a tree without leaves to find the parameters in it.
     if jax.tree.leaves(params) and not any(jax.tree.leaves(chosen)):
         paths = [path_name(path) for path, leaf in jax.tree_util.tree_leaves_with_path(params) if jnp.ndim(leaf) == 2]
         listed = ", ".join(repr(path) for path in paths[:10]) + (", ..." if len(paths) > 10 else "")
@@ -63,18 +63,20 @@ def check_tables(params: optax.Params, vocabulary_size: int | None, vocabulary_a
         name, shape = path_name(path), jnp.shape(leaf)
         if len(shape) != 2:
             raise ValueError(
-                f"table {name!r} has shape {shape}, expected {expected}; leave it to optax.adamw: "
-                "coupled_adamw(..., tables=...) updates everything else with it"
+                f"table {name!r} has shape {shape}, expected {expected}; update it with optax.adamw: "
+                "coupled_adamw(..., tables=...) does so for everything that is not a table"
             )
         if 0 in shape:
-            raise ValueError(f"table {name!r} has shape {shape}: a table without elements; leave it out")
+            raise ValueError(f"table {name!r} has shape {shape}: it is empty; do not select it as a table")
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(f"table {name!r} has dtype {leaf.dtype}, expected a floating one; leave it out")
+            raise ValueError(
+                f"table {name!r} has dtype {leaf.dtype}, expected a floating-point type; do not select it as a table"
+            )
         if isinstance(vocabulary_size, int) and vocabulary_size > shape[vocabulary_axis]:
             raise ValueError(
                 f"vocabulary_size is {vocabulary_size}, but table {name!r} of shape {shape} has "
                 f"{shape[vocabulary_axis]} rows along axis {vocabulary_axis}; for a table (H, V) use "
-                "vocabulary_axis=1, for one of another vocabulary a transformation of its own (optax.partition)"
+                "vocabulary_axis=1, and for another vocabulary use a separate transformation (optax.partition)"
             )
 
 
@@ -86,7 +88,7 @@ def check_options(
     vocabulary_size: Any,
     vocabulary_axis: Any,
 ) -> None:
-    """Check the numbers; arrays and schedules are known only when the step runs."""
+    """Validate the numbers; arrays and schedules are known only when the step runs."""
     for option, value in {"row_exponent": row_exponent, "column_exponent": column_exponent}.items():
         if not (callable(value) or isinstance(value, jax.Array)) and not (is_number(value) and 0 <= value <= 1):
             raise ValueError(f"Invalid {option} value: {value!r}. Use a number in [0, 1] or a schedule")
@@ -105,5 +107,5 @@ def check_options(
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a plain number, which is known before the step is traced."""
+    """Whether a value is a plain number, known before the step is traced."""
     return isinstance(value, Real) and not isinstance(value, bool)

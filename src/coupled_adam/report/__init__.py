@@ -1,1 +1,1 @@
-"""Results of studies as tables, figures, a verdict and one page: reads result files, runs nothing."""
+"""Reports of studies: tables, figures, a verdict and one page, from result files; runs nothing."""

@@ -8,7 +8,7 @@ from coupled_adam.report.significance import summarise
 
 
 def scale_groups(cells: Sequence[CellRuns]) -> list[list[CellRuns]]:
-    """Coupled Adam with its scaled forms, for the sizes at which n is varied."""
+    """Coupled Adam with its scaled forms, for the sizes where n is varied."""
     families = [
         [cell for cell in cells if cell.size == size and cell.variant.role in ("coupled", "scaled")]
         for size in sizes_of(cells)
@@ -17,9 +17,10 @@ def scale_groups(cells: Sequence[CellRuns]) -> list[list[CellRuns]]:
 
 
 def sgd_groups(cells: Sequence[CellRuns]) -> tuple[list[list[CellRuns]], list[list[CellRuns]], list[str]]:
-    """The sizes with SGD: all of its cells beside standard and coupled; the best one beside coupled; how it was chosen.
+    """Group the cells of the sizes with SGD. As in the paper, the best f has the smallest mean test loss.
 
-    As in the paper, the best f is the one with the smallest mean test loss.
+    Returns:
+        All SGD cells with standard and coupled; the best SGD cell with coupled; and notes on how f was chosen.
     """
     searched, best, choices = [], [], []
     for size in sizes_of(cells):
@@ -30,7 +31,7 @@ def sgd_groups(cells: Sequence[CellRuns]) -> tuple[list[list[CellRuns]], list[li
         searched.append([*sgd, *adam])
         chosen = best_factor(sgd)
         if chosen is None:
-            choices.append(f"{size.label}: no run with SGD has a loss, so no f is chosen.")
+            choices.append(f"{size.label}: no SGD run has a loss, so no f is chosen.")
             continue
         best.append([chosen, *(cell for cell in adam if cell.variant.role == "coupled")])
         choices.append(choice_note(chosen, sgd))
@@ -38,7 +39,7 @@ def sgd_groups(cells: Sequence[CellRuns]) -> tuple[list[list[CellRuns]], list[li
 
 
 def choice_note(chosen: CellRuns, sgd: Sequence[CellRuns]) -> str:
-    """Which f was chosen of which; whether a better one may lie beyond them, or among those without a loss."""
+    """Describe the choice of f, and whether a better f may lie beyond the values tried or among unfinished ones."""
     loss = loss_name(run for cell in sgd for run in cell.runs.values())
     tried = sorted({cell.variant.f for cell in sgd if mean_loss(cell) is not None})
     untried = sorted({cell.variant.f for cell in sgd} - set(tried))
@@ -46,14 +47,14 @@ def choice_note(chosen: CellRuns, sgd: Sequence[CellRuns]) -> str:
     if len(tried) == 1:
         note = f"{chosen.size.label}: f = {chosen.variant.f:g} is the only one with a {loss}"
     elif chosen.variant.f in (tried[0], tried[-1]):
-        note += "; it is at the end of those, a better one may lie beyond"
+        note += "; it is at the edge of these values, so a better one may lie beyond"
     if untried:
         note += f"; no {loss} yet for f = {listed(untried)}"
     return f"{note}."
 
 
 def listed(numbers: Sequence[float]) -> str:
-    """Numbers in a sentence."""
+    """Numbers separated by commas."""
     return ", ".join(f"{number:g}" for number in numbers)
 
 
@@ -63,7 +64,7 @@ def mean_loss(cell: CellRuns) -> float | None:
 
 
 def best_factor(sgd: Sequence[CellRuns]) -> CellRuns | None:
-    """The cell with the smallest mean test loss; None where no run has one."""
+    """The cell with the smallest mean test loss; None if no run has one."""
     means = [(mean_loss(cell), cell) for cell in sgd]
     found = [(mean, cell) for mean, cell in means if mean is not None]
     return min(found, key=lambda pair: pair[0])[1] if found else None

@@ -1,4 +1,4 @@
-"""What a report says, made once: its grid, its tables and its verdict. Terminal, files and page show parts of it."""
+"""Contents of a report: its grid, tables and verdict, computed once for the terminal, the files and the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,35 +20,35 @@ class Contents:
     """The contents of one report."""
 
     plans: Sequence[StudyPlan]
-    """Of every study folder."""
+    """One per study folder."""
     section: ReportSection
-    """Which metrics come first, and what to say of the loss."""
+    """Which metrics come first, and a note on the loss."""
     grid: Grid
-    """The finished runs, at least one, and the cells there should be."""
+    """The finished runs, at least one, and the expected cells."""
     tables: Sequence[ReportTable]
     verdict: Verdict
 
 
 def read_report(folders: Sequence[Path]) -> Contents:
-    """The contents of the report of one study folder, or of several as one.
+    """Compute the report of one study folder, or of several merged.
 
     Args:
-        folders: as `coupled-adam study run` leaves them, finished or not; at least one run is.
+        folders: written by `coupled-adam study run`, with at least one finished run.
 
     Raises:
-        UserError: when there is no finished run, or the folders contradict each other.
-        ImportError: when scipy is missing.
+        UserError: no run is finished, or the folders contradict each other.
+        ImportError: scipy is missing.
     """
     results = merge_results(folders)
     if all(result.is_candidate for result in results):
         names = ", ".join(str(folder) for folder in folders) or "no folder"
-        but = f" but {len(results)} candidates of selections" if results else ""
+        but = f", only {len(results)} candidates of selections" if results else ""
         raise UserError(f"{names}: no finished run to report{but}; run the study first with `coupled-adam study run`")
     return contents_of(results, read_plans(folders, results))
 
 
 def contents_of(results: Sequence[Result], plans: Sequence[StudyPlan]) -> Contents:
-    """The contents of the report of finished runs, with what their studies planned."""
+    """Compute the report of finished runs and the plans of their studies."""
     reported = [result for result in results if not result.is_candidate]
     candidates = [result for result in results if result.is_candidate]
     grid, section = gather_grid(reported, all_planned(plans)), shared_report(plans)

@@ -1,6 +1,6 @@
 """Loss and calibration by token frequency: every optimizer of a size against the first one, bin by bin.
 
-Which tokens are in a bin follows from the training text alone, so that the bins of all runs on one corpus are the same.
+The training text alone determines the bins, so all runs on one corpus have the same bins.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,35 +27,35 @@ COLUMNS = (
     mean_column(BIN_CALIBRATION.key, BIN_CALIBRATION.heading, BIN_CALIBRATION.latex_heading),
 )
 NOTES = (
-    "Bin 1 holds the most frequent tokens, half of the training text; each further bin holds half of what is left, "
-    "and bin 10 all the rest, with the tokens that never occur in training.",
+    "Bin 1 has the most frequent tokens, which make up half of the training text; each further bin covers half of the "
+    "rest, and bin 10 everything left, including tokens that never occur in training.",
     "Mean over the seeds, with the standard deviation in parentheses: 0.123(4) is 0.123 ± 0.004.",
-    "Difference: the loss of the optimizer less that of the first one of the same D and N. Verdict: the paper's "
-    "one-sided Student's t-test at 95%, of each bin by itself: of bins that do not differ, chance alone calls one in "
-    "twenty better and one in twenty worse.",
+    "Difference: the loss of the optimizer minus the loss of the first optimizer at the same D and N. Verdict: the "
+    "paper's one-sided Student's t-test at 95%, separately for each bin: without any real difference, chance alone "
+    "makes one bin in twenty better and one in twenty worse.",
     "Calibration: log of the predicted over the observed share of the bin's tokens. 0 is calibrated; below 0 the model "
     "underestimates these tokens, above 0 it overestimates them.",
 )
 
 
 def binned_cells(place: Grid) -> list[CellRuns]:
-    """The cells of one D and model that have a loss by token frequency; the first is what others are compared with."""
+    """The cells of one D and model that have a loss by token frequency; the first is the baseline."""
     return [cell for cell in place.cells if any(summarise(bin_values(cell, BIN_LOSS, each)).count for each in NUMBERS)]
 
 
 def bin_values(cell: CellRuns, metric: Metric, number: int) -> list[float | None]:
-    """A metric of one bin, of every seed."""
+    """One metric of one bin, for every seed."""
     return list(cell.values(bin_key(metric, number)).values())
 
 
 def compare_bin(first: CellRuns, second: CellRuns, number: int) -> Comparison:
-    """The loss of one bin, of the second cell against the first."""
+    """Compare the loss of one bin in the second cell with the first."""
     key = bin_key(BIN_LOSS, number)
     return compare(first.values(key), second.values(key), BIN_LOSS.better)
 
 
 def frequency_table(grid: Grid) -> ReportTable | None:
-    """A row for each optimizer in each bin that has targets; None where no run has a loss by token frequency."""
+    """One row per optimizer and bin with targets; None if no run has a loss by token frequency."""
     rows = [
         (TableCell(short(place.cells[0].size.tokens)), TableCell(place.cells[0].size.model), *row)
         for place in grid.places
@@ -69,7 +69,7 @@ def frequency_table(grid: Grid) -> ReportTable | None:
 
 
 def _rows(cells: Sequence[CellRuns]) -> Iterator[tuple[TableCell, ...]]:
-    """The rows of one D and model, without these two."""
+    """The rows of one D and model, without the columns D and N."""
     names = optimizer_labels(cells)
     for number in NUMBERS:
         for cell, name in zip(cells, names, strict=True):
@@ -87,14 +87,14 @@ def _rows(cells: Sequence[CellRuns]) -> Iterator[tuple[TableCell, ...]]:
 
 
 def _count(cell: CellRuns, metric: Metric, number: int) -> TableCell:
-    """How many of something are in a bin: the same in all runs, unless their texts differ."""
+    """A count of a bin, which is the same in all runs unless their texts differ."""
     found = {int(value) for value in bin_values(cell, metric, number) if is_number(value)}
     text = " or ".join(f"{value:,}" for value in sorted(found))
     return TableCell(text or MISSING, {"value": found.pop() if len(found) == 1 else None})
 
 
 def _against(first: CellRuns, cell: CellRuns, number: int) -> tuple[TableCell, TableCell]:
-    """The difference to the first cell, and what the test says of it; dashes for the first itself."""
+    """The difference to the first cell and the verdict of the test; dashes for the first cell itself."""
     if cell is first:
         return TableCell(MISSING), TableCell(MISSING)
     comparison = compare_bin(first, cell, number)

@@ -1,9 +1,9 @@
 """The results of a study as a grid: sizes and optimizers, their cells, and the runs of every cell.
 
-A *size* is one dataset size D with one model size N; a *variant* is one optimizer of the study. One size and one
-variant make a *cell*, whose runs differ in the seed alone; also cells and seeds that are not there yet, or never came,
-belong to the grid. A *place* is one D and one model by name: what is compared with each other. Tied and untied models,
-which differ in N, are together there.
+A *size* is one dataset size D with one model size N; a *variant* is one optimizer of the study. A size and a variant
+make a *cell*, whose runs differ only in the seed. Cells and seeds that are still missing belong to the grid too. A
+*place* is one D and one model name: its cells are compared with each other. Tied and untied models, which differ in N,
+share a place.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from coupled_adam.report.significance import Comparison, compare
 from coupled_adam.study.results import Result
 
 Role = Literal["standard", "coupled", "scaled", "family", "sgd"]
-"""What an optimizer stands for. family: a member of the family of second moments that is not Coupled Adam."""
+"""Role of an optimizer. family: a member of the family of second moments that is not Coupled Adam."""
 NAMES = {"standard": "standard Adam", "coupled": "Coupled Adam"}
 PLACES: dict[Role, int] = {"standard": 0, "coupled": 1, "scaled": 1, "family": 2, "sgd": 3}
 MOST_PAIRS = 5
@@ -36,7 +36,7 @@ class Size:
 
     @property
     def label(self) -> str:
-        """In a few characters, for headings."""
+        """Short name, for headings."""
         return f"N = {self.model}, D = {short(self.tokens)}"
 
 
@@ -55,19 +55,19 @@ class Variant:
 
     @property
     def f(self) -> float:
-        """SGD's factor of the learning rate; 0 where there is none."""
+        """SGD's factor of the learning rate; 0 if not set."""
         return float(self.settings.get("sgd_factor") or 0.0)
 
     @property
     def exponents(self) -> tuple[float, float]:
-        """x and y, the column and the row exponent of the coupled second moment; 1 and 0 are Coupled Adam's."""
+        """Column and row exponents x and y of the coupled second moment; Coupled Adam has 1 and 0."""
         return float(self.settings.get("column_exponent", 1.0)), float(self.settings.get("row_exponent", 0.0))
 
     @property
     def order(self) -> tuple[bool | int | float, ...]:
-        """To sort by: standard, then coupled by n, then the rest of the family, then SGD by f. Of one kind the plain
-        one first, then what is centred, then what is untied, by the table that is coupled, then with Muon: the pair
-        that a report is about is the same whatever the order of the folders it is made of.
+        """Sort key: standard, then coupled by n, then the rest of the family, then SGD by f. Within a role: plain, then
+        centred, then untied, by coupled table, then with Muon. So the main pair of a report does not depend on the
+        order of its folders.
 
         Example:
             >>> settings = {"untied": {"tied": False}, "centred": {"centre": True}, "standard": {}}
@@ -93,7 +93,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """As the report calls it: in words where its name in the study is the short one of what it is, else that name.
+        """Name in the report: the long form if the study uses the default short name, otherwise the study's name.
 
         Example:
             >>> settings = {"embeddings": "coupled", "row_exponent": 0.25, "mean_free": True}
@@ -106,7 +106,7 @@ class Variant:
 
 
 def role_of(settings: Mapping[str, Any]) -> Role:
-    """What an [optimizer] section stands for.
+    """Role of an [optimizer] section.
 
     Example:
         >>> role_of({"embeddings": "coupled", "scale_exponent": 0.0}), role_of({"embeddings": "adamw"})
@@ -125,7 +125,7 @@ def role_of(settings: Mapping[str, Any]) -> Role:
 
 
 def variant_of(name: str, settings: Mapping[str, Any]) -> Variant:
-    """One optimizer of a study, from its name there and its settings."""
+    """Make a variant from its name in the study and its settings."""
     return Variant(name, role_of(settings), settings)
 
 
@@ -136,10 +136,10 @@ def size_of(result: Result) -> Size:
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell as its study wants it."""
+    """A cell planned by a study."""
 
     cell: str
-    """Its id in the study."""
+    """Id in the study."""
     size: Size
     variant: Variant
     seeds: tuple[int, ...]
@@ -147,34 +147,34 @@ class Planned:
 
 @dataclass(frozen=True)
 class CellRuns:
-    """One cell with the runs it has."""
+    """One cell with its finished runs."""
 
     name: str
-    """Its id in the study; empty where only the rest of the grid makes it expected."""
+    """Id in the study; empty if the cell is only expected because of the rest of the grid."""
     size: Size
     variant: Variant
     runs: Mapping[int, Result]
     """The finished runs by seed."""
     seeds: tuple[int, ...]
-    """Every seed it should have, those of `runs` included."""
+    """Every expected seed, including those of `runs`."""
 
     def values(self, metric: str) -> dict[int, float | None]:
-        """One metric by seed; None where a finished run does not have it."""
+        """One metric by seed; None if a finished run does not have it."""
         return values_of(list(self.runs.values()), metric)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All cells of a report, and the runs that are finished. `gather_grid` makes one."""
+    """All cells of a report and its finished runs, made by `gather_grid`."""
 
     results: tuple[Result, ...]
-    """The finished runs, in the order in which they came."""
+    """The finished runs, in their original order."""
     cells: tuple[CellRuns, ...]
-    """The smallest dataset first, and of one size in the order of the variants; also those without runs."""
+    """All cells, including those without runs; smallest dataset first, then in the order of the variants."""
 
     @cached_property
     def finished(self) -> "Grid":
-        """The grid without the cells that have no run."""
+        """The grid without cells that have no run."""
         return Grid(self.results, tuple(cell for cell in self.cells if cell.runs))
 
     @cached_property
@@ -184,13 +184,13 @@ class Grid:
 
     @cached_property
     def variants(self) -> list[Variant]:
-        """Every optimizer with a finished run, in their order; what that leaves open, as it comes."""
+        """Every optimizer with a finished run, sorted by `Variant.order`."""
         found = {result.optimizer: variant_of(result.optimizer, result.settings) for result in self.results}
         return sorted(found.values(), key=lambda variant: variant.order)
 
     @cached_property
     def places(self) -> "list[Grid]":
-        """The cells of each D and model by name, with their runs, in the order of sizes."""
+        """The cells of each D and model name, with their runs, in the order of sizes."""
         cells: dict[tuple[int, str], list[CellRuns]] = {}
         for cell in self.cells:
             cells.setdefault((cell.size.tokens, cell.size.model), []).append(cell)
@@ -201,7 +201,7 @@ class Grid:
 
     @property
     def main_pair(self) -> tuple[Variant, Variant] | None:
-        """The two optimizers that are set against each other: the only two, else standard and coupled, else None."""
+        """The two optimizers to compare: the only two, otherwise standard and coupled, otherwise None."""
         found = self.variants
         if len(found) == 2:
             return found[0], found[1]
@@ -213,7 +213,7 @@ class Grid:
     @property
     def difference_pairs(self) -> list[tuple[Variant, Variant]]:
         """The pairs whose differences are drawn: the main pair, then each further member of the family against the
-        standard, and against Coupled Adam while all of them are few."""
+        standard, and if the pairs are few, against Coupled Adam."""
         pair = self.main_pair
         if pair is None:
             return []
@@ -229,35 +229,35 @@ class Grid:
 
     @property
     def largest_size(self) -> Size:
-        """The size that pictures of a single size show: the one with the most optimizers, of those the largest."""
+        """The size shown by figures of a single size: the one with the most optimizers, the largest of several."""
         return max(self.sizes, key=lambda size: (len({r.optimizer for r in self.results if size_of(r) == size}), size))
 
     def sizes_of(self, variant: Variant) -> list[Size]:
-        """The sizes at which an optimizer has finished runs."""
+        """The sizes where an optimizer has finished runs."""
         return sorted({size_of(run) for run in self.results if run.optimizer == variant.name})
 
     def runs_of(self, size: Size, variant: Variant) -> list[Result]:
-        """The finished runs of one size with one optimizer, by seed."""
+        """The finished runs of one size and optimizer, by seed."""
         return sorted(
             (run for run in self.results if size_of(run) == size and run.optimizer == variant.name),
             key=lambda run: run.seed,
         )
 
     def values_of(self, size: Size, variant: Variant, metric: str) -> dict[int, float | None]:
-        """One metric of one size with one optimizer, by seed."""
+        """One metric of one size and optimizer, by seed."""
         return values_of(self.runs_of(size, variant), metric)
 
     def compare(
         self, size: Size, first: Variant, second: Variant, metric: str, second_size: Size | None = None
     ) -> Comparison | None:
-        """How `second` does against `first`; None when one of them was not measured.
+        """Compare `second` with `first`; None if one of them was not measured.
 
         Args:
-            size: of both, or of `first` alone.
-            first: the one compared with.
-            second: the one in question.
+            size: of both, or only of `first`.
+            first: the baseline.
+            second: the optimizer to compare with it.
             metric: key of the metric.
-            second_size: of `second` where it is another one: a tied model against an untied one.
+            second_size: of `second` if it differs, as for a tied and an untied model.
         """
         old, new = self.values_of(size, first, metric), self.values_of(second_size or size, second, metric)
         comparison = compare(old, new, METRICS[metric].better)
@@ -265,20 +265,20 @@ class Grid:
 
 
 def values_of(runs: Sequence[Result], metric: str) -> dict[int, float | None]:
-    """One metric by seed, as `significance.compare` takes it."""
+    """One metric by seed, for `significance.compare`."""
     return {run.seed: run.metrics.get(metric) for run in runs}
 
 
 def gather_grid(results: Sequence[Result], planned: Sequence[Planned] = ()) -> Grid:
-    """The grid of finished runs and of those that should be there.
+    """Make the grid of finished and expected runs.
 
     Args:
-        results: the finished runs of one study or of several.
-        planned: what there should be. Without it every model and dataset size of a study is expected with every
-            optimizer of it, and every cell with every seed.
+        results: the finished runs of one or several studies.
+        planned: the expected cells. By default, a study is expected to have every combination of its model and dataset
+            sizes, optimizers and seeds.
 
     Returns:
-        All cells: those with runs, and those without that are expected.
+        All cells: those with runs, and expected ones without.
     """
     expected = planned or expected_of(results)
     by_cell: dict[str, list[Result]] = {}
@@ -299,7 +299,7 @@ def _with_runs(name: str, runs: Sequence[Result], expected_seeds: Sequence[int])
 
 
 def expected_of(results: Sequence[Result]) -> list[Planned]:
-    """The full grid of every study, as far as its runs tell: cells with runs, and those the grid lacks."""
+    """The full grid of every study, inferred from its runs: cells with runs, and missing combinations."""
     expected = []
     for study in dict.fromkeys(result.study for result in results):
         own = [result for result in results if result.study == study]
@@ -317,7 +317,7 @@ def expected_of(results: Sequence[Result]) -> list[Planned]:
 
 
 def _parameters(results: Sequence[Result], model: str, settings: Mapping[str, Any]) -> int:
-    """Parameters of a model of a study, tied as the settings say, if a run of that kind is there."""
+    """Parameters of a model of a study, preferably from a run that is tied or untied as in the settings."""
     of_model = [result for result in results if result.model == model]
     alike = [result for result in of_model if result.settings.get("tied", True) == settings.get("tied", True)]
     return (alike or of_model)[0].parameters
@@ -329,7 +329,7 @@ def sizes_of(cells: Sequence[CellRuns]) -> list[Size]:
 
 
 def optimizer_labels(cells: Sequence[CellRuns]) -> list[str]:
-    """The optimizer of every cell, with the cell's id where two cells of one size would be called the same."""
+    """The optimizer of every cell, with the cell's id if two cells of one size would have the same name."""
     names = Counter((cell.size, cell.variant.name) for cell in cells)
     return [
         cell.variant.name if names[cell.size, cell.variant.name] == 1 else f"{cell.variant.name} ({cell.name})"
@@ -338,7 +338,7 @@ def optimizer_labels(cells: Sequence[CellRuns]) -> list[str]:
 
 
 def model_labels(cells: Sequence[CellRuns]) -> dict[Size, str]:
-    """The model of every size, with its parameters where two sizes would be called the same, as tied and untied."""
+    """The model of every size, with its parameters if two sizes would have the same name, such as tied and untied."""
     sizes = sizes_of(cells)
     names = Counter((size.tokens, size.model) for size in sizes)
     return {
@@ -348,7 +348,7 @@ def model_labels(cells: Sequence[CellRuns]) -> dict[Size, str]:
 
 
 def size_labels(shown: Sequence[Size]) -> dict[Size, str]:
-    """A different label for every size: tied and untied models of one name differ in their parameters alone.
+    """A unique label for every size: tied and untied models of one name differ only in their parameters.
 
     Example:
         >>> list(size_labels([Size(10**9, 30 * 10**6, "S"), Size(10**9, 49 * 10**6, "S")]).values())
@@ -364,8 +364,8 @@ def size_labels(shown: Sequence[Size]) -> dict[Size, str]:
 
 
 def model_names(shown: Sequence[Size]) -> dict[tuple[int, str], str]:
-    """A different name for every model, by (parameters, name), the smallest first: with its parameters where two models
-    have one name.
+    """A unique name for every model, by (parameters, name), smallest first; with its parameters if two models have the
+    same name.
 
     Example:
         >>> list(model_names([Size(10**9, 30 * 10**6, "S"), Size(10**9, 49 * 10**6, "S")]).values())

@@ -1,4 +1,4 @@
-"""The numbers of the first screen: a few of them large, from one optimizer to the other, and every seed as a dot."""
+"""Key numbers on the first screen of a report: a few metrics of two optimizers, with every seed as a dot."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from coupled_adam.report.verdict import compared_pair, comparisons_over_sizes
 from coupled_adam.study.results import Result
 
 MOST = 5
-# Which are shown large, the first that were measured; where the embeddings lead, the loss is the last of them.
+# The first of these that were measured are shown; if the embeddings lead, the loss comes last.
 LARGE = ("loss", "mu_norm_ratio", "iso", "acc", "r_cos", "kappa", "rho_log")
 
 
@@ -29,33 +29,33 @@ class KeyNumber:
     label: str
     meaning: str
     note: str
-    """What a reader has to know of it."""
+    """Caveat for the reader."""
     first: Markup
     second: Markup
     claim: str
-    """What the test says of the second against the first."""
+    """Verdict of the test on the second against the first."""
     p_value: str
     over_sizes: str
-    """What it says at all sizes; empty where there is only one."""
+    """The verdicts at all sizes; empty for a single size."""
     bars: tuple[float, float] | None
-    """Both as bars, in percent of the longer one; None where a bar from zero on says nothing."""
+    """Lengths of both bars, in percent of the longer one; None if a bar that starts at zero would be meaningless."""
     strip: Markup
     """Every seed as a dot."""
 
 
 @dataclass(frozen=True)
 class KeyNumbers:
-    """What the first screen shows large."""
+    """The key numbers of the first screen."""
 
     names: tuple[str, str]
     colours: tuple[str, str]
     place: str
-    """Which size they are of; empty where there is only one."""
+    """Their size; empty if there is only one."""
     numbers: Sequence[KeyNumber]
 
 
 def key_numbers(grid: Grid, report: ReportSection) -> KeyNumbers | None:
-    """The numbers of the pair that the study is about, at its largest size; None where there is no such pair."""
+    """The key numbers of the study's main pair at its largest size; None without such a pair."""
     pair = compared_pair(grid)
     if pair is None:
         return None
@@ -94,7 +94,7 @@ def key_numbers(grid: Grid, report: ReportSection) -> KeyNumbers | None:
 
 
 def strip(values: Mapping[str, Sequence[float | None]], colours: Mapping[str, str]) -> Markup:
-    """Every seed as a dot on one line from the smallest value to the largest, as SVG; empty without two values.
+    """Draw every seed as a dot on a line from the smallest to the largest value, as SVG; empty without two values.
 
     Args:
         values: of the seeds, by optimizer.
@@ -105,7 +105,7 @@ def strip(values: Mapping[str, Sequence[float | None]], colours: Mapping[str, st
     if len(everything) < 2:
         return Markup("")
     low, high = min(everything), max(everything)
-    # In percent of the width, so that dots stay round however wide the column is.
+    # In percent of the width, so that dots stay round at any width.
     dots = Markup("").join(
         Markup('<circle cx="{:.1f}%" cy="50%" r="4.5" fill="{}"/>').format(
             100 * (value - low) / (high - low) if high > low else 50.0, colours[name]
@@ -119,8 +119,8 @@ def strip(values: Mapping[str, Sequence[float | None]], colours: Mapping[str, st
 
 
 def _largest_place(grid: Grid, pair: tuple[Variant, Variant]) -> tuple[tuple[Size, Size], Grid] | None:
-    """The largest D and model at which both have runs: their sizes, which differ between tied and untied, and the runs
-    there."""
+    """The largest D and model where both have runs: their sizes, which differ between tied and untied models, and the
+    grid there."""
     for own in reversed(grid.finished.places):
         first, second = (own.sizes_of(variant) for variant in pair)
         if first and second:
@@ -140,7 +140,7 @@ def _chosen(runs: Sequence[Result], lead: Lead) -> list[str]:
 
 
 def _shown(key: str, comparison: Comparison) -> tuple[Markup, Markup]:
-    """Both means; the one that is significantly better is bold."""
+    """Both means, with a significantly better one in bold."""
     wins = (comparison.significantly_worse, comparison.significant)
     first, second = (
         cell_html(TableCell(summary_cell(METRICS[key], summary).text, bold=bool(is_better)))
@@ -150,7 +150,7 @@ def _shown(key: str, comparison: Comparison) -> tuple[Markup, Markup]:
 
 
 def _over_sizes(comparisons: Sequence[Comparison]) -> str:
-    """Such as "better in 1, worse in 1 of 2 sizes"; the number shown is of one of them."""
+    """Such as "better in 1, worse in 1 of 2 sizes"."""
     if len(comparisons) < 2:
         return ""
     counts = Counter(claim_text(comparison) for comparison in comparisons)
@@ -158,7 +158,7 @@ def _over_sizes(comparisons: Sequence[Comparison]) -> str:
 
 
 def _bars(key: str, comparison: Comparison) -> tuple[float, float] | None:
-    """From zero on, which is the origin or nothing at all for measures of a table, and far away for a loss."""
+    """Bar lengths. Zero is a natural start for measures of a table, but not for a loss."""
     first, second = comparison.mean0, comparison.mean1
     if first is None or second is None or not METRICS[key].of_table:
         return None

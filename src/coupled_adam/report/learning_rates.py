@@ -1,7 +1,7 @@
 """The loss over the learning rate, and how sensitive an optimizer is to it.
 
-Cells of one size whose settings differ in the learning rate alone make a *curve*. Its sensitivity is the expected
-excess loss: the mean over the learning rates tried of the loss less the smallest of them.
+Cells of one size whose settings differ only in the learning rate make a *curve*. Its sensitivity is the expected excess
+loss: the mean loss over the learning rates tried, minus the smallest loss.
 """
 
 import re
@@ -16,7 +16,7 @@ from coupled_adam.report.significance import Summary, summarise
 from coupled_adam.report.table_model import ReportTable, TableCell, mean_column, number_column, text_column
 
 LEAST_RATES = 3
-"""Of a curve: two could be two different optimizers."""
+"""Fewest points of a curve: two could be two different optimizers."""
 LOSS = METRICS["loss"]
 COLUMNS = (
     text_column("D", "D", "$D$"),
@@ -28,9 +28,9 @@ COLUMNS = (
     mean_column("sensitivity", "sensitivity (↓)", r"sensitivity ($\downarrow$)"),
 )
 NOTES = (
-    "Sensitivity: the mean, over the learning rates, of the loss less that at the best one. The rates should be evenly "
-    "spaced on a logarithmic scale, and the same for all that are compared.",
-    "Mean over the seeds, with the standard deviation in parentheses; a sensitivity is that of a seed's own curve.",
+    "Sensitivity: the mean loss over the learning rates minus the loss at the best one. The rates should be evenly "
+    "spaced on a logarithmic scale, and the same for all optimizers compared.",
+    "Mean over the seeds, with the standard deviation in parentheses; each seed has its own sensitivity.",
 )
 
 
@@ -40,24 +40,24 @@ class RateCurve:
 
     size: Size
     name: str
-    """The name that its cells share, without the learning rate."""
+    """Common name of its cells, without the learning rate."""
     variant: Variant
-    """Of the smallest learning rate, for its look."""
+    """At the smallest learning rate, for its colour and line style."""
     cells: tuple[tuple[float, CellRuns], ...]
-    """By learning rate, ascending; also those without a finished run."""
+    """By learning rate, ascending; including those without a finished run."""
 
     def losses(self) -> list[tuple[float, Summary]]:
-        """The loss over the seeds by learning rate, where there is one."""
+        """The loss over the seeds by learning rate, without missing ones."""
         found = [(lr, summarise(cell.values(LOSS.key).values())) for lr, cell in self.cells]
         return [(lr, summary) for lr, summary in found if summary.mean is not None]
 
     def missing(self) -> list[float]:
-        """The learning rates without a finished run: diverged, or not done yet."""
+        """Learning rates without a finished run: diverged or not done yet."""
         there = {lr for lr, _ in self.losses()}
         return [lr for lr, _ in self.cells if lr not in there]
 
     def sensitivities(self) -> list[float]:
-        """The sensitivity of each seed that has all learning rates; none where a learning rate has no run."""
+        """The sensitivity of each seed that has all learning rates; empty if a learning rate has no run."""
         curves = [cell.values(LOSS.key) for _, cell in self.cells]
         seeds = set.intersection(*(set(curve) for curve in curves))
         values = [[curve[seed] for curve in curves] for seed in sorted(seeds)]
@@ -65,7 +65,7 @@ class RateCurve:
 
 
 def sensitivity(losses: Sequence[float]) -> float:
-    """The expected excess loss over learning rates: the mean less the smallest.
+    """The expected excess loss over learning rates: the mean minus the smallest.
 
     Example:
         >>> sensitivity([3.5, 3.0, 4.0])
@@ -75,7 +75,7 @@ def sensitivity(losses: Sequence[float]) -> float:
 
 
 def rate_curves(grid: Grid) -> list[RateCurve]:
-    """Every optimizer of every size that has enough learning rates for a curve."""
+    """Every optimizer and size with enough learning rates for a curve."""
     groups: dict[tuple[Size, str, str], list[tuple[float, CellRuns]]] = {}
     for cell in grid.cells:
         lr = cell.variant.settings.get("lr")
@@ -92,7 +92,7 @@ def rate_curves(grid: Grid) -> list[RateCurve]:
 
 
 def sensitivity_table(grid: Grid) -> ReportTable | None:
-    """A row for every curve; None where the study does not vary the learning rate."""
+    """One row per curve; None if the study does not vary the learning rate."""
     curves = [curve for curve in rate_curves(grid) if curve.losses()]
     if not curves:
         return None
@@ -113,7 +113,7 @@ def sensitivity_table(grid: Grid) -> ReportTable | None:
         )
         if curve.missing():
             rates = ", ".join(f"{lr:g}" for lr in curve.missing())
-            notes.append(f"{curve.name}: no finished run at lr = {rates}, so its sensitivity is not known.")
+            notes.append(f"{curve.name}: no finished run at lr = {rates}, so its sensitivity is unknown.")
         edges = (curve.cells[0][0], curve.cells[-1][0])
         if best_lr in edges:
             notes.append(f"{curve.name}: the best learning rate is the {_end(best_lr, edges)} one tried.")

@@ -1,8 +1,7 @@
-"""What the page draws by itself, as data: curves, where the reader points at a step, and the embeddings around the
-origin, which the reader turns.
+"""Data of the interactive parts of the page: curves over training, and the embeddings around the origin.
 
-A point of a cloud has three coordinates: along the mean embedding, and along the first two principal components across
-it.
+A point of a cloud has three coordinates: along the mean embedding, and along the first two principal components
+orthogonal to it.
 """
 
 from typing import Any
@@ -16,7 +15,7 @@ from coupled_adam.report.figures.style import looks
 from coupled_adam.report.grid import Grid, size_labels
 from coupled_adam.report.run_files import is_thinned, mean_curve
 
-# Kind of a row in metrics.jsonl, and the key there.
+# Kinds of rows in metrics.jsonl and their keys.
 SHOWN = (
     ("embeddings", "mu_norm_ratio"),
     ("embeddings", "iso"),
@@ -27,13 +26,12 @@ SHOWN = (
 )
 MOST_OF_A_CURVE = 150
 DIGITS = 5
-MOST_OF_A_CLOUD = 600  # of each optimizer; more would make the page large and turning slow
+MOST_OF_A_CLOUD = 600  # per optimizer; more would make the page large and rotation slow
 UNITS = 1000  # coordinates are whole thousandths of the window's half width
 
 
 def curves_data(grid: Grid) -> list[dict[str, Any]]:
-    """One entry for each size and quantity that was logged: {size, quantity, lines: [{name, colour, line, steps, mean,
-    low, high}]}."""
+    """One entry per size and quantity: {size, quantity, lines: [{name, colour, line, steps, mean, low, high}]}."""
     colours = looks(grid.variants)
     labels = size_labels(grid.sizes)
     found = []
@@ -53,17 +51,17 @@ def curves_data(grid: Grid) -> list[dict[str, Any]]:
 
 
 def curves_note(grid: Grid) -> str:
-    """What to say below the curves; empty where every logged step has a point of its own."""
+    """Note below the curves; empty if every logged step has its own point."""
     if not any(is_thinned(grid.results, kind, MOST_OF_A_CURVE) for kind in {kind for kind, _ in SHOWN}):
         return ""
     return f"Curves of more than {MOST_OF_A_CURVE} points are averaged over neighbouring steps."
 
 
 def clouds_data(grid: Grid) -> dict[str, Any] | None:
-    """Every cloud with the window they share, or None where no run has one.
+    """All clouds and their common window; None if no run has a cloud.
 
     {units, window: [left, bottom, right, top], clouds: [{name, colour, before, after, mean}]}; before and
-    after hold x, y, z of one token after the other, in the same order.
+    after hold x, y, z of the tokens, in the same order.
     """
     found = cloud_arrays(grid)
     if not found:

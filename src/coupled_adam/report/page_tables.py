@@ -1,6 +1,6 @@
-"""Tables as the page shows them: rows under a line that names their group, and a link to the folder of each run.
+"""Tables of the page: rows under a heading that names their group, and a link to the folder of each run.
 
-On a phone the columns that name a group would fill the screen; as lines of their own they do not.
+Grouping columns become headings, because on a phone they would fill the screen.
 """
 
 import os
@@ -23,7 +23,7 @@ from coupled_adam.report.significance import better_than_all, summarise
 from coupled_adam.report.table_model import ReportTable, TableCell
 from coupled_adam.study.results import Result
 
-# Where the loss leads; where the embeddings do, they come first.
+# The order if the loss leads; otherwise the embeddings come first.
 HEADLINE = ("loss", "acc", "mu_norm_ratio", "iso", "mu_norm", "r_cos", "rho_log", "kappa")
 MOST_SIDE_BY_SIDE = 3
 
@@ -34,7 +34,7 @@ class PageCell:
 
     html: Markup
     kind: str
-    """Its CSS class: number or text."""
+    """CSS class: number or text."""
 
 
 @dataclass(frozen=True)
@@ -64,30 +64,30 @@ class HeadlineRow:
     meaning: str
     cells: Sequence[Markup]
     claim: str
-    """What the test says of the second against the first."""
+    """Verdict of the test on the second against the first."""
     p_value: str
     values: Mapping[str, Sequence[float | None]]
-    """Of every seed, by the name of the optimizer in the study."""
+    """Values of every seed, by the name of the optimizer in the study."""
     note: str = ""
-    """What a reader has to know of it."""
+    """Caveat for the reader."""
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The main table of a study of one D and one model: a metric a row, an optimizer a column."""
+    """The main table of a study with one D and one model: one row per metric, one column per optimizer."""
 
     optimizers: Sequence[str]
     rows: Sequence[HeadlineRow]
     has_published: bool
-    """Whether values of the paper stand below the measured ones."""
+    """Whether values of the paper are shown below the measured ones."""
 
 
 def headline(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> Headline | None:
-    """The numbers side by side; None where there are several sizes or too many optimizers for that.
+    """Make the main table; None for several sizes or too many optimizers.
 
     Args:
         grid: of the finished runs.
-        report: which metrics come first, and what to say of the loss.
+        report: which metrics come first, and a note on the loss.
     """
     found = grid.variants
     sizes_of = {each: grid.sizes_of(each) for each in found}
@@ -129,16 +129,16 @@ def headline(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> Headline | N
 
 
 def label_and_meaning(metric: Metric, results: Sequence[Result]) -> tuple[str, str]:
-    """The name of a metric with its arrow, and what it is in a few words."""
+    """The name of a metric with its arrow, and a short explanation."""
     label = loss_name(results) if metric.key == "loss" else metric.label
     return f"{label}\N{NO-BREAK SPACE}{metric.arrow}", metric.meaning
 
 
 def page_table(table: ReportTable, links: Mapping[str, str]) -> PageTable:
-    """A table for the page.
+    """Convert a table for the page.
 
     Args:
-        table: any. That of all runs is cut to what differs between them; its first column leads to their folders.
+        table: any. The table of all runs keeps only columns that differ; its first column links to the run folders.
         links: addresses of run folders by the text of the column `run`.
     """
     places = list(range(table.groups, len(table.columns)))
@@ -146,7 +146,7 @@ def page_table(table: ReportTable, links: Mapping[str, str]) -> PageTable:
     notes = list(table.notes)
     if run is not None:
         places = [place for place in places if _is_worth_a_column(table, place)]
-        notes.append("The number of the seed leads to the folder of the run. All measures are in tables/runs.csv.")
+        notes.append("The seed links to the run folder. All measures are in tables/runs.csv.")
     kinds = {place: "number" if table.columns[place].numbers else "text" for place in places}
     groups: dict[str, list[list[PageCell]]] = {}
     for row in table.rows:
@@ -160,14 +160,14 @@ def page_table(table: ReportTable, links: Mapping[str, str]) -> PageTable:
 
 
 def _heading(table: ReportTable, row: Sequence[TableCell]) -> str:
-    """The grouping columns of a row in one line."""
+    """The grouping columns of a row as one line."""
     named = zip(table.columns[: table.groups], row, strict=False)
     return ", ".join(f"{column.label} = {cell.text}" if column.key in "DN" else cell.text for column, cell in named)
 
 
 def _is_worth_a_column(table: ReportTable, place: int) -> bool:
-    """In the table of all runs: not the folder, which is a link, nor measures beyond the paper's, nor what is the same
-    for all, which the page says elsewhere."""
+    """Whether the table of all runs keeps a column: not the folder, which is a link, nor measures beyond the paper's,
+    nor values that are the same for all runs, which the page shows elsewhere."""
     column = table.columns[place]
     metric = METRICS.get(column.key)
     if metric is not None and metric not in PROGRESS:
@@ -178,20 +178,20 @@ def _is_worth_a_column(table: ReportTable, place: int) -> bool:
 
 
 def cell_html(cell: TableCell) -> Markup:
-    """A value, and the published one below it."""
-    html = Markup(to_html(cell.text, bold=cell.bold))  # escapes what is no number
+    """A value, with the published one below it."""
+    html = Markup(to_html(cell.text, bold=cell.bold))  # escapes text
     if cell.published is None:
         return html
     return html + Markup(f'<span class="published">{to_html(cell.published.text, bold=cell.published.bold)}</span>')
 
 
 def run_links(results: Sequence[Result], out: Path) -> dict[str, str]:
-    """Where the run folders lie, seen from the report, as addresses. Two folders may have a run of the same name."""
+    """Links to run folders, relative to the report. If two folders have a run of the same name, the first wins."""
     return {result.run: address(result.run_folder, out) for result in reversed(results)}
 
 
 def address(path: Path, start: Path) -> str:
-    """A relative link. Letters that mean something in an address, the colon of `javascript:` among them, are quoted.
+    """A relative link, with special characters quoted, such as the colon of `javascript:`.
 
     Example:
         >>> address(Path("runs/demo/a b"), Path("runs/demo"))
@@ -201,5 +201,5 @@ def address(path: Path, start: Path) -> str:
 
 
 def p_of_claim(p: float) -> str:
-    """p is small where the second is better; where it is worse, the p of that is the rest."""
+    """The p-value of the verdict: p if the second is better, 1 - p if it is worse."""
     return p_text(min(p, 1 - p))

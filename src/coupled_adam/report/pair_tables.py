@@ -1,6 +1,6 @@
-"""One optimizer against another: every metric with the p-values of three tests, and from which step on it is ahead.
+"""One optimizer against another: every metric with the p-values of three tests, and the step where it takes the lead.
 
-Coupled Adam often begins behind and ends in front, so whether it pays depends on how long the training is: where the
+Coupled Adam often starts behind and ends ahead, so whether it pays off depends on the length of the training: where the
 curves of the validation loss cross. Runs with the same seed see the same batches and are compared with each other.
 """
 
@@ -47,10 +47,10 @@ COMPARISON_COLUMNS = (
     text_column("notes", "notes"),
 )
 COMPARISON_NOTES = (
-    "Difference: the mean of the optimizer less the mean of the baseline.",
-    "All tests are one-sided at 95%: p is small where the optimizer is better than the baseline.",
-    "Paper: the paper's Student's t-test, which the verdict follows. Welch: Welch's t-test. Paired: t-test of the "
-    "differences of runs with the same seed, as is the interval, which is two-sided.",
+    "Difference: the mean of the optimizer minus the mean of the baseline.",
+    "All tests are one-sided at 95%: p is small if the optimizer is better than the baseline.",
+    "Paper: the paper's Student's t-test, which decides the verdict. Welch: Welch's t-test. Paired: t-test of the "
+    "differences between runs with the same seed. The interval is also paired, and two-sided.",
     "Not corrected for the number of comparisons.",
 )
 CROSSING_COLUMNS = (
@@ -63,15 +63,15 @@ CROSSING_COLUMNS = (
     mean_column("difference", "difference at the end"),
 )
 CROSSING_NOTES = (
-    "Ahead from step: the first validation from which on the validation loss of the optimizer stays below that of the "
-    "baseline with the same seed. Mean over the seeds that get there, with the standard deviation in parentheses.",
-    "A learning rate that decays brings crossings forward or back: a shorter run is not the beginning of a longer one.",
+    "Ahead from step: the validation after which the optimizer's validation loss stays below the baseline's with the "
+    "same seed. Mean over the seeds that cross, with the standard deviation in parentheses.",
+    "Learning-rate decay moves crossings: a shorter run is not the beginning of a longer one.",
 )
 
 
 def comparison_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
-    """The pairs of each D and N: standard against all others, and Coupled Adam against its scaled forms, the rest of
-    its family and SGD."""
+    """Compare the pairs of each D and N: standard against all others, and Coupled Adam against its scaled forms, the
+    rest of its family and SGD."""
     splits = loss_splits(grid.results)
     metrics = [
         named(metric, splits)
@@ -86,14 +86,14 @@ def comparison_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
             head = (short(own[0].size.tokens), own[0].size.model, names[first], names[second])
             for metric in metrics:
                 values = own[first].values(metric.key), own[second].values(metric.key)
-                # What neither has, such as an input table of its own, is nothing to compare.
+                # Skip metrics that neither has, such as those of an untied input table.
                 if any(value is not None for side in values for value in side.values()):
                     rows.append(_comparison_row(head, metric, compare(*values, metric.better)))
     return ReportTable("comparisons", "Comparisons", COMPARISON_COLUMNS, tuple(rows), COMPARISON_NOTES, groups=4)
 
 
 def pairs_of(cells: Sequence[CellRuns]) -> list[tuple[int, int]]:
-    """Which cells of one size are compared, by their places: (baseline, optimizer)."""
+    """Indices of the cells of one size to compare: (baseline, optimizer)."""
     standard = [place for place, cell in enumerate(cells) if cell.variant.role == "standard"]
     coupled = [place for place, cell in enumerate(cells) if cell.variant.role == "coupled"]
     rest = [place for place, cell in enumerate(cells) if cell.variant.role not in ("standard", "coupled")]
@@ -102,7 +102,7 @@ def pairs_of(cells: Sequence[CellRuns]) -> list[tuple[int, int]]:
     return [
         *((first, second) for first in standard for second in (*coupled, *rest)),
         *((first, second) for first in coupled for second in rest),
-        # Several of one kind differ in something else: tied or not, which table is coupled.
+        # Several of one role differ in something else, such as the coupled table.
         *itertools.combinations(standard, 2),
         *itertools.combinations(coupled, 2),
     ]
@@ -134,7 +134,7 @@ def summary_cell(metric: Metric, summary: Summary) -> TableCell:
 
 
 def interval_cell(interval: tuple[float, float] | None, text: Callable[[float], str]) -> TableCell:
-    """Both ends of an interval; a dash where there is none."""
+    """Both ends of an interval; a dash for None."""
     if interval is None:
         return TableCell(MISSING, {"low": None, "high": None})
     low, high = interval
@@ -152,25 +152,25 @@ def p_text(p: float) -> str:
 
 
 def claim_text(comparison: Comparison) -> str:
-    """What the paper's test says of the optimizer against the baseline."""
+    """Verdict of the paper's test on the optimizer against the baseline."""
     return "not significant" if comparison.outcome == "open" else comparison.outcome
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Two curves of the validation loss, set against each other."""
+    """Comparison of two curves of the validation loss."""
 
     step: int | None
-    """From this validation on the second is below the first; None: at the end it is not."""
+    """The validation after which the second stays below the first; None if it is not below at the end."""
     last_step: int
     difference: float
-    """Second less first, at the end."""
+    """Second minus first, at the end."""
 
 
 def crossing(first: Curve, second: Curve) -> Crossing | None:
-    """Where the second curve falls below the first for good; None for curves that do not end at the same step.
+    """Find where the second curve falls below the first for good; None if the curves end at different steps.
 
-    Of such curves one was cut, or the runs have batches of different sizes: then a step is not the same share of both.
+    Such curves are incomplete, or have different batch sizes, so that their steps are not comparable.
 
     Example:
         >>> crossing({1: 5.0, 2: 4.0, 3: 3.5}, {1: 6.0, 2: 3.9, 3: 3.0})
@@ -188,12 +188,12 @@ def crossing(first: Curve, second: Curve) -> Crossing | None:
 
 
 def crossing_table(grid: Grid) -> ReportTable | None:
-    """Each standard optimizer against the others of its D and model, and Coupled Adam against the rest of its family;
-    None where no two runs have logged a validation loss. What is tied and its untied twin are no such pair: they are
-    two models."""
+    """Compare each standard optimizer with the others of its D and model, and Coupled Adam with the rest of its family.
+    None if no two runs have logged a validation loss. Tied and untied standard optimizers are not compared: they are
+    different models."""
     models = model_labels(grid.cells)
     rows = []
-    uneven = []  # pairs with curves that do not end together
+    uneven = []  # pairs with curves that end at different steps
     for place in grid.places:
         own, tokens = place.cells, place.cells[0].size.tokens
         names = optimizer_labels(own)
@@ -211,14 +211,14 @@ def crossing_table(grid: Grid) -> ReportTable | None:
                 uneven.append(f"{head[2]} and {head[3]} at {head[0]}, {head[1]} (seed {', '.join(map(str, seeds))})")
     if not rows:
         return None
-    notes = (f"Left out, as their curves end at different steps: {'; '.join(uneven)}.",) if uneven else ()
+    notes = (f"Omitted because their curves end at different steps: {'; '.join(uneven)}.",) if uneven else ()
     return ReportTable(
-        "crossing", "From when on it is ahead", CROSSING_COLUMNS, tuple(rows), (*CROSSING_NOTES, *notes), groups=2
+        "crossing", "When it takes the lead", CROSSING_COLUMNS, tuple(rows), (*CROSSING_NOTES, *notes), groups=2
     )
 
 
 def _crossings(first: CellRuns, second: CellRuns) -> tuple[list[Crossing], list[int]]:
-    """Of the seeds that both have; and the seeds of those whose curves do not end at the same step."""
+    """The crossings of the common seeds, and the seeds whose curves end at different steps."""
     found, uneven = [], []
     for seed in sorted(first.runs.keys() & second.runs.keys()):
         curves = [curve_of(cell.runs[seed].run_folder, "val", "loss") for cell in (first, second)]

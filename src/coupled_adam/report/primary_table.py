@@ -1,8 +1,8 @@
-"""The test loss of every optimizer against the standard one: the comparisons that a study is made for.
+"""The test loss of every optimizer against the standard one: the primary comparisons of a study.
 
-The test loss is the primary metric. All its comparisons with the standard optimizer are one family, over all sizes of
-the table, and their p-values are corrected by Holm's method. Everything else that a report compares is secondary, and
-is not corrected.
+The test loss is the primary metric. All its comparisons with the standard optimizer, over all sizes of the table, are
+one family, and their p-values are corrected by Holm's method. All other comparisons of a report are secondary and not
+corrected.
 """
 
 from collections.abc import Iterator
@@ -37,16 +37,16 @@ COLUMNS = (
     text_column("verdict", "verdict"),
 )
 NOTES = (
-    "Difference: mean of the optimizer less the baseline over runs with the same seed. Interval and p: Student's "
-    "t-test of these differences, two-sided.",
-    "p, Holm: corrected by Holm's method for all comparisons in this table, which are one family. The verdict follows "
-    "it at 95%. All other comparisons of a report are secondary, and are not corrected.",
+    "Difference: mean of the optimizer minus the baseline over runs with the same seed. Interval and p: two-sided "
+    "Student's t-test of these differences.",
+    "p, Holm: corrected by Holm's method for all comparisons in this table, which are one family. It decides the "
+    "verdict at 95%. All other comparisons of a report are secondary and not corrected.",
 )
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """A comparison and the names of what is compared."""
+    """A comparison and its names."""
 
     names: tuple[str, str, str, str]
     """D, N, baseline, optimizer."""
@@ -54,7 +54,7 @@ class _Pair:
 
 
 def primary_table(grid: Grid) -> ReportTable | None:
-    """A row for each optimizer that shares two seeds or more with a standard one of its size; None without any."""
+    """One row per optimizer that shares at least two seeds with a standard one of its size; None without any."""
     pairs = list(_pairs(grid))
     if not pairs:
         return None

@@ -1,7 +1,7 @@
-"""The numbers the paper prints: 880 means with their standard deviations, and which of them are bold.
+"""The paper's numbers: 880 means with their standard deviations, and which of them are bold.
 
-They come with the package as published.csv, one row per number, spelled as in the paper's tables. `find_published` says
-which of them belongs to a cell of a study, by its size, its data and the settings of its optimizer.
+They are in published.csv, one row per number, spelled as in the paper's tables. `find_published` finds the number for a
+cell of a study, by its size, its data and the settings of its optimizer.
 """
 
 import csv
@@ -15,7 +15,7 @@ from coupled_adam.base.text import shorthand
 from coupled_adam.config.optimizer_names import is_coupled_adam
 from coupled_adam.metrics import METRICS
 
-# Tables of the paper that show the same runs in one context; they differ in what is compared, so in what is bold.
+# Tables of the paper, grouped by what they compare, which decides what is bold.
 MAIN_TABLES = ("small_scale", "large_scale", "small_scale_downstream", "large_scale_downstream")
 SCALE_TABLES = ("ablation_scale", "ablation_scale_downstream")
 SGD_SEARCH_TABLES = ("ablation_sgd_search",)
@@ -37,20 +37,20 @@ class Published:
 
     mean: float
     std: float | None
-    """Over three seeds; None for the large models, which were trained once."""
+    """Over three seeds; None for the large models, which have one seed."""
     bold: bool
-    """Three seeds: significantly better in that table. One seed: the better of the two."""
+    """With three seeds: significantly better in that table. With one seed: the better of the two."""
     decimals: int
 
     @property
     def text(self) -> str:
-        """In plain text; as the paper prints it, but 25.0(11) where that has 25.0(1.1), in five places."""
+        """Plain text, as printed in the paper, except that five values like 25.0(1.1) become 25.0(11)."""
         return shorthand(self.mean, self.std, self.decimals)
 
 
 @cache
 def published_numbers() -> dict[Key, Published]:
-    """All numbers by (table, D, N, optimizer, metric), as the file spells them.
+    """All numbers by (table, D, N, optimizer, metric), spelled as in the file.
 
     Example:
         >>> len(published_numbers())
@@ -69,7 +69,7 @@ def published_numbers() -> dict[Key, Published]:
 
 
 def lookup(table: str, dataset_tokens: str, model: str, optimizer: str, metric: str) -> Published | None:
-    """One number, by the names the file uses; None where the paper has none.
+    """Look up one number by its names in the file; None if the paper has none.
 
     Example:
         >>> lookup("small_scale", "5B", "125M", "Coupled", "kappa").text
@@ -81,18 +81,18 @@ def lookup(table: str, dataset_tokens: str, model: str, optimizer: str, metric: 
 def find_published(
     metric: str, tokens: int, parameters: int, settings: Mapping[str, Any], tables: Sequence[str] = ALL_TABLES
 ) -> Published | None:
-    """The published number that belongs to a cell of a study.
+    """Find the published number for a cell of a study.
 
     Args:
         metric: key of the metric in a study's results.
-        tokens: data size D; within 2% of one of the paper's.
-        parameters: model size N; within 5% of one of the paper's.
+        tokens: data size D; must be within 2% of one of the paper's.
+        parameters: model size N; must be within 5% of one of the paper's.
         settings: the optimizer section of the cell's config, and "tied".
-        tables: tables of the paper to look in, the first that has the number first.
+        tables: tables of the paper to search, in this order.
 
     Returns:
-        The number, or None: another size, a metric or an optimizer that the paper does not have. The learning rate, the
-        batch size and the text are not compared.
+        The number, or None if the paper does not have this size, metric or optimizer. The learning rate, the batch size
+        and the text are not compared.
 
     Example:
         >>> find_published("rho_log", 5_000_000_000, 124_373_760, {"embeddings": "adamw"}).text
@@ -112,12 +112,12 @@ def find_published(
 
 
 def nearest(names: Mapping[str, float], value: float, tolerance: float) -> str | None:
-    """The name whose number is within a relative tolerance of a value; None where there is none."""
+    """The name whose number is within a relative tolerance of a value; None without a match."""
     return next((name for name, number in names.items() if abs(value / number - 1) <= tolerance), None)
 
 
 def paper_optimizers(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the paper's tables call an optimizer; empty for one that it does not have.
+    """Names of an optimizer in the paper's tables; empty if the paper does not have it.
 
     Example:
         >>> paper_optimizers({"embeddings": "coupled", "scale_exponent": -2.0})

@@ -1,4 +1,4 @@
-"""Optimizers in the order of their loss, with what their embeddings are like; and what was selected for each."""
+"""Optimizers ranked by loss, with the quality of their embeddings; and the settings selected for each."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +20,7 @@ D, N, OPTIMIZER = text_column("D", "D", "$D$"), text_column("N", "N", "$N$"), te
 
 
 def ranked_cells(place: Grid) -> list[CellRuns]:
-    """The cells of one D and model that have a loss, the smallest mean first."""
+    """The cells of one D and model that have a loss, smallest mean first."""
     means = {cell.name: summarise(cell.values("loss").values()).mean for cell in place.cells}
     return sorted(
         (cell for cell in place.cells if means[cell.name] is not None), key=lambda cell: means[cell.name] or 0.0
@@ -28,7 +28,7 @@ def ranked_cells(place: Grid) -> list[CellRuns]:
 
 
 def ranking_table(grid: Grid) -> ReportTable | None:
-    """The optimizers of every D and model by their mean loss; None where none has enough of them to rank."""
+    """Rank the optimizers of every D and model by mean loss; None if no place has enough of them."""
     places = [cells for place in grid.places if len(cells := ranked_cells(place)) >= LEAST_RANKED]
     if not places:
         return None
@@ -51,17 +51,17 @@ def ranking_table(grid: Grid) -> ReportTable | None:
         *(D, N, number_column("rank", "rank"), OPTIMIZER, text_column("seeds", "seeds")),
         *(mean_column(metric.key, metric.heading, metric.latex_heading) for metric in shown),
     )
-    notes = ["By the mean loss over the seeds; neighbours need not differ significantly, see the comparisons."]
+    notes = ["By mean loss over the seeds. Neighbours may not differ significantly; see the comparisons."]
     note = loss_note(runs)
     notes += [note] if note else []
     return ReportTable("ranking", "Ranking", columns, tuple(rows), tuple(notes), groups=2)
 
 
 def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) -> ReportTable | None:
-    """Every value that was tried for a setting, with its validation loss; None where nothing was selected.
+    """List every value tried for a setting, with its validation loss; None if nothing was selected.
 
     Args:
-        candidates: the runs that selected a setting.
+        candidates: the runs that select a setting.
         reported: the runs that use a winner.
     """
     groups: dict[str, list[Result]] = {}
@@ -74,8 +74,8 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
     rows, notes = (
         [],
         [
-            "Chosen by validation loss on a seed that is not reported; every optimizer has as many values, "
-            "but for those tried beyond an edge."
+            "Selected by validation loss with a seed that is not reported; every optimizer has the same number of "
+            "values, except for values added beyond an edge."
         ],
     )
     for of, runs in groups.items():
@@ -88,7 +88,7 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
         *(D, N, OPTIMIZER, text_column("setting", "setting"), number_column("value", "value")),
         *(number_column(VALIDATION_LOSS, METRICS[VALIDATION_LOSS].heading), text_column("winner", "winner")),
     )
-    return ReportTable("selection", "What was selected", columns, tuple(rows), tuple(notes), groups=3)
+    return ReportTable("selection", "Selected settings", columns, tuple(rows), tuple(notes), groups=3)
 
 
 def _rows(runs: Sequence[Result], winner: float | None) -> Iterator[tuple[TableCell, ...]]:

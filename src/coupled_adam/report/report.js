@@ -1,5 +1,5 @@
 "use strict";
-// Two plots that answer to the reader. Without this script the same data are there as pictures.
+// Two interactive plots. Without this script the page shows the same data as static pictures.
 const read = (id) => { const data = document.getElementById(id); return data && JSON.parse(data.textContent); };
 const make = (name, parent, text, type) => {
   const made = document.createElement(name);
@@ -17,7 +17,7 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
   document.getElementById("curves-section").classList.add("scripted");
   const box = document.getElementById("curves"), readout = document.getElementById("readout");
   const legend = document.getElementById("legend"), pickSize = document.getElementById("size");
-  const note = document.getElementById("curves-note"); // takes the place of a last chart
+  const note = document.getElementById("curves-note"); // fills the place after the last chart
   const LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 24, HEIGHT = 190;
   const DASHES = { "-": "", "--": "7 4", ":": "2 3" }, BORDERS = { "-": "solid", "--": "dashed", ":": "dotted" };
   let charts = [], end = 1, step = 1;
@@ -52,7 +52,7 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
       key.style.borderTop = `3px ${BORDERS[line.line] || "solid"} ${line.colour}`;
       item.append(line.name);
     }
-    // The places first: their width decides how many stand beside each other.
+    // Create the boxes first: their width decides how many fit side by side.
     const parts = shown.map((plot) => {
       const part = make("div", box, undefined, "curve"), title = make("h3", part, plot.quantity);
       return { plot, part, at: make("span", title, "", "at") };
@@ -101,7 +101,7 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
     return { plot, at, x, y, rule, dots };
   }
 
-  // The values of every chart at the step.
+  // Show the values of every chart at the current step.
   function mark(visible) {
     let exact = step;
     for (const { plot, at, x, y, rule, dots } of charts) {
@@ -139,7 +139,7 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
   draw();
 })();
 
-// The embeddings around the origin: drag to turn all clouds together, or let every token go from where it began.
+// The embeddings around the origin: drag to rotate all clouds, or animate the tokens from before to after training.
 (() => {
   const data = read("clouds-data"), box = document.getElementById("clouds");
   if (!data || !box) return;
@@ -153,14 +153,14 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
     const canvas = make("canvas", view);
     canvas.tabIndex = 0;
     canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `Embeddings of ${cloud.name}; the arrow keys turn them`);
+    canvas.setAttribute("aria-label", `Embeddings of ${cloud.name}; use the arrow keys to rotate`);
     return { cloud, canvas };
   });
   const below = make("p", box, undefined, "turning");
-  const play = make("button", below, "▶ From before to after");
+  const play = make("button", below, "▶ Animate training");
   const reset = make("button", below, "Side view");
   play.type = reset.type = "button";
-  make("span", below, "Drag to turn. Grey: before training, + the origin, × the mean.");
+  make("span", below, "Drag to rotate. Grey: before training. +: origin. ×: mean.");
 
   function draw() {
     const style = getComputedStyle(document.documentElement);

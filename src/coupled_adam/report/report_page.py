@@ -1,7 +1,7 @@
 """The page of a study's report.
 
-Figures and table cells go in as they are, made by code that escapes. The only script is our own, and the page forbids
-any other. Needs jinja2 and matplotlib.
+Figures and table cells are inserted as HTML; the code that makes them escapes text. The page runs only its own script
+and forbids any other. Needs jinja2 and matplotlib.
 """
 
 import base64
@@ -33,15 +33,15 @@ from coupled_adam.study.folder import TO_BE_MEASURED
 from coupled_adam.study.results import Result
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
-# What can be said of a run that is not in the results, the best first.
+# Statuses of runs without a result, most advanced first.
 FURTHEST = ("just finished", "running", TO_BE_MEASURED, "failed", "stopped", "waiting")
-# Long tables that few readers need: folded away, and opened for printing.
+# Long tables that few readers need: collapsed, and opened for printing.
 FOLDED = ("further", "selection", "loss_by_frequency", "comparisons", "runs")
 
 
 @dataclass(frozen=True)
 class Completeness:
-    """How much of what was planned is there."""
+    """Number of finished and planned runs."""
 
     finished: int
     planned: int
@@ -53,19 +53,19 @@ class Completeness:
 
 
 def render_report(contents: Contents, figures: Sequence[CaptionedFigure], out: Path) -> str:
-    """The page as HTML text.
+    """Render the page as HTML.
 
     Args:
-        contents: what the report says.
-        figures: the figures that were drawn.
-        out: the folder of the page, from which it links to run folders and files.
+        contents: of the report.
+        figures: of the report.
+        out: folder of the page; links to run folders and files are relative to it.
     """
     grid, plans, results = contents.grid, contents.plans, contents.grid.results
     links = run_links(results, out)
     tables = [page_table(table, links) for table in contents.tables]
     numbers, side_by_side = key_numbers(grid, contents.section), headline(grid, contents.section)
     main_table = _main_table(tables, grid) if side_by_side is None else None
-    # What the first screen has is not shown again; where it has the same numbers in another form, it is folded away.
+    # Do not repeat a table of the first screen; if that has the same numbers in another form, collapse the table.
     folded = [*FOLDED, "main"] if side_by_side is not None else FOLDED
     below = [table for table in tables if main_table is None or table.name != main_table.name]
     colours = {name: look.colour for name, look in looks(grid.variants).items()}
@@ -106,7 +106,7 @@ def render_report(contents: Contents, figures: Sequence[CaptionedFigure], out: P
 
 
 def what_was_compared(grid: Grid) -> list[str]:
-    """The study in a few words each: optimizers, models, data, seeds."""
+    """Summarise the study in short phrases: optimizers, models, data, seeds."""
     optimizers = [variant.label for variant in grid.variants]
     named = optimizers if len(optimizers) <= 4 else [optimizers[0], "…", optimizers[-1]]
     models = sorted({(size.parameters, size.model) for size in grid.sizes})
@@ -120,7 +120,7 @@ def what_was_compared(grid: Grid) -> list[str]:
     counts = [len(cell.runs) for cell in grid.finished.cells]
     fewest, most = min(counts), max(counts)
     seeds = f"{most} seeds each" if fewest == most else f"{fewest} to {most} seeds"
-    # A name may have a comma itself, such as "standard, centred".
+    # A name may contain a comma, such as "standard, centred".
     between = "; " if any("," in name for name in named) else ", "
     words = " and ".join(named) if len(named) == 2 else between.join(named)
     return [
@@ -132,12 +132,12 @@ def what_was_compared(grid: Grid) -> list[str]:
 
 
 def commands(plans: Sequence[StudyPlan], results: Sequence[Result], out: Path) -> list[str]:
-    """What to type to get this report again, in the folder `out`."""
+    """The commands that reproduce this report in the folder `out`."""
     versions = sorted({result.package for result in results}, key=version_order)
     found = [result.metrics for result in results]
     extras = "eval,study" if measured(TASKS, found) or other_tasks(found) else "study"
     install = install_command(extras) + (f"  # version {versions[-1]}" if versions else "")
-    # The new runs lie beside the old ones; what has no study file cannot be run again and is taken as it is.
+    # New runs go next to the old ones; a folder without a study file cannot be rerun and is used as is.
     folders = [f"{plan.folder}-again" if plan.toml else str(plan.folder) for plan in plans]
     runs = [
         shlex.join(["coupled-adam", "study", "run", str(plan.folder / STUDY_FILE), "--out", folder])
@@ -151,7 +151,7 @@ def commands(plans: Sequence[StudyPlan], results: Sequence[Result], out: Path) -
 
 
 def version_order(version: str) -> tuple[list[int], bool, str]:
-    """To sort versions by: 0.9 before 0.10, and what comes before a release (0.10rc1, 0.10.dev3) before it.
+    """Sort key of versions: 0.9 before 0.10, and pre-releases (0.10rc1, 0.10.dev3) before their release.
 
     Example:
         >>> sorted(["0.10.0", "0.9.1", "0.10.0rc1"], key=version_order)
@@ -165,7 +165,7 @@ def version_order(version: str) -> tuple[list[int], bool, str]:
 
 
 def merge_unfinished(plans: Sequence[StudyPlan]) -> list[Unfinished]:
-    """The runs that no folder has finished, each once: as the folder has it that got furthest."""
+    """The runs that no folder has finished, each once, with the status of the folder that got furthest."""
     found: dict[str, Unfinished] = {}
     for run in (run for plan in plans for run in plan.unfinished):
         other = found.setdefault(run.label, run)
@@ -174,10 +174,10 @@ def merge_unfinished(plans: Sequence[StudyPlan]) -> list[Unfinished]:
 
 
 def facts(results: Sequence[Result]) -> dict[str, str]:
-    """With what, where and when."""
+    """Versions, hardware, time and energy of the runs."""
 
     def each(values: Sequence[str | None]) -> str:
-        return ", ".join(dict.fromkeys(value for value in values if value)) or "not known"
+        return ", ".join(dict.fromkeys(value for value in values if value)) or "unknown"
 
     energy = [result.energy_joules for result in results if result.energy_joules is not None]
     return {
@@ -185,19 +185,19 @@ def facts(results: Sequence[Result]) -> dict[str, str]:
         "commit": each([result.commit for result in results]),
         "torch": each([result.torch for result in results]),
         "device": each([result.device for result in results]),
-        "time of all runs": duration(sum(result.seconds for result in results)),
+        "total run time": duration(sum(result.seconds for result in results)),
         **(
             {"energy": f"{sum(energy) / 3.6e6:.3g} kWh, measured in {len(energy)} of {len(results)} runs"}
             if energy
             else {}
         ),
         "seeds": ", ".join(str(seed) for seed in sorted({result.seed for result in results})),
-        "report made": f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')}, "
+        "report written": f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')}, "
         f"coupled-adam {__version__}",
     }
 
 
 def _main_table(tables: Sequence[PageTable], grid: Grid) -> PageTable | None:
-    """What the first screen shows where optimizers do not fit side by side."""
+    """The table of the first screen if the optimizers do not fit side by side."""
     wanted = "scale" if grid.has_scale_exponents and len(grid.sizes) == 1 else "main"
     return next((table for table in tables if table.name == wanted), tables[0] if tables else None)

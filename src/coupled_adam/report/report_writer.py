@@ -1,9 +1,9 @@
-"""The report of a study: figures, tables, and one page that holds them all and opens anywhere.
+"""Write the report of a study: figures, tables, and one self-contained page.
 
 folders -> results -> figures/*.svg *.pdf, tables/*.csv *.md *.tex, report.html
 
-The parts load torch and matplotlib, so they are imported when a report is written: a study asks for the packages of its
-report before it starts.
+The parts load torch and matplotlib, so they are imported only when a report is written. A study checks for the packages
+before it starts.
 """
 
 from collections.abc import Sequence
@@ -21,24 +21,24 @@ FIGURES = "figures"
 
 
 def require_packages() -> None:
-    """Refuse when matplotlib, jinja2 or scipy is missing, with the command that installs them."""
+    """Raise if matplotlib, jinja2 or scipy is missing, with the command that installs them."""
     for package in ("matplotlib", "jinja2", "scipy"):
         require(package, "study", "to write a report")
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Write the report of one study folder, or of several as one.
+    """Write the report of one study folder, or of several merged.
 
     Args:
-        folders: as `coupled-adam study run` leaves them, finished or not; at least one run is.
-        out: folder to write to; for one study its own folder. Made if it is missing.
+        folders: written by `coupled-adam study run`, with at least one finished run.
+        out: folder to write to, created if missing; usually the study folder itself.
 
     Returns:
         The path of report.html, which is written last.
 
     Raises:
-        UserError: when there is no finished run, or the folders contradict each other.
-        ImportError: as `require_packages`.
+        UserError: no run is finished, or the folders contradict each other.
+        ImportError: a package is missing; see `require_packages`.
     """
     from coupled_adam.report.contents import read_report
 
@@ -47,7 +47,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
 
 
 def write_contents(contents: "Contents", out: Path) -> Path:
-    """Write the report of what `read_report` found, to a folder; returns the path of report.html."""
+    """Write the contents from `read_report` to a folder; return the path of report.html."""
     from coupled_adam.report.figures import draw_figures, write_figures
     from coupled_adam.report.report_page import render_report
     from coupled_adam.report.result_tables import FOLDER as TABLES
@@ -56,7 +56,7 @@ def write_contents(contents: "Contents", out: Path) -> Path:
     path = out / REPORT_FILE
     require_writable(path)
     for folder in (out, out / FIGURES, out / TABLES):
-        remove_leftovers(folder)  # of a report that was killed
+        remove_leftovers(folder)  # from a killed process
     figures = draw_figures(contents.grid)
     write_figures(figures, out / FIGURES)
     write_tables(contents.tables, out / TABLES)

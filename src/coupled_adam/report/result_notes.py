@@ -1,4 +1,4 @@
-"""What a reader has to know of the runs behind the numbers: what the loss is of, which table, how many documents."""
+"""Notes on the runs behind the numbers: the split of the loss, the embedding table, the number of task documents."""
 
 from collections.abc import Iterable
 
@@ -7,12 +7,12 @@ from coupled_adam.study.results import Result
 
 
 def loss_splits(results: Iterable[Result]) -> set[str]:
-    """The splits that the losses are of: "test", or "val" where a corpus has no test split."""
+    """The splits of the losses: "test", or "val" if a corpus has no test split."""
     return {result.loss_split for result in results if result.metrics.get("loss") is not None}
 
 
 def loss_name(results: Iterable[Result]) -> str:
-    """What to call the loss in a sentence."""
+    """Name of the loss in a sentence."""
     splits = loss_splits(results)
     if "val" not in splits:
         return METRICS["loss"].label
@@ -20,33 +20,32 @@ def loss_name(results: Iterable[Result]) -> str:
 
 
 def loss_note(results: Iterable[Result]) -> str:
-    """What to say of losses that are not all of test text; empty where they are."""
+    """Note on losses that are not all on test text; otherwise empty."""
     splits = loss_splits(results)
     if "val" not in splits:
         return ""
     if splits == {"val"}:
-        return "The loss is that of the validation text: the corpus has no test split."
+        return "The loss is measured on validation text, because the corpus has no test split."
     return (
-        "The loss is that of the test text in some runs and of the validation text in others, "
-        "whose corpus has no test split."
+        "The loss is measured on test text in some runs, and on validation text in runs whose corpus has no test split."
     )
 
 
 def limit_note(results: Iterable[Result]) -> str:
-    """What to say of tasks that were tried on their first documents alone; empty where there are none."""
+    """Note on tasks that were evaluated only on their first documents; otherwise empty."""
     limits = sorted({limit for result in results if (limit := result.metrics.get(TASK_LIMIT)) is not None})
     if not limits:
         return ""
     documents = " or ".join(f"{limit:g}" for limit in limits)
-    return f"Of each task only the first {documents} documents were evaluated, for a try."
+    return f"Only the first {documents} documents of each task were evaluated."
 
 
 def table_note(results: Iterable[Result]) -> str:
-    """What to say of measures of embeddings where a model has two tables; empty where none has."""
+    """Note on embedding measures of models with two tables; empty without such models."""
     untied = [result for result in results if not result.settings.get("tied", True)]
     if not untied:
         return ""
-    note = "The embeddings of untied models are measured in the output table"
+    note = "For untied models, the embeddings are those of the output table"
     keys = {key for result in untied for key, value in result.metrics.items() if value is not None}
     has_input = any(key.startswith(INPUT_PREFIX) for key in keys)
-    return f"{note}; Further measures has the input table." if has_input else f"{note}."
+    return f"{note}; the input table is under Further measures." if has_input else f"{note}."

@@ -1,8 +1,7 @@
-"""The tables of a study in the form of the paper's: what was measured, what is better, and what the paper has there.
+"""The tables of a study, in the form of the paper's tables and with the paper's values.
 
-Every table is built from the finished runs alone (and the plan, where it is given), as a `ReportTable` that any format
-can be made from. A cell or a seed that is missing is shown as missing; a metric that no run has gets no column, but a
-note.
+Every table is built from the finished runs and the plan, if any, as a `ReportTable`, which can be written in any
+format. Missing cells and seeds are shown as missing; a metric that no run has is named in a note.
 """
 
 from collections import Counter
@@ -71,12 +70,12 @@ EXPONENT = text_column("n", "n", "$n$")
 def build_tables(
     grid: Grid, report: ReportSection = DEFAULT_REPORT, candidates: Sequence[Result] = ()
 ) -> list[ReportTable]:
-    """Every table that the runs give something for.
+    """Build every table that the runs have data for.
 
     Args:
-        grid: the finished runs, and the cells there should be.
-        report: which metrics come first, and what to say of the loss.
-        candidates: the runs that selected a setting, which are not part of the grid.
+        grid: the finished runs and the expected cells.
+        report: which metrics come first, and a note on the loss.
+        candidates: the runs that select a setting, which are not part of the grid.
 
     Returns:
         The tables by their names: main, primary (with a standard optimizer), ranking (three optimizers or more),
@@ -116,18 +115,18 @@ def build_tables(
 
 
 def _with_loss_note(table: ReportTable, note: str | None) -> ReportTable:
-    """The table with what a reader has to know of the loss, where it has one."""
+    """Add the study's note on the loss to tables that show a loss."""
     return replace(table, notes=(*table.notes, note)) if note and table.name in ABOUT_THE_LOSS else table
 
 
 def write_tables(tables: Sequence[ReportTable], folder: Path) -> list[Path]:
     """Write every table as CSV, Markdown and LaTeX.
 
-    Each file is there as a whole or not at all; files of tables that are not among these are removed.
+    Files are written atomically; files of other tables are removed.
 
     Args:
         tables: from `build_tables`.
-        folder: made if it is missing.
+        folder: created if missing.
 
     Returns:
         The files written.
@@ -155,16 +154,16 @@ def metric_table(
     label: Column = OPTIMIZER,
     notes: Sequence[str] = (),
 ) -> ReportTable | None:
-    """Means over the seeds, one row per cell, bold within each group; None without groups.
+    """Means over the seeds, one row per cell, the best of each group in bold; None without groups.
 
     Args:
-        name: of its files.
-        title: above it.
-        groups: the cells that are compared with one another, one group per size.
-        metrics: the columns; those that no run has are left out and named in a note.
+        name: of the files.
+        title: of the table.
+        groups: the cells to compare with each other, one group per size.
+        metrics: the columns; those that no run has are omitted and named in a note.
         published: the paper's tables to take published values from.
-        label: the column that tells the cells of a group apart.
-        notes: added to the table's own.
+        label: the column that distinguishes the cells of a group.
+        notes: additional notes.
     """
     if not groups:
         return None
@@ -186,7 +185,7 @@ def metric_table(
 def downstream_table(
     name: str, title: str, groups: Sequence[Sequence[CellRuns]], published: Sequence[str], label: Column = OPTIMIZER
 ) -> ReportTable | None:
-    """The paper's tasks one by one and their mean, then other tasks; None where no run has a task."""
+    """The paper's tasks and their mean, then other tasks; None if no run has a task."""
     found = [run.metrics for group in groups for cell in group for run in cell.runs.values()]
     others = other_tasks(found)
     if not measured((*TASKS, *others), found):
@@ -195,8 +194,7 @@ def downstream_table(
 
 
 def quantised_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
-    """The test loss with the vocabulary tables rounded to integers, beside that without; None where it was not asked
-    for."""
+    """The test loss with and without quantised vocabulary tables; None if not measured."""
     if not measured(
         QUANTISED_LOSSES, (run.metrics for group in groups for cell in group for run in cell.runs.values())
     ):
@@ -206,7 +204,7 @@ def quantised_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
 
 
 def further_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
-    """What the paper's tables do not have; None where no run has any of it."""
+    """Measures that are not in the paper's tables; None if no run has any."""
     found = measured(FURTHER, (run.metrics for group in groups for cell in group for run in cell.runs.values()))
     return metric_table("further", "Further measures", groups, found, ()) if found else None
 
@@ -214,7 +212,7 @@ def further_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
 def group_rows(
     group: Sequence[CellRuns], metrics: Sequence[Metric], published: Sequence[str], label: Column
 ) -> list[tuple[TableCell, ...]]:
-    """Label, seeds and values of the cells of one size; bold is what is significantly better than all others."""
+    """Label, seeds and values of the cells of one size; values significantly better than all others are bold."""
     names = exponent_labels(group) if label is EXPONENT else optimizer_labels(group)
     winners = {
         metric.key: better_than_all(
@@ -233,12 +231,12 @@ def group_rows(
 
 
 def mixes_sizes(groups: Sequence[Sequence[CellRuns]]) -> bool:
-    """Whether models of different N are compared with each other: tied and untied ones of one name."""
+    """Whether a group has models of different N: tied and untied ones of the same name."""
     return any(len(sizes_of(group)) > 1 for group in groups)
 
 
 def exponent_labels(group: Sequence[CellRuns]) -> list[str]:
-    """n of every cell, with the optimizer's name where two cells have the same."""
+    """n of every cell, with the optimizer's name if two cells have the same n."""
     counts = Counter(cell.variant.n for cell in group)
     return [
         f"{cell.variant.n:g}" if counts[cell.variant.n] == 1 else f"{cell.variant.n:g} ({cell.variant.name})"
@@ -247,7 +245,7 @@ def exponent_labels(group: Sequence[CellRuns]) -> list[str]:
 
 
 def value_cell(cell: CellRuns, metric: Metric, published: Sequence[str], *, bold: bool) -> TableCell:
-    """Mean and standard deviation of one metric in one cell, and what the paper has there."""
+    """Mean and standard deviation of one metric in one cell, with the paper's value."""
     summary = summarise(cell.values(metric.key).values())
     shown = summary_cell(metric, summary)
     return replace(
@@ -268,7 +266,7 @@ def _in_brackets(note: str) -> str:
 
 
 def seeds_text(cell: CellRuns) -> str:
-    """How many seeds there are, and of how many."""
+    """Number of finished seeds, and if some are missing, of expected ones."""
     there, wanted = len(cell.runs), len(cell.seeds)
     return str(there) if there == wanted else f"{there} of {wanted}"
 
@@ -285,8 +283,8 @@ def column_of(metric: Metric, cells: Sequence[TableCell]) -> Column:
 
 
 def named_cells(cells: Sequence[tuple[str, str]]) -> str:
-    """Cells in a sentence, from their optimizers and sizes: one by one while they are few, else each optimizer once;
-    and where these are many too, their number.
+    """Name cells by their optimizers and sizes: all of them if they are few, otherwise each optimizer once, or only
+    their number.
 
     Example:
         >>> named_cells([("coupled", "5B, 125M"), ("sgd", "5B, 125M")])
@@ -303,7 +301,7 @@ def named_cells(cells: Sequence[tuple[str, str]]) -> str:
 
 
 def single_seeds(groups: Sequence[Sequence[CellRuns]]) -> list[tuple[str, str]]:
-    """Optimizer and size of the cells with one run, which keep all that they are compared with from being bold."""
+    """Optimizer and size of cells with one run. The cells compared with them cannot be bold."""
     models = model_labels([cell for group in groups for cell in group])
     return [
         (name, f"{short(cell.size.tokens)}, {models[cell.size]}")
@@ -317,28 +315,28 @@ def single_seeds(groups: Sequence[Sequence[CellRuns]]) -> list[tuple[str, str]]:
 def notes_on(
     table: ReportTable, groups: Sequence[Sequence[CellRuns]], wanted: Sequence[Metric], shown: Sequence[Metric]
 ) -> list[str]:
-    """What a reader of a table has to know."""
+    """Notes below a table."""
     notes = ["Mean over the seeds, with the standard deviation in parentheses: 0.123(4) is 0.123 ± 0.004."]
     cells = [cell for group in groups for cell in group]
     if max(map(len, groups)) == 1:
-        notes.append("One optimizer of a size: nothing to compare, nothing is bold.")
+        notes.append("One optimizer per size: there is nothing to compare, and nothing is bold.")
     elif max(len(cell.runs) for cell in cells) > 1:
         same = "model, tied or not" if mixes_sizes(groups) else "N"
-        others = "the other one" if max(map(len, groups)) == 2 else "all others"
+        others = "the other optimizer" if max(map(len, groups)) == 2 else "all other optimizers"
         notes.append(
-            f"Bold: significantly better than {others} of the same D and {same}, "
+            f"Bold: significantly better than {others} at the same D and {same}, "
             "by the paper's one-sided Student's t-test at 95%."
         )
         single = single_seeds(groups)
         if single:
             notes.append(
-                "Nothing is bold where an optimizer with one seed has a value, for it cannot be tested: "
+                "Nothing is bold in groups where an optimizer has only one seed, because it cannot be tested: "
                 f"{named_cells(single)}."
             )
     else:
-        notes.append("One seed each: no claim, nothing is bold.")
+        notes.append("One seed each: no claim is possible, and nothing is bold.")
     if any(column.published for column in table.columns):
-        notes.append("In brackets: what the paper has for this D, N and optimizer; text and settings may differ.")
+        notes.append("In brackets: the paper's value for this D, N and optimizer; text and settings may differ.")
     note = loss_note(run for cell in cells for run in cell.runs.values())
     if note and "loss" in {metric.key for metric in shown}:
         notes.append(note)
@@ -353,8 +351,8 @@ def notes_on(
         notes.append(f"Not measured in any run: {', '.join(unmeasured)}.")
     missing = sum(len(cell.seeds) - len(cell.runs) for cell in cells)
     if missing:
-        notes.append(f"Missing runs: {missing} of {sum(len(cell.seeds) for cell in cells)}, see the column of seeds.")
-    # The columns that are missing in the same places, together: seven tasks are evaluated or not.
+        notes.append(f"Missing runs: {missing} of {sum(len(cell.seeds) for cell in cells)}; see the column seeds.")
+    # Group columns that are missing in the same cells: all seven tasks are evaluated, or none.
     lacking: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for place, column in enumerate(table.columns):
         short_of = tuple(

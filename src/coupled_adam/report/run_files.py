@@ -1,6 +1,6 @@
-"""What a report reads from run folders: curves from metrics.jsonl, and arrays from embeddings.npz.
+"""Files of run folders that a report reads: curves from metrics.jsonl and arrays from embeddings.npz.
 
-A file that is missing or damaged costs its figure, never the report. Letters: P points of a curve, S seeds.
+Without a missing or damaged file, the report lacks only a figure. Letters: P points of a curve, S seeds.
 """
 
 import math
@@ -17,16 +17,16 @@ from coupled_adam.study.results import Result
 from coupled_adam.training.logbook import METRICS_FILE, read_metrics
 
 EMBEDDINGS = "embeddings.npz"
-MOST_POINTS = 400  # of a curve; more could not be seen, and would make the page large
+MOST_POINTS = 400  # per curve; more would be invisible and make the page large
 
 Floats = NDArray[np.float64]
 Curve = dict[int, float]
-"""The values of one number by step."""
+"""Values by step."""
 
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """The mean over seeds, and the band from the lowest to the highest of them."""
+    """The mean over seeds, and the band from the lowest to the highest seed."""
 
     steps: Floats  # (P,)
     mean: Floats  # (P,)
@@ -35,10 +35,10 @@ class MeanCurve:
 
 
 def curve_of(run_folder: Path, kind: str, key: str) -> Curve:
-    """One logged number of a run.
+    """Read one logged number of a run.
 
     Args:
-        run_folder: as training writes it.
+        run_folder: written by training.
         kind: of the rows: train, val or embeddings.
         key: of the number.
     """
@@ -46,7 +46,7 @@ def curve_of(run_folder: Path, kind: str, key: str) -> Curve:
 
 
 def curves_of(run_folder: Path, kind: str) -> list[Curve]:
-    """All that a run logged in rows of one kind."""
+    """Read all numbers that a run logged in rows of one kind."""
     return [curve for (other, _), curve in _read_curves(run_folder).items() if other == kind]
 
 
@@ -60,7 +60,7 @@ def _read_curves(run_folder: Path) -> dict[tuple[str, str], Curve]:
 
 @lru_cache(maxsize=512)
 def _curves(path: Path, changed: int) -> dict[tuple[str, str], Curve]:
-    """All curves of a run: every figure asks for another one, and the file of a long run is slow to read."""
+    """Read all curves of a run at once: figures need several, and the file of a long run is slow to read."""
     curves: dict[tuple[str, str], Curve] = {}
     for row in read_metrics(path):
         for key, value in row.items():
@@ -70,16 +70,16 @@ def _curves(path: Path, changed: int) -> dict[tuple[str, str], Curve]:
 
 
 def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POINTS) -> MeanCurve | None:
-    """One logged number over training, of the runs of one cell.
+    """Average one logged number over the runs of one cell.
 
     Args:
-        runs: differ in the seed alone.
+        runs: differ only in the seed.
         kind: of the rows in metrics.jsonl: train, val or embeddings.
         key: of the number.
-        most: points of the curve.
+        most: largest number of points.
 
     Returns:
-        None when no run has at least two values, or when the runs have no two steps in common.
+        The curve; None if no run has two values, or if the runs do not have two steps in common.
     """
     curves = [curve for run in runs if len(curve := curve_of(run.run_folder, kind, key)) > 1]
     if not curves:
@@ -93,23 +93,23 @@ def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POI
 
 
 def is_thinned(results: Sequence[Result], kind: str, most: int = MOST_POINTS) -> bool:
-    """Whether a run has more rows of a kind than a curve shows points, so that neighbours are averaged."""
+    """Whether a run has more rows of a kind than a curve has points, so that neighbours are averaged."""
     return any(len(curve) > most for run in results for curve in curves_of(run.run_folder, kind))
 
 
 def embedding_arrays(run: Result) -> Mapping[str, NDArray[np.float32]]:
-    """The arrays of embeddings.npz; empty when there is no such file or it cannot be read."""
+    """The arrays of embeddings.npz; empty if the file is missing or unreadable."""
     try:
         require_regular_file(run.run_folder / EMBEDDINGS)
         with np.load(run.run_folder / EMBEDDINGS, allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]) for name in file.files}
-    except Exception:  # whatever numpy and zipfile stumble over in bytes that are no arrays
+    except Exception:  # numpy and zipfile raise many kinds of errors on damaged files
         return {}
     return {name: array for name, array in arrays.items() if array.dtype.kind in "fiu" and np.isfinite(array).all()}
 
 
 def _thinned(values: Floats, most: int) -> Floats:
-    """(..., P) with as many neighbours averaged as it takes for P to be at most `most`; the last may be fewer."""
+    """Average neighbours of (..., P) until P is at most `most`; the last point may average fewer."""
     together = -(-values.shape[-1] // most)
     starts = np.arange(0, values.shape[-1], together)
     counts = np.diff(np.append(starts, values.shape[-1]))

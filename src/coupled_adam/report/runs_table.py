@@ -1,4 +1,4 @@
-"""Every run of a study by itself: its numbers, what it cost, and what is needed to repeat it."""
+"""Every run of a study: its metrics, its cost, and what is needed to reproduce it."""
 
 from collections.abc import Callable, Sequence
 
@@ -61,5 +61,5 @@ def _row(run: Result | None, names: Sequence[str], metrics: Sequence[Metric]) ->
 
 
 def value_cell(value: float | None, metric: Metric) -> TableCell:
-    """One number of one run, with two decimals more than a mean over seeds is worth."""
+    """One number of one run, with two more decimals than a mean over seeds."""
     return number_cell(value, lambda number: shorthand(number, None, metric.decimals + 2))

@@ -1,8 +1,8 @@
-"""Is one optimizer better than another? The paper's test (App. error), and two that see more.
+"""Is one optimizer better than another? The paper's test (App. error), and two more powerful ones.
 
-Two samples X_0 and X_1 of one metric, S runs each, with means m_i and corrected standard deviations sigma_i. Their
-difference is d = m_1 - m_0, and 1 is better than 0 where t = d / se lies far enough on the good side of Student's
-distribution with nu degrees of freedom. All three tests are one-sided, at 95%, and differ in se and nu only:
+Two samples X_0 and X_1 of one metric, S runs each, have means m_i and corrected standard deviations sigma_i. Their
+difference is d = m_1 - m_0, and 1 is better than 0 if t = d / se is far enough on the good side of Student's
+distribution with nu degrees of freedom. All three tests are one-sided, at 95%, and differ only in se and nu:
 
     paper    se = sqrt(sigma_0^2 + sigma_1^2) / sqrt(S)          nu = S - 1
     Welch    the same se                                         nu by Welch and Satterthwaite, from S - 1 to 2 S - 2
@@ -32,18 +32,18 @@ class Summary:
     """The values of one metric over the seeds of one cell."""
 
     count: int
-    """S, the number of values that are there and finite."""
+    """S, the number of finite values."""
     mean: float | None
     """None without values."""
     std: float | None
     """Corrected sample standard deviation (divided by S - 1); None for fewer than two values."""
     left_out: int = 0
-    """How many values were None, NaN or infinite."""
+    """Number of values that are None, NaN or infinite."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How approach 1 does against approach 0 in one metric. None stands for what cannot be said."""
+    """Comparison of approach 1 with approach 0 in one metric. None means that no statement is possible."""
 
     better: Better | None
     first: Summary
@@ -51,41 +51,41 @@ class Comparison:
     second: Summary
     """X_1."""
     difference: float | None
-    """d, the mean of 1 less the mean of 0 (Eq. student_mean_d)."""
+    """d, the mean of 1 minus the mean of 0 (Eq. student_mean_d)."""
     difference_std: float | None
     """sqrt(sigma_0^2 + sigma_1^2) (Eq. sigmad)."""
     threshold: float | None
     """d_significance (Eq. studentonesidedconfidencethreshold): half of the bars in Fig. results_S."""
     t: float | None
-    """d / se of the paper's test; infinite where nothing varies and the means differ."""
+    """d / se of the paper's test; infinite if the means differ without any variance."""
     p_value: float | None
-    """The paper's test: how often chance alone would make 1 look at least this much better than 0."""
+    """The paper's test: the probability that chance alone makes 1 look at least this much better than 0."""
     welch_p: float | None
     """The same by Welch's test."""
     paired_p: float | None = None
-    """The same by the paired test; None unless at least two seeds are in both."""
+    """The same by the paired test; None with fewer than two common seeds."""
     pairs: int = 0
-    """Seeds that are in both."""
+    """Number of common seeds."""
     paired_interval: tuple[float, float] | None = None
-    """Two-sided 95% interval of the mean of X_1 - X_0 over the seeds that are in both; None as for `paired_p`."""
+    """Two-sided 95% interval of the mean of X_1 - X_0 over the common seeds; None as for `paired_p`."""
     paired_two_sided_p: float | None = None
-    """How often chance alone would make them differ at least this much in either direction, by the paired test."""
+    """The probability that chance alone makes them differ at least this much in either direction, paired."""
     notes: tuple[str, ...] = ()
-    """What a reader has to know: values left out, different numbers of seeds, no variance."""
+    """Caveats: ignored values, different numbers of seeds, no variance."""
 
     @property
     def significant(self) -> bool | None:
-        """Whether 1 is significantly better than 0 by the paper's test; None: no claim."""
+        """Whether 1 is significantly better than 0 by the paper's test; None for no claim."""
         return self._beyond_threshold(1 if self.better == "higher" else -1)
 
     @property
     def significantly_worse(self) -> bool | None:
-        """Whether 0 is significantly better than 1 by the paper's test; None: no claim."""
+        """Whether 0 is significantly better than 1 by the paper's test; None for no claim."""
         return self._beyond_threshold(-1 if self.better == "higher" else 1)
 
     @property
     def outcome(self) -> Literal["better", "worse", "open", "no claim"]:
-        """What the paper's test says of 1 against 0; open: no significant difference."""
+        """Verdict of the paper's test on 1 against 0; open: no significant difference."""
         if self.significant is None:
             return "no claim"
         if self.significant:
@@ -120,12 +120,12 @@ class Comparison:
 
 
 def is_number(value: float | None) -> TypeGuard[float]:
-    """Whether a value can be used: there, and finite."""
+    """Whether a value is not None and finite."""
     return value is not None and math.isfinite(value)
 
 
 def summarise(values: Iterable[float | None]) -> Summary:
-    """Mean and corrected standard deviation of the values that are there.
+    """Mean and corrected standard deviation of the finite values.
 
     Example:
         >>> summarise([3.0, 5.0, None])
@@ -133,7 +133,7 @@ def summarise(values: Iterable[float | None]) -> Summary:
     """
     given = list(values)
     finite = [float(value) for value in given if is_number(value)]
-    # The standard library sums exactly: equal values have a standard deviation of 0, not of 1e-17.
+    # The standard library sums exactly: equal values have a standard deviation of 0, not 1e-17.
     return Summary(
         count=len(finite),
         mean=statistics.fmean(finite) if finite else None,
@@ -146,13 +146,13 @@ def compare(x0: Values, x1: Values, better: Better | None) -> Comparison:
     """Compare approach 1 with approach 0 in one metric.
 
     Args:
-        x0: the values of approach 0, one per run. None, NaN and infinity are left out, and `notes` says so.
+        x0: the values of approach 0, one per run. None, NaN and infinity are ignored, with a note.
         x1: the values of approach 1. With mappings from seed to value, runs with the same seed are also paired.
-        better: the direction in which the metric is better; None: nothing is tested.
+        better: the better direction of the metric; None for no test.
 
     Returns:
-        The difference and the p-values of the three tests, small where 1 is better. With fewer than two values on one
-        side there is no claim.
+        The difference and the p-values of the three tests, which are small if 1 is better. With fewer than two values
+        on one side there is no claim.
 
     Example:
         >>> runs = compare([3.13, 3.14, 3.15], [3.11, 3.12, 3.13], "lower")
@@ -178,8 +178,8 @@ def compare(x0: Values, x1: Values, better: Better | None) -> Comparison:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrected for their number by Holm's method: reject where it is below 0.05, and the chance of even one false
-    rejection among all of them stays below 0.05.
+    """Correct p-values for multiple comparisons by Holm's method: rejecting those below 0.05 keeps the probability of
+    any false rejection below 0.05.
 
     Example:
         >>> [round(p, 3) for p in holm([0.04, 0.01, 0.5])]
@@ -194,10 +194,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compare_summaries(first: Summary, second: Summary, better: Better | None) -> Comparison:
-    """The paper's test and Welch's from means and standard deviations alone, as published tables give them.
+    """Compute the paper's test and Welch's from means and standard deviations, as in published tables.
 
-    The paper has equal numbers of seeds. For different ones se^2 = sigma_0^2 / S_0 + sigma_1^2 / S_1, and nu is the
-    smaller S - 1: for equal ones that is the paper's test, and else it claims less than Welch's.
+    The paper has equal numbers of seeds. For different numbers, se^2 = sigma_0^2 / S_0 + sigma_1^2 / S_1, and nu is the
+    smaller S - 1. For equal numbers this is the paper's test; otherwise it is more conservative than Welch's.
 
     Example:
         >>> standard, coupled = Summary(3, 0.346, 0.001), Summary(3, 0.350, 0.001)
@@ -236,9 +236,9 @@ def compare_summaries(first: Summary, second: Summary, better: Better | None) ->
 
 
 def better_than_all(samples: Mapping[str, Values], better: Better | None) -> str | None:
-    """The approach that is significantly better than every other one by the paper's test, if there is one.
+    """The approach that is significantly better than every other one by the paper's test, if any.
 
-    Approaches without any value are left out. One with a single value cannot be beaten significantly, nor win.
+    Approaches without values are ignored. An approach with a single value can neither win nor be beaten.
 
     Example:
         >>> better_than_all({"a": [1.0, 1.1], "b": [2.0, 2.1], "c": [3.0, 3.1], "d": []}, "lower")
@@ -254,12 +254,12 @@ def better_than_all(samples: Mapping[str, Values], better: Better | None) -> str
 
 
 def as_list(values: Values) -> list[float | None]:
-    """The values of all runs, whichever way they were given."""
+    """The values of all runs as a list."""
     return list(values.values()) if isinstance(values, Mapping) else list(values)
 
 
 def paired_differences(x0: Values, x1: Values) -> list[float]:
-    """X_1 - X_0 for the seeds that have a value in both; nothing where no seeds were given."""
+    """X_1 - X_0 for seeds with a value in both; empty without seeds."""
     if not (isinstance(x0, Mapping) and isinstance(x1, Mapping)):
         return []
     pairs = [(x0[seed], x1[seed]) for seed in x0 if seed in x1]
@@ -267,7 +267,7 @@ def paired_differences(x0: Values, x1: Values) -> list[float]:
 
 
 def quantile(nu: float, probability: float = CONFIDENCE) -> float:
-    """t_{alpha, nu}: what Student's t stays below with this probability.
+    """t_{alpha, nu}: Student's t is below this value with the given probability.
 
     Example:
         >>> round(quantile(2), 2)
@@ -277,25 +277,25 @@ def quantile(nu: float, probability: float = CONFIDENCE) -> float:
 
 
 def one_sided_p(difference: float, standard_error: float, nu: float, better: Better) -> float:
-    """How often Student's t lies at least as far on the good side as difference / standard_error."""
+    """Probability that Student's t is at least as far on the good side as difference / standard_error."""
     t = t_value(difference, standard_error)
     return float(student().stdtr(nu, -t if better == "higher" else t))
 
 
 def student() -> ModuleType:
-    """scipy's functions for Student's distribution: what scipy.stats calls, but loaded and called much faster."""
+    """scipy's functions for Student's distribution, which load and run much faster than scipy.stats."""
     return require("scipy.special", "study", "for Student's distribution")
 
 
 def t_value(difference: float, standard_error: float) -> float:
-    """difference / standard_error. Without variance: infinite, or 0 (p = 0.5) where there is no difference either."""
+    """difference / standard_error. Without variance: infinite, or 0 (p = 0.5) if there is no difference either."""
     if standard_error > 0:
         return difference / standard_error
     return math.copysign(math.inf, difference) if difference else 0.0
 
 
 def welch_degrees(error0: float, count0: int, error1: float, count1: int) -> float:
-    """nu of Welch and Satterthwaite from the standard errors of both means."""
+    """Welch–Satterthwaite nu from the standard errors of both means."""
     total = math.hypot(error0, error1)
     if total == 0:
         return min(count0, count1) - 1
@@ -304,13 +304,13 @@ def welch_degrees(error0: float, count0: int, error1: float, count1: int) -> flo
 
 
 def notes_on(first: Summary, second: Summary) -> tuple[str, ...]:
-    """What a reader has to know about two samples before believing their comparison."""
+    """Caveats about the comparison of two samples."""
     notes = []
     left_out = first.left_out + second.left_out
     if left_out:
-        notes.append(f"{left_out} of {left_out + first.count + second.count} values missing or not finite, left out")
+        notes.append(f"{left_out} of {left_out + first.count + second.count} values missing or not finite, ignored")
     if min(first.count, second.count) < 2:
-        notes.append(f"{first.count} and {second.count} seeds: no claim with fewer than two on a side")
+        notes.append(f"{first.count} and {second.count} seeds: no claim with fewer than two on either side")
     elif first.count != second.count:
         nu = min(first.count, second.count) - 1
         notes.append(f"{first.count} and {second.count} seeds: the paper's test with sigma_i^2/S_i and nu = {nu}")

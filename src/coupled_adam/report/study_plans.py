@@ -1,5 +1,5 @@
-"""What a report has to say beside its results: what its studies planned, which of their runs are not finished, and
-whether runs of several folders can be compared: under one name, all must have planned or done the same."""
+"""Plans of the studies in a report: the planned runs, the unfinished ones, and whether runs from several folders can be
+compared: runs of the same name must have the same settings in all folders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,51 +20,51 @@ from coupled_adam.study.results import Result, read_results
 from coupled_adam.study.selection import cells_in
 
 Name = tuple[str, int]
-"""Cell and seed: what a run is called in every folder."""
+"""Cell and seed: the name of a run in every folder."""
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A run that is planned and has no result."""
+    """A planned run without a result."""
 
     label: str
     status: str
-    """As `StudyFolder.status` says; or just finished."""
+    """From `StudyFolder.status`, or "just finished"."""
     reason: str
     """Why it failed."""
 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What one study folder wants."""
+    """The plan of one study folder."""
 
     folder: Path
     title: str
     description: str
     toml: str
-    """The text of study.toml; empty where there is none."""
+    """The text of study.toml; empty if missing."""
     problem: str
-    """What is not known of the plan, or was not checked; empty where there is no such thing."""
+    """What is unknown about the plan or was not checked; empty without problems."""
     report: ReportSection = field(default_factory=ReportSection)
     planned: tuple[Planned, ...] = ()
     unfinished: tuple[Unfinished, ...] = ()
     cells: Mapping[Name, Cell] = field(default_factory=dict)
-    """Every run that is planned; empty where the plan is not known."""
+    """Every planned run; empty if the plan is unknown."""
     is_current: bool = False
-    """Whether its finished runs have the settings of study.toml as it is read today. They need not when another version
-    of the package made them; then the plan says nothing about the runs of others."""
+    """Whether the finished runs have the settings of study.toml as read by this version of the package. If not, the
+    plan is not used to check the runs of other folders."""
 
 
 def read_plans(folders: Sequence[Path], results: Sequence[Result]) -> list[StudyPlan]:
-    """The plans of all study folders of a report.
+    """Read the plans of all study folders of a report.
 
     Args:
         folders: of the studies.
         results: all finished runs of the report.
 
     Raises:
-        ValueError: where a run has other settings than another folder plans for it: set against runs of that folder, it
-            would differ in more than the optimizer.
+        ValueError: a run has other settings than another folder plans for it, so it would differ from the runs there in
+            more than the optimizer.
     """
     plans = [read_plan(folder, results) for folder in folders]
     for plan in plans:
@@ -75,7 +75,7 @@ def read_plans(folders: Sequence[Path], results: Sequence[Result]) -> list[Study
 
 
 def all_planned(plans: Sequence[StudyPlan]) -> list[Planned]:
-    """The cells that any of the studies plans, each once, with the seeds that all of them plan for it."""
+    """The cells planned by any of the studies, each once, with the seeds of all plans."""
     found: dict[str, Planned] = {}
     for each in (each for plan in plans for each in plan.planned):
         seeds = {*found.setdefault(each.cell, each).seeds, *each.seeds}
@@ -84,33 +84,32 @@ def all_planned(plans: Sequence[StudyPlan]) -> list[Planned]:
 
 
 def shared_report(plans: Sequence[StudyPlan]) -> ReportSection:
-    """How the report of several studies is arranged: as they say where all say the same, with all that they say of the
-    loss."""
+    """Merge the report settings of several studies: the lead if all agree, and all notes on the loss."""
     leads = {plan.report.lead for plan in plans}
     notes = dict.fromkeys(plan.report.loss_note for plan in plans if plan.report.loss_note)
     return ReportSection(lead=leads.pop() if len(leads) == 1 else "loss", loss_note=" ".join(notes) or None)
 
 
 def read_plan(folder: Path, results: Sequence[Result]) -> StudyPlan:
-    """The plan of a study folder; one that cannot be read is said in `problem` and costs nothing else.
+    """Read the plan of a study folder; if it is unreadable, `problem` says so.
 
     Args:
         folder: of the study.
-        results: all finished runs of the report: a run that another folder holds is not missing.
+        results: all finished runs of the report; a run from another folder is not missing.
     """
     name = next((result.study for result in results if result.folder == folder), folder.name)
     path = folder / STUDY_FILE
     if not path.is_file():
-        return StudyPlan(folder, name, "", "", f"{STUDY_FILE} is missing in {folder}: missing runs are not known.")
+        return StudyPlan(folder, name, "", "", f"{STUDY_FILE} is missing in {folder}: missing runs are unknown.")
     toml = ""
     try:
         toml = read_limited(path, LARGEST_TOML).decode("utf-8", errors="replace")
         study = load_study(str(path))
         cells = cells_in(StudyFolder(folder), study)
     except ValueError as error:
-        return StudyPlan(folder, name, "", toml, f"Missing runs are not known: {error}")
+        return StudyPlan(folder, name, "", toml, f"Missing runs are unknown: {error}")
     finished = {(result.cell, result.seed) for result in results}
-    # A run whose setting is not selected yet says nothing about the settings of others.
+    # Runs whose setting is not selected yet cannot be compared with others.
     by_name = {(cell.id, cell.seed): cell for cell in cells if not cell.is_open}
     return StudyPlan(
         folder=folder,
@@ -133,12 +132,12 @@ def read_plan(folder: Path, results: Sequence[Result]) -> StudyPlan:
 
 
 def _require_its_settings(plan: StudyPlan, results: Sequence[Result], outdated: Sequence[Path]) -> None:
-    """Refuse runs that have other settings than `plan` has under the same name.
+    """Raise if runs have other settings than `plan` has under the same name.
 
     Args:
-        plan: of one folder, and true of its own runs.
+        plan: of one folder; must be current.
         results: all finished runs of the report.
-        outdated: folders whose own plans do not know the settings of their runs either.
+        outdated: folders whose own plans are not current.
     """
     wrong = []
     for result in results:
@@ -147,15 +146,15 @@ def _require_its_settings(plan: StudyPlan, results: Sequence[Result], outdated: 
             wrong.append(f"{cell.label} in {result.folder}: {_differing(result, cell)}")
     if wrong:
         raise UserError(
-            f"these runs have other settings than {plan.folder / STUDY_FILE} has for them, so they cannot be compared "
-            "with the runs there; report the folders one by one, or run them with the same settings:\n"
+            f"these runs have other settings than {plan.folder / STUDY_FILE} plans for them, so they cannot be "
+            "compared with the runs there; report the folders one by one, or run them with the same settings:\n"
             + "\n".join(wrong)
         )
 
 
 def _has_settings_of(result: Result, cell: Cell) -> bool:
-    """Whether a run was done as the cell says. A result from before a setting was added has another hash for the same
-    settings; its config, read today, has not."""
+    """Whether a run has the settings of a cell. A result from before a setting was added has another hash for the same
+    settings, so its config is compared too."""
     if result.config_hash == cell.config_hash:
         return True
     config = _config_of(result)
@@ -163,7 +162,7 @@ def _has_settings_of(result: Result, cell: Cell) -> bool:
 
 
 def _config_of(result: Result) -> Config | None:
-    """The config in the run folder; None where it is not there or cannot be read."""
+    """The config in the run folder; None if missing or unreadable."""
     try:
         return load_config(str(result.run_folder / CONFIG_FILE))
     except ValueError:
@@ -171,7 +170,7 @@ def _config_of(result: Result) -> Config | None:
 
 
 def _differing(result: Result, cell: Cell) -> str:
-    """In which settings a run and a cell differ, as far as the run folder tells."""
+    """The settings in which a run and a cell differ, or their hashes if the run has no config."""
     config = _config_of(result)
     if config is None:
         return f"settings {result.config_hash} instead of {cell.config_hash}"
@@ -179,20 +178,20 @@ def _differing(result: Result, cell: Cell) -> str:
 
 
 def _unchecked(plans: Sequence[StudyPlan]) -> dict[Path, str]:
-    """What to say of folders that have no run in common with the others, planned or finished, by which to see that
-    settings and text are the same."""
+    """Notes on folders that share no run with the others, planned or finished, so that their settings and text cannot
+    be compared."""
     apart = {plan.folder: _known_settings(plan) for plan in plans}
     seen = apart.pop(plans[0].folder)
     while joined := [folder for folder, own in apart.items() if own & seen]:
         seen = seen.union(*(apart.pop(folder) for folder in joined))
     return {
-        folder: f"That the runs of {folder} have the settings and the text of the others is not checked."
+        folder: f"Whether the runs of {folder} have the same settings and text as the others was not checked."
         for folder in apart
     }
 
 
 def _known_settings(plan: StudyPlan) -> set[tuple[Name, str]]:
-    """Runs with the hash of their settings: all that are planned, or where the plan does not tell the finished ones."""
+    """Runs with the hash of their settings: all planned ones, or the finished ones if the plan is not current."""
     if plan.is_current:
         return {(name, cell.config_hash) for name, cell in plan.cells.items()}
     return {((result.cell, result.seed), result.config_hash) for result in read_results(plan.folder)}
@@ -212,6 +211,6 @@ def _planned(cells: Sequence[Cell]) -> list[Planned]:
 
 def _unfinished(folder: StudyFolder, study: Study, cell: Cell) -> Unfinished:
     status = folder.status(cell, study.evaluation)
-    # Finished, but not in results.jsonl: the report was made while the study was running.
+    # Finished but not in results.jsonl yet: the study is still running.
     status = "just finished" if status == "finished" else status
     return Unfinished(cell.label, status, read_error(folder.run(cell)) if status == "failed" else "")

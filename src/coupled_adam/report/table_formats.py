@@ -1,4 +1,4 @@
-"""A table in the formats people want: CSV for programs, Markdown for pages, LaTeX for papers, Rich for the terminal."""
+"""Formats of a table: CSV for programs, Markdown for pages, LaTeX for papers, Rich for the terminal."""
 
 import csv
 import io
@@ -12,13 +12,13 @@ from coupled_adam.base.notation import to_latex, to_markdown
 from coupled_adam.base.text import escape_latex
 from coupled_adam.report.table_model import Column, Number, ReportTable, TableCell
 
-# What notes say of bold, where there is none.
+# Words for bold in notes, and their replacements where there is no bold.
 PLAIN_WORDS = (("Bold:", "*:"), ("is bold", "has an asterisk"))
 MOST_SIDE_BY_SIDE = 4
 
 
 def to_csv(table: ReportTable) -> str:
-    """One row per row: every column as the table shows it, and behind it its numbers in full precision."""
+    """Write every column as shown in the table, followed by its numbers in full precision."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([name for column in table.columns for name in _csv_names(column)])
@@ -49,7 +49,7 @@ def _exact(number: Number) -> str:
 
 
 def to_markdown_table(table: ReportTable) -> str:
-    """A heading, the table, and the notes; published values in brackets."""
+    """Write a heading, the table and the notes, with published values in brackets."""
     lines = [
         f"### {table.title}",
         "",
@@ -74,7 +74,7 @@ def _markdown_cell(cell: TableCell) -> str:
 
 
 def to_latex_table(table: ReportTable) -> str:
-    """A table in the form of the paper's: booktabs, a line between groups, grouping columns only where they change."""
+    """Write a table in the form of the paper's: booktabs, rules between groups, grouping columns only at changes."""
     text_columns = sum(not column.numbers for column in table.columns)
     leading_text = all(not column.numbers for column in table.columns[:text_columns])
     kinds = ["r" if column.numbers else "l" for column in table.columns]
@@ -94,7 +94,7 @@ def to_latex_table(table: ReportTable) -> str:
         rule = table.rule_above(number)
         if rule is not None:
             lines.append(r"\midrule" if rule == 0 else rf"\cmidrule{{{rule + 1}-{len(row)}}}")
-        # A grouping cell is repeated only below a line that reaches to it.
+        # Repeat a grouping cell only below a rule that spans it.
         first_shown = 0 if number == 0 else table.groups if rule is None else rule
         cells = ["" if index < first_shown else _latex_cell(cell) for index, cell in enumerate(row)]
         lines.append(" & ".join(cells) + r" \\")
@@ -115,8 +115,8 @@ def _latex_cell(cell: TableCell) -> str:
 
 
 def to_rich(table: ReportTable) -> rich.table.Table:
-    """The table for a terminal; published values in brackets, a line between groups, and arrows below their headings,
-    so that it is not wider than its numbers need."""
+    """Make a terminal table, with published values in brackets, rules between groups, and arrows below the headings to
+    save width."""
     shown = rich.table.Table(title=table.title, caption="\n".join(table.notes), caption_justify="left")
     for column in table.columns:
         heading = column.label.replace(" (", "\n(") if column.numbers else column.label
@@ -129,15 +129,15 @@ def to_rich(table: ReportTable) -> rich.table.Table:
 
 
 def to_rich_comparison(table: ReportTable) -> rich.table.Table:
-    """A table of results for the terminal: a few optimizers beside each other, many below each other."""
+    """Make a terminal table of results: a few optimizers side by side, many as rows."""
     names = [index for index, column in enumerate(table.columns) if not column.numbers]
-    # What all rows have in common tells none apart; but where that is the optimizer, it is said, with its D.
+    # Headings are the columns that differ between rows; without a differing optimizer, also D and the optimizer.
     heads = [index for index in names if len({row[index].text for row in table.rows}) > 1]
     if not any(table.columns[index].key == "optimizer" for index in heads):
         heads = [index for index in names if index in heads or table.columns[index].key in ("D", "optimizer")]
     if len(table.rows) > MOST_SIDE_BY_SIDE:
         shown = to_rich(table.without(set(names) - set(heads)))
-        shown.caption = None  # as wide as the table, which may be narrow
+        shown.caption = None  # would be wrapped to the width of the table, which may be narrow
         return shown
     shown = rich.table.Table("", title=table.title)
     for row in table.rows:
@@ -152,8 +152,8 @@ def to_rich_comparison(table: ReportTable) -> rich.table.Table:
 
 
 def for_console(table: ReportTable, console: rich.console.Console) -> ReportTable:
-    """The table as a console can show it: without bold, as in a file or a pipe, an asterisk marks what is bold."""
-    if console.color_system is not None:  # Rich writes styles, bold among them, only where there is one
+    """Adapt a table to a console: if it has no bold, as in a file or pipe, mark bold values with an asterisk."""
+    if console.color_system is not None:  # otherwise Rich writes no styles
         return table
     rows = tuple(
         tuple(replace(cell, text=f"{cell.text}*", bold=False) if cell.bold else cell for cell in row)
@@ -173,4 +173,4 @@ def _rich_cell(cell: TableCell) -> rich.text.Text:
 
 
 FORMATS = {".csv": to_csv, ".md": to_markdown_table, ".tex": to_latex_table}
-"""What is written, by suffix."""
+"""File formats by suffix."""

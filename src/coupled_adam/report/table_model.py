@@ -1,4 +1,4 @@
-"""A table as data: every format (CSV, Markdown, LaTeX, terminal, HTML) is made from this one description."""
+"""A table as data, from which every format (CSV, Markdown, LaTeX, terminal, HTML) is made."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,15 +16,15 @@ class Column:
     """One column."""
 
     key: str
-    """Its name in the CSV file."""
+    """Name in the CSV file."""
     label: str
-    """Its heading in plain text, arrow included."""
+    """Heading in plain text, including the arrow."""
     latex: str
-    """Its heading in LaTeX, arrow included."""
+    """Heading in LaTeX, including the arrow."""
     numbers: tuple[str, ...] = ()
-    """The numbers its cells have, each a column of the CSV file: KEY_mean, KEY_std. Empty: a column of text."""
+    """Names of the numbers in its cells, each a column of the CSV file: KEY_mean, KEY_std. Empty for text."""
     published: bool = False
-    """Whether one of its cells has a published value."""
+    """Whether a cell has a published value."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class TableCell:
     """One cell."""
 
     text: str
-    """As the table shows it: a name, a shorthand such as 0.123(4), or a dash where nothing is there."""
+    """As shown: a name, a shorthand such as 0.123(4), or a dash if missing."""
     numbers: Mapping[str, Number] = field(default_factory=dict)
-    """The same in full precision, by the names of its column."""
+    """The same in full precision, by the names in `Column.numbers`."""
     bold: bool = False
-    """Whether it is significantly better than what it is compared with."""
+    """Whether it is significantly better than the others."""
     published: Published | None = None
-    """What the paper has in this place."""
+    """The paper's value."""
     note: str = ""
-    """What is peculiar about it, such as a missing seed."""
+    """Anything unusual, such as a missing seed."""
 
     @property
     def missing(self) -> bool:
@@ -53,28 +53,28 @@ class ReportTable:
     """One table."""
 
     name: str
-    """Name of its files, without suffix."""
+    """Name of the files, without suffix."""
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[TableCell, ...], ...]
     notes: tuple[str, ...] = ()
-    """What a reader has to know, a sentence each."""
+    """Notes for the reader, one sentence each."""
     groups: int = 0
-    """How many of the first columns group the rows: a line is drawn where one of them changes."""
+    """Number of leading columns that group the rows: a rule is drawn where one of them changes."""
 
     def __post_init__(self) -> None:
         wrong = [len(row) for row in self.rows if len(row) != len(self.columns)]
         assert not wrong, f"table {self.name}: rows of {wrong} cells for {len(self.columns)} columns"
 
     def rule_above(self, row: int) -> int | None:
-        """The first of the grouping columns that changes between the row before and this one; None: no line."""
+        """The first grouping column that changes between the previous row and this one; None for no rule."""
         if row == 0:
             return None
         pairs = zip(self.rows[row - 1][: self.groups], self.rows[row][: self.groups], strict=True)
         return next((index for index, (above, here) in enumerate(pairs) if above.text != here.text), None)
 
     def without(self, places: Collection[int]) -> "ReportTable":
-        """The same table without some of its columns; the others group the rows as before."""
+        """The table without some of its columns."""
         kept = [place for place in range(len(self.columns)) if place not in places]
         return replace(
             self,
@@ -100,11 +100,11 @@ def mean_column(key: str, label: str, latex: str | None = None) -> Column:
 
 
 def number_cell(value: float | None, text: Callable[[float], str]) -> TableCell:
-    """A single number, or a dash where it is missing or not finite."""
+    """A single number, or a dash if it is missing or not finite."""
     return TableCell(text(value) if is_number(value) else MISSING, {"value": value})
 
 
 def mean_cell(summary: Summary, text: Callable[[float, float | None], str]) -> TableCell:
-    """A mean over seeds, or a dash where no seed has a value; `text` writes it and its standard deviation."""
+    """A mean over seeds, or a dash if no seed has a value; `text` formats mean and standard deviation."""
     numbers = {"mean": summary.mean, "std": summary.std, "seeds": summary.count}
     return TableCell(MISSING if summary.mean is None else text(summary.mean, summary.std), numbers)

@@ -1,6 +1,6 @@
-"""The theory of a study's runs as a table: means over the seeds, and below them what the paper has.
+"""The theory of a study's runs as a table: means over the seeds, and the paper's values below.
 
-Each number of a run is a mean over its checkpoints already. There is no better and no worse here, so nothing is tested.
+Each number of a run is already a mean over its checkpoints. There is no better or worse here, so nothing is tested.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class TheoryColumn:
     """One number of the theory."""
 
     name: str
-    """In the results, without `theory_`."""
+    """Key in the results, without `theory_`."""
     label: str
     latex: str
     exponent_below: float = 1e-3
@@ -28,7 +28,7 @@ class TheoryColumn:
 
     @property
     def key(self) -> str:
-        """In the results."""
+        """Key in the results."""
         return f"{THEORY_PREFIX}{self.name}"
 
 
@@ -57,17 +57,18 @@ HEAD = (
 )
 PAPER = ("20B", "125M to 760M", "the paper", MISSING, "10 each")
 NOTES = (
-    "Mean over the seeds of each run's mean over its checkpoints, with the standard deviation over the seeds in "
-    "parentheses; the paper's is over all checkpoints of three models.",
-    "R^2 (uncentred) of fits y = A p through the origin, p the unigram probability; I: mutual information in nats.",
-    "Sums over the vocabulary are divided by the sum of the lengths: 0 leaves the mean embedding where it is, 1 moves "
-    "all rows alike. That of the output layer's gradients is the largest of any batch. Those of updates are of one "
-    "step of each optimizer from the same state, whatever the run was trained with; own: with what it was trained.",
+    "Each run's mean over its checkpoints, averaged over the seeds, with the standard deviation over the seeds in "
+    "parentheses. The paper's values are over all checkpoints of three models.",
+    "R^2 (uncentred) of fits y = A p through the origin, where p is the unigram probability; I: mutual information in "
+    "nats.",
+    "Sums over the vocabulary are divided by the sum of the lengths: 0 does not move the mean embedding, 1 moves all "
+    "rows alike. For the output layer's gradients, the largest sum of any batch is shown. Updates are for one step of "
+    "each optimizer from the same state, whichever optimizer trained the run; own is the one that did.",
 )
 
 
 def theory_table(grid: Grid) -> ReportTable | None:
-    """One row per cell that has the theory, and the paper's; None where no run has it."""
+    """One row per cell with the theory, and the paper's row; None if no run has it."""
     models = model_labels(grid.cells)
     named = [(cell, name) for cell, name in zip(grid.cells, optimizer_labels(grid.cells), strict=True) if _counts(cell)]
     if not named:
@@ -90,18 +91,18 @@ def _values(cell: CellRuns, column: TheoryColumn) -> list[float | None]:
 
 
 def _counts(cell: CellRuns) -> list[int]:
-    """The checkpoints of every run that has the theory."""
+    """Number of checkpoints of every run that has the theory."""
     return [int(value) for value in cell.values(f"{THEORY_PREFIX}checkpoints").values() if is_number(value)]
 
 
 def _seeds(cell: CellRuns) -> str:
-    """How many seeds have the theory, and of how many."""
+    """Number of seeds with the theory, and if some are missing, of expected ones."""
     there, wanted = len(_counts(cell)), len(cell.seeds)
     return str(there) if there == wanted else f"{there} of {wanted}"
 
 
 def _checkpoints(cell: CellRuns) -> str:
-    """Of a run; several numbers where runs differ."""
+    """Number of checkpoints per run; several numbers if runs differ."""
     return " or ".join(map(str, sorted(set(_counts(cell)))))
 
 

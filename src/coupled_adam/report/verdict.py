@@ -1,6 +1,6 @@
-"""The outcome of a study in two sentences: what its runs say is put into numbers here, into words elsewhere.
+"""The outcome of a study: this module compares the runs, verdict_sentences.py writes the two sentences.
 
-A *size* is one combination of dataset size D and model; tied and untied models of one name are one.
+A *size* is one combination of dataset size D and model; tied and untied models of one name count as one.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ def verdict(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> Verdict:
 
     Args:
         grid: of the finished runs.
-        report: which of the two sentences comes first, and what to say of the loss.
+        report: which of the two sentences comes first, and a note on the loss.
     """
     found = grid.variants
     if len(found) == 1:
         only = f"Only {found[0].label} has finished runs, so there is nothing to compare yet."
-        return Verdict("no claim", only, "Run the others, then make the report again.")
+        return Verdict("no claim", only, "Run the others, then write the report again.")
     has_loss = any(result.metrics.get("loss") is not None for result in grid.results)
     note = (report.loss_note or "") if has_loss else ""
     return replace(_verdict(grid), lead=report.lead, loss_note=note)
 
 
 def compared_pair(grid: Grid) -> tuple[Variant, Variant] | None:
-    """The two optimizers that a study is about; None where it is an ablation over more, or has a single one."""
+    """The two optimizers that a study is about; None for an ablation over more, or a single one."""
     pair = grid.main_pair
     return pair if pair is not None and _is_about(grid, pair) else None
 
@@ -56,7 +56,7 @@ def _is_about(grid: Grid, pair: tuple[Variant, Variant]) -> bool:
 
 
 def comparisons_over_sizes(grid: Grid, pair: tuple[Variant, Variant], metric: str) -> list[Comparison]:
-    """Of the pair, at every size where both were measured."""
+    """Compare the pair at every size where both were measured."""
     found = []
     for own in grid.finished.places:
         of_pair = [own.sizes_of(variant) for variant in pair]
@@ -69,7 +69,7 @@ def comparisons_over_sizes(grid: Grid, pair: tuple[Variant, Variant], metric: st
 
 
 def _samples(grid: Grid, metric: str) -> list[dict[str, Values]]:
-    """For every D and model, what was measured of each optimizer."""
+    """For every D and model, the values of each optimizer."""
     found = []
     for own in grid.finished.places:
         samples: dict[str, Values] = {}
@@ -83,5 +83,5 @@ def _samples(grid: Grid, metric: str) -> list[dict[str, Values]]:
 
 
 def _table_of(results: Sequence[Result]) -> TablePrefix:
-    """Which embeddings the measures of these runs are of."""
+    """Prefix of the embeddings that these runs measure."""
     return "" if all(result.settings.get("tied", True) for result in results) else "output "

@@ -1,7 +1,7 @@
 """The two sentences on a study: the first about the loss, the second about the embeddings.
 
-They say what the paper's test allows and no more: with one seed nothing is claimed, and where Coupled Adam is worse
-they say so. A *size* is one combination of dataset size D and model.
+They claim only what the paper's test supports: nothing with one seed, and if Coupled Adam is worse, they say so. A
+*size* is one combination of dataset size D and model.
 """
 
 import math
@@ -17,16 +17,16 @@ from coupled_adam.report.significance import Comparison, Summary, Values, as_lis
 
 Outcome = Literal["better", "worse", "open", "mixed", "no claim"]
 TablePrefix = Literal["", "output "]
-"""Goes before the word "embeddings": those of an untied model are measured in its output table."""
+"""Put before the word "embeddings": for an untied model, those of the output table."""
 LEVEL = "significant at 95%"
 COMBINATIONS = "combinations of data and model size"
 LOSS_WORDS: dict[Outcome, tuple[str, str]] = {
     "better": ("significantly lower", "than"),
     "worse": ("significantly higher", "than"),
     "open": ("not significantly different", "from"),
-    "no claim": ("without a claim for want of seeds", ""),  # never the first of several
+    "no claim": ("untested for lack of seeds", ""),  # never the first of several
 }
-"""How a loss stands, and the word before what it is compared with."""
+"""Description of a loss, and the preposition before what it is compared with."""
 
 
 class Claim(NamedTuple):
@@ -35,30 +35,30 @@ class Claim(NamedTuple):
     outcome: Outcome
     sentence: str
     note: str
-    """What a reader has to know of it; empty: nothing."""
+    """Caveat for the reader, or empty."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a study says."""
+    """The verdict of a study."""
 
     outcome: Outcome
-    """Of the loss: significantly better or worse everywhere, undecided everywhere, different from size to size, or no
-    claim because there are too few seeds."""
+    """For the loss: significantly better or worse at all sizes, open at all sizes, mixed, or no claim because there are
+    too few seeds."""
     loss: str
     """The sentence about the loss."""
     embeddings: str
     """The sentence about the embeddings."""
     embeddings_outcome: Outcome = "no claim"
-    """Of the mean-embedding ratio, likewise; no claim where more than two optimizers are compared."""
+    """The same for the mean-embedding ratio; no claim for more than two optimizers."""
     lead: Lead = "loss"
-    """Which of the two comes first."""
+    """Which sentence comes first."""
     loss_note: str = ""
-    """What a reader has to know of the loss, said after its sentence."""
+    """Caveat after the sentence about the loss."""
 
     @property
     def claims(self) -> list[Claim]:
-        """Both, in the order in which they are said."""
+        """Both sentences, in their order."""
         both = [Claim(self.outcome, self.loss, self.loss_note), Claim(self.embeddings_outcome, self.embeddings, "")]
         return both if self.lead == "loss" else both[::-1]
 
@@ -76,15 +76,15 @@ def verdict_of_pair(
     loss: str = METRICS["loss"].label,
     table: TablePrefix = "",
 ) -> Verdict:
-    """The verdict on one optimizer against another.
+    """Write the verdict on one optimizer against another.
 
     Args:
-        first: name of the one compared with, such as "standard Adam".
-        second: name of the one in question.
-        losses: a comparison for each size.
-        ratios: the mean-embedding ratios.
-        loss: what to call the loss.
-        table: which embeddings the ratios are of.
+        first: name of the baseline, such as "standard Adam".
+        second: name of the optimizer compared with it.
+        losses: one comparison per size.
+        ratios: the mean-embedding ratios, likewise.
+        loss: name of the loss.
+        table: prefix of the measured embeddings.
     """
     outcomes: list[Outcome] = [comparison.outcome for comparison in losses]
     sentence = _loss_sentence(first, second, losses, outcomes, loss)
@@ -103,13 +103,13 @@ def verdict_of_many(
     loss: str = METRICS["loss"].label,
     table: TablePrefix = "",
 ) -> Verdict:
-    """The verdict on more than two optimizers, such as all scale exponents of an ablation.
+    """Write the verdict on more than two optimizers, such as all scale exponents of an ablation.
 
     Args:
-        losses: for each size the losses of every optimizer, by its name.
+        losses: for each size, the losses of every optimizer by name.
         ratios: the mean-embedding ratios, likewise.
-        loss: what to call the loss.
-        table: which embeddings the ratios are of.
+        loss: name of the loss.
+        table: prefix of the measured embeddings.
     """
     lowest = [_lowest_of(size) for size in losses if len(_summaries(size)) > 1]
     embeddings = _ratio_range(ratios, table)
@@ -134,34 +134,34 @@ def percent(ratio: float) -> str:
 
 
 def _summaries(size: Mapping[str, Values]) -> dict[str, Summary]:
-    """Of the optimizers that were measured at this size."""
+    """Summaries of the optimizers measured at this size."""
     summaries = {name: summarise(as_list(values)) for name, values in size.items()}
     return {name: summary for name, summary in summaries.items() if summary.mean is not None}
 
 
 @dataclass(frozen=True)
 class _Lowest:
-    """The optimizer with the lowest mean loss at one size, and how the others there stand against it."""
+    """The optimizer with the lowest mean loss at one size, and its comparison with the others."""
 
     name: str
     summary: Summary
     others: int
-    """How many there are."""
+    """Number of other optimizers."""
     higher: int
-    """How many of them are significantly higher."""
+    """Number of others that are significantly higher."""
     untested: int
-    """How many cannot be tested, because they or the lowest have one seed."""
+    """Number of others that cannot be tested, because they or the lowest have one seed."""
     seeds_of_others: int
-    """The most that one of them has."""
+    """Largest number of seeds of another optimizer."""
 
     @property
     def is_tested(self) -> bool:
-        """Whether something can be claimed."""
+        """Whether any other can be tested."""
         return self.untested < self.others
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is significantly lower than all others that can be tested."""
+        """Whether it is significantly lower than all testable others."""
         return self.is_tested and self.higher == self.others - self.untested
 
 
@@ -188,7 +188,7 @@ def _lowest_at_one_size(lowest: _Lowest, loss: str) -> str:
 
 
 def _lowest_over_sizes(lowest: Sequence[_Lowest], loss: str) -> str:
-    """Which optimizers have the lowest loss how often, and how often that is a claim."""
+    """Describe how often each optimizer has the lowest loss, and how often significantly."""
     tested, clear = sum(each.is_tested for each in lowest), sum(each.is_clear for each in lowest)
     some_have_one = any(each.untested for each in lowest if each.is_tested)
     rivals = "all others with more than one seed" if some_have_one else "all others"
@@ -212,14 +212,14 @@ def _lowest_over_sizes(lowest: Sequence[_Lowest], loss: str) -> str:
 
 
 def _claims(lowest: Sequence[_Lowest]) -> str:
-    """What can be claimed of one optimizer at the sizes where it is the lowest, in a few words."""
+    """Short description of the claims about one optimizer at the sizes where it is the lowest."""
     clear, untested = sum(each.is_clear for each in lowest), sum(not each.is_tested for each in lowest)
 
     def counted(words: str, count: int) -> str:
         return words if count == len(lowest) else f"{words} in {count}"
 
     parts = [counted("significantly", clear)] if clear else ["not significantly"] if untested < len(lowest) else []
-    return ", ".join([*parts, counted("no claim", untested) + " for want of seeds"] if untested else parts)
+    return ", ".join([*parts, counted("no claim", untested) + " for lack of seeds"] if untested else parts)
 
 
 def _loss_sentence(
@@ -264,7 +264,7 @@ def _loss_over_sizes(
     for outcome in found:
         is_first = outcome == found[0]
         words, against = LOSS_WORDS[outcome]
-        if is_first:  # it says for all what the loss is compared with
+        if is_first:  # the baseline is named once
             words = f"{words} {against} that of {first}"
         if counts[outcome] == total:
             where = f"{_all(total)} {COMBINATIONS}"
@@ -284,7 +284,7 @@ def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison], table
     total = len(ratios)
     counts: Counter[Outcome] = Counter(ratio.outcome for ratio in ratios)
     if counts["no claim"] == total:
-        return f"With {second} the {has_length}; with so few seeds this is no claim."
+        return f"With {second} the {has_length}; there are too few seeds to test this."
     if counts["better"] == total:
         where = "stay centred at the origin" if centred else "lie closer to the origin"
         certain = LEVEL if total == 1 else f"{LEVEL} in {_all(total)}"
@@ -307,7 +307,7 @@ def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison], table
 
 
 def _ratio_range(ratios: Sequence[Mapping[str, Values]], table: TablePrefix) -> str:
-    """Where the mean-embedding ratio is lowest and where highest, of the optimizers' means over all sizes."""
+    """Describe the lowest and highest mean-embedding ratio among the optimizers' means over all sizes."""
     means: dict[str, list[float]] = {}
     for size in ratios:
         for name, summary in _summaries(size).items():
@@ -360,5 +360,5 @@ def _enumerated(parts: Sequence[str]) -> str:
 
 
 def _at_start(name: str) -> str:
-    """The name of an optimizer where a sentence begins: with a capital letter, which it may not have itself."""
+    """Capitalise the name of an optimizer, for the start of a sentence."""
     return name[:1].upper() + name[1:]

@@ -1,1 +1,1 @@
-"""Studies: a grid of trainings from one TOML file, run and evaluated, one result file per run."""
+"""Studies: a grid of training runs from one TOML file, trained and evaluated, one result file per run."""

@@ -1,7 +1,7 @@
-"""One run of a study, from wherever it stands to its result: train or go on training, measure, write the result.
+"""One run of a study: train or resume, measure, write the result.
 
-It can be killed at any moment and started again: training goes on from its last checkpoint, and the result is written
-last, as a whole.
+A run can be killed at any moment and started again: training resumes from its last checkpoint, and the result is
+written last and atomically.
 """
 
 import json
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 Status = Literal["finished", "stopped", "busy", "failed"]
 SPENT = "spent.json"
 SECONDS_FOR_ANOTHER = 20.0
-"""A process whose study was killed takes a moment to save and end."""
+"""How long to wait for a worker whose study was killed: it needs a moment to save and exit."""
 OUTPUT_WIDTH = 120
 
 
 @dataclass(frozen=True)
 class Task:
-    """One run, with everything that the process which does it has to know."""
+    """One run, with everything its worker process needs to know."""
 
     study_folder: Path
     study: str
     cell: Cell
     evaluation: EvaluationSection
     ranks: int = 1
-    """Processes of the training; with more than one, torchrun starts them."""
+    """Number of training processes; torchrun starts them if there is more than one."""
     measure_energy: bool = False
-    """Whether this run has its GPUs to itself, so that their energy is its own."""
+    """Whether this run has exclusive use of its GPUs, so that it can be charged with their energy."""
 
     @property
     def folder(self) -> Path:
@@ -57,7 +57,7 @@ class Task:
         return self.study_folder / self.cell.run
 
     def to_json(self) -> dict[str, Any]:
-        """As a pipe or a cluster's file carries it."""
+        """Convert to JSON values, for a pipe or a cluster job."""
         cell = self.cell
         return {
             "study_folder": str(self.study_folder),
@@ -86,15 +86,15 @@ class Task:
 
 
 def run_cell(task: Task) -> tuple[Status, str]:
-    """Bring one run to its end, whatever it prints going to its output.txt.
+    """Train and measure one run; its output goes to output.txt.
 
     Returns:
-        "finished"; "stopped": a signal came, and it was saved; "busy": another process works on it; "failed", with the
-        reason, which is also written to its error.txt. And what the user should know.
+        The status, and a message for the user. "finished"; "stopped": a signal arrived and progress was saved; "busy":
+        another process is working on the run; "failed": the message is the reason, which is also in error.txt.
 
     Raises:
-        KeyboardInterrupt: when a signal came while it was measured.
-        Exception: what is no mistake of the user; it is in error.txt too. The process should not be used any more.
+        KeyboardInterrupt: a signal arrived during measurement.
+        Exception: an internal error, which is also in error.txt. Do not reuse the process.
     """
     folder = task.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,11 +104,11 @@ def run_cell(task: Task) -> tuple[Status, str]:
         try:
             stack.enter_context(locked(folder / CLAIM, SECONDS_FOR_ANOTHER))
         except LockHeld as error:
-            return "busy", f"{error.by} works on it; {error.remedy}"
+            return "busy", f"{error.by} is working on it; {error.remedy}"
         (folder / ERROR).unlink(missing_ok=True)
         remove_leftovers(folder)
         if is_finished(task):
-            return "finished", ""  # a job that a cluster starts twice
+            return "finished", ""  # a cluster may start a job twice
         with (folder / OUTPUT).open("a", encoding="utf-8") as output:
             try:
                 return _train_and_measure(task, output)
@@ -128,7 +128,7 @@ def run_cell(task: Task) -> tuple[Status, str]:
 
 
 def _write_diverged(task: Task) -> None:
-    """The result of a candidate whose training diverged: it has no loss, and that decides against its value."""
+    """Write the result of a candidate whose training diverged: without a loss, its value cannot win."""
     from coupled_adam.study.measurement import Measured
 
     metrics: dict[str, float | None] = {"train_loss": None, VALIDATION_LOSS: None}
@@ -136,7 +136,7 @@ def _write_diverged(task: Task) -> None:
 
 
 def write_error(run_folder: Path, reason: str, details: str = "") -> None:
-    """Say in the run folder why the run failed, which may be before it made the folder."""
+    """Write to the run folder why the run failed; create the folder if missing."""
     run_folder.mkdir(parents=True, exist_ok=True)
     write_whole(run_folder / ERROR, f"{reason}\n" + (f"\n{details}\n" if details else ""))
 
@@ -147,7 +147,7 @@ def is_finished(task: Task) -> bool:
 
 
 def read_error(run_folder: Path) -> str:
-    """The reason in the run folder, without its details."""
+    """Read why the run failed from its folder, without the details."""
     try:
         return read_text(run_folder / ERROR).split("\n\n")[0].strip()
     except (OSError, ValueError):
@@ -177,7 +177,7 @@ def _train_and_measure(task: Task, output: TextIO) -> tuple[Status, str]:
 
 
 def is_trained(task: Task) -> bool:
-    """Whether the checkpoint of the last step is there, and whole."""
+    """Whether the checkpoint of the last step exists and is complete."""
     from coupled_adam.training.checkpoint.checkpoint_folder import step_of
     from coupled_adam.training.checkpoint.save_and_load import newest_good
 
@@ -195,7 +195,7 @@ def _train_here(task: Task, output: TextIO) -> None:
 
 
 def _train_with_torchrun(task: Task, output: TextIO) -> None:
-    """Train on several ranks; a signal to this process is handed on, and the ranks save."""
+    """Train on several ranks; a signal to this process is forwarded, and the ranks save."""
     write_whole(task.folder / CONFIG_FILE, to_toml(task.cell.config))
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={task.ranks}"),
@@ -214,14 +214,12 @@ def _train_with_torchrun(task: Task, output: TextIO) -> None:
             from coupled_adam.training.trainer import TrainingStopped
 
             raise TrainingStopped(str(state.get("problem")))
-        raise UserError(
-            f"torchrun ended with exit code {code}; the last lines of {OUTPUT}:\n{tail(task.folder / OUTPUT)}"
-        )
+        raise UserError(f"torchrun failed with exit code {code}; last lines of {OUTPUT}:\n{tail(task.folder / OUTPUT)}")
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run has taken so far, over all its starts but those that were killed."""
+    """Time and energy a run has used so far, over all starts that were not killed."""
 
     seconds: float = 0.0
     joules: float | None = None

@@ -1,4 +1,4 @@
-"""Whether two runs compute the same: the hash of all settings that decide it, and which of them differ."""
+"""Hash of the settings that determine what a run computes, and the list of those that differ."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ _KEYS_OF_0_1_0 = {
     "training": ("tokens", "batch_size", "precision"),
 }
 HASHED_SINCE_0_1_0 = {"seed", *(f"{section}.{key}" for section, keys in _KEYS_OF_0_1_0.items() for key in keys)}
-"""What `config_hash` always covered."""
+"""Keys that `config_hash` covers since version 0.1.0."""
 
 
 def config_hash(config: Config) -> str:
-    """Twelve hex digits that change when a setting does that decides what a run computes.
+    """Hash the settings that determine what a run computes, as twelve hex digits.
 
-    Names, logging, checkpoints and where it runs (device, threads, the data's folder) do not count: the same run on
-    another machine has the same hash.
+    Names, logging, checkpoints and location (device, threads, data folder) do not count: the same run on another
+    machine has the same hash.
 
     Example:
         >>> from coupled_adam.config.run_config import load_config
@@ -41,12 +41,12 @@ def config_hash(config: Config) -> str:
 
 
 def _is_hashed(key: str, value: Any) -> bool:
-    """A key that came later counts only where it is set: the runs of version 0.1.0 keep their hashes."""
+    """Whether a key counts. Keys added after 0.1.0 count only if set, so runs of 0.1.0 keep their hashes."""
     return key in HASHED_SINCE_0_1_0 or value != all_keys(Config)[key].default
 
 
 def settings_that_differ(a: Config, b: Config) -> list[str]:
-    """The settings that give two configs different hashes; none where the hashes are equal.
+    """List the settings that give two configs different hashes.
 
     Example:
         >>> from coupled_adam.config.run_config import load_config
@@ -60,5 +60,5 @@ def settings_that_differ(a: Config, b: Config) -> list[str]:
 
 
 def _text_name(config: Config) -> str:
-    """What the text of a run is called: by its source; without one, a folder has only its own name."""
+    """Name of a run's text: its source, or the name of its folder if there is no source."""
     return config.data.source or Path(config.data.folder).name

@@ -1,13 +1,13 @@
-"""What the figures need of a trained table, as small arrays in the file `embeddings.npz` of a run.
+"""Small arrays of a trained table for the figures, in the file `embeddings.npz` of a run.
 
 singular_values (H,)            largest first
-log10_frequency, norm (n,)      of tokens that occur in the training text, a sample
-token_count ()                  tokens that were counted
-cloud_final, cloud_initial (S, 3)  the same sampled rows after and before the training, along the direction of the final
-                                mean and along the two first principal components across it
+log10_frequency, norm (n,)      for a sample of the tokens that occur in the training text
+token_count ()                  number of tokens counted
+cloud_final, cloud_initial (S, 3)  the same sampled rows after and before training, along the direction of the final
+                                mean and the first two principal components orthogonal to it
 mean_final, mean_initial (3,)   the mean of all rows in the same directions
 
-All are float32, of the output table; those of an untied input table have `input_` before their names.
+All are float32 and describe the output table; arrays of an untied input table have the prefix `input_`.
 Letters: V vocabulary rows without padding, H width, S and n sampled rows.
 """
 
@@ -36,13 +36,13 @@ Arrays = dict[str, npt.NDArray[Any]]
 def table_arrays(
     final: Tensor, initial: Tensor, metrics: EmbeddingMetrics, counts: npt.NDArray[np.int64] | None
 ) -> Arrays:
-    """The arrays of one table.
+    """Compute the arrays of one table.
 
     Args:
-        final: (V, H) after the training.
-        initial: (V, H) before it.
+        final: (V, H) after training.
+        initial: (V, H) before training.
         metrics: of `final`.
-        counts: (V,), how often each token occurs in the training text, where that is known.
+        counts: (V,) token counts of the training text, if known.
     """
     generator = np.random.default_rng(SEED)
     V = len(final)
@@ -70,15 +70,15 @@ def table_arrays(
 
 
 def initial_tables(config: ModelConfig, seed: int) -> dict[str, Tensor]:
-    """The vocabulary tables (V, H) of a model before its training, by their parameter names."""
-    # Each parameter starts from the seed and its own name alone, so a model of one layer has the same tables.
+    """Vocabulary tables (V, H) of a model before training, by parameter name."""
+    # Initial values depend only on the seed and the parameter's name, so a model with one layer has the same tables.
     model = build_model(replace(config, layers=1, output_bias="none"))
     initialise(model, seed)
     return {name: model.get_parameter(name).detach() for name in {model.input_table_name, model.output_table_name}}
 
 
 def write_arrays(run_folder: Path, arrays: Arrays) -> None:
-    """Write the file of a run."""
+    """Write the arrays of a run."""
     small = {name: np.asarray(values, np.float32) for name, values in arrays.items()}
     with replacing(run_folder / EMBEDDINGS_FILE) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **small)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The GPUs that a process may use, and the energy they take, as nvidia-smi tells."""
+"""The GPUs a process may use and the energy they consume, from nvidia-smi."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ QUERY = "nvidia-smi"
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs as CUDA_VISIBLE_DEVICES has them; empty without nvidia-smi or GPUs. Does not load torch."""
+    """GPU names as in CUDA_VISIBLE_DEVICES; empty without nvidia-smi or GPUs. Does not load torch."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None:
         return [name.strip() for name in wanted.split(",") if name.strip() and name.strip() != "-1"]
@@ -30,10 +30,10 @@ def visible_gpus() -> list[str]:
 
 
 class EnergyMeter:
-    """Adds up the power of some GPUs over time, as a context manager.
+    """Context manager that integrates the power of GPUs over time.
 
     Args:
-        gpus: as `visible_gpus` names them; none: nothing is measured.
+        gpus: names from `visible_gpus`; if empty, nothing is measured.
     """
 
     def __init__(self, gpus: list[str]) -> None:
@@ -72,7 +72,7 @@ class EnergyMeter:
 
     @property
     def joules(self) -> float | None:
-        """Energy so far; None where nothing could be measured."""
+        """Energy so far; None if nothing could be measured."""
         return self._joules if self._joules > 0 else None
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
@@ -82,7 +82,7 @@ class EnergyMeter:
             now = time.monotonic()
             try:
                 watts = float(power)
-            except ValueError:  # "[N/A]": this GPU does not tell
+            except ValueError:  # "[N/A]": this GPU does not report its power
                 continue
             self._joules += watts * (now - self._last.get(index, now))
             self._last[index] = now

@@ -1,7 +1,7 @@
-"""From a study to its runs: one `Cell` for each model, data size, optimizer and seed, with its whole training config.
+"""Expand a study into its runs: one `Cell` per model, data size, optimizer and seed, with its full training config.
 
-All configs are built before anything starts, by the same code as those of `coupled-adam train`, so that a mistake
-anywhere in the grid is found at once.
+All configs are built before anything starts, by the same code as for `coupled-adam train`, so that an error anywhere
+in the grid is found immediately.
 """
 
 import fnmatch
@@ -38,45 +38,45 @@ ONLY_WHERE_SET = {"matrices", "muon", "tables", "input_table", "mu_loss"}
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study. Runs with the same `id` differ in the seed alone."""
+    """One run of a study. Runs with the same `id` differ only in the seed."""
 
     id: str
-    """Such as "125M-5B-coupled"; a folder is called after it."""
+    """Such as "125M-5B-coupled"; also the name of a folder."""
     seed: int
     model: str
     optimizer: str
     config: Config
     trial: Trial | None = None
-    """What the run has to do with a selection; None: nothing."""
+    """The run's role in a selection; None if it has none."""
 
     @property
     def is_candidate(self) -> bool:
-        """Whether the run is there to select a setting, and is not reported."""
+        """Whether the run only serves to select a setting and is not reported."""
         return self.trial is not None and self.trial.is_candidate
 
     @property
     def is_open(self) -> bool:
-        """Whether a setting of the run is still to be selected; until then `config` has the first value to try."""
+        """Whether a setting of the run is not selected yet; until then `config` has the first value to try."""
         return self.trial is not None and self.trial.value is None
 
     @property
     def label(self) -> str:
-        """What the user calls this one run, and patterns are compared with."""
+        """Name of this run, which patterns of --only match."""
         return f"{self.id}/seed-{self.seed}"
 
     @property
     def run(self) -> Path:
-        """The run folder, seen from the study folder."""
+        """The run folder, relative to the study folder."""
         return Path("runs") / self.id / f"seed-{self.seed}"
 
     @property
     def config_hash(self) -> str:
-        """Of all settings that decide what the run computes."""
+        """Hash of the settings that determine what the run computes."""
         return config_hash(self.config)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a report tells optimizers apart by: the section [optimizer], and what of the model they may set."""
+        """What distinguishes optimizers in a report: [optimizer], and the model settings that optimizers may change."""
         model = self.config.model
         bias = {} if model.output_bias == "none" else {"output_bias": model.output_bias}
         cap = {} if model.logit_cap is None else {"logit_cap": model.logit_cap}
@@ -84,29 +84,29 @@ class Cell:
 
     @property
     def parameters(self) -> int:
-        """N, without an output bias: a report compares runs with and without one at the same size."""
+        """N without the output bias, so that a report compares runs with and without a bias at the same size."""
         return parameter_count(replace(self.config.to_model_config(), output_bias="none"))
 
 
 def optimizer_settings(section: OptimizerSection) -> dict[str, Any]:
-    """An [optimizer] section for a result file: what came after version 0.1.0 for few runs only where it is set."""
+    """Convert an [optimizer] section for a result file; some keys newer than 0.1.0 are included only if set."""
     settings = section.model_dump(exclude=ONLY_WHERE_SET)
     changed = section.model_dump(include=ONLY_WHERE_SET, exclude_defaults=True)
     return settings | changed
 
 
 def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
-    """All runs of a study, models outermost, seeds innermost.
+    """List all runs of a study, models outermost, seeds innermost.
 
-    Of a study that selects a setting: every candidate that may ever be tried, before the runs that are reported, whose
-    setting is open. `selection.cells_in` says which of them are needed, from what is finished.
+    For a study that selects a setting, this lists every candidate that may ever be tried, followed by the reported
+    runs, whose setting is still open. `selection.cells_in` returns those that are needed, given the finished runs.
 
     Args:
-        study: as `load_study` reads it.
-        settings: of all runs, as `with_settings` leaves them; they win over everything in the study.
+        study: from `load_study`.
+        settings: for all runs, from `with_settings`; they override everything in the study.
 
     Raises:
-        ValueError: for every mistake in a config, with the name of a run that has it; and for two runs of one name.
+        ValueError: for every error in a config, with the name of an affected run; and for two runs of the same name.
 
     Example:
         >>> from coupled_adam.config.study_config import load_study
@@ -114,7 +114,7 @@ def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
         ['tiny-307.2k-standard/seed-3', 'tiny-307.2k-coupled/seed-1']
     """
     planned: list[tuple[ModelAxis | None, OptimizerVariant, dict[float | None, Config]]] = []
-    wrong: dict[str, list[str]] = {}  # the runs that each mistake is in
+    wrong: dict[str, list[str]] = {}  # runs by error
     files: dict[str, Values] = {}
     last = [*given_settings(study.override, Config), *settings]
     sets_seed = any(setting.key == "seed" for setting in last)
@@ -152,7 +152,7 @@ def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
 
 
 def _values_of(study: Study, variant: OptimizerVariant) -> list[float | None]:
-    """Every value of a selected setting that may be tried, the study's own first; None alone where none is selected."""
+    """Every value of a selected setting that may be tried, the study's own first; [None] if nothing is selected."""
     if variant.selects is None:
         return [None]
     values = variant.selects[1]
@@ -166,11 +166,11 @@ def _cells(
     configs: Mapping[float | None, Config],
     seeds: Sequence[int | None],
 ) -> list[Cell]:
-    """The runs of one model, data size and optimizer.
+    """List the runs of one model, data size and optimizer.
 
     Args:
         configs: by the value of the selected setting.
-        seeds: of the reported runs; None: that of the config.
+        seeds: of the reported runs; None for the config's seed.
     """
 
     def seeded(config: Config, seed: int | None) -> Config:
@@ -191,7 +191,7 @@ def _cells(
 
 
 def with_value_of(cell: Cell, candidate: Cell) -> Cell:
-    """A reported run with the setting of the candidate that won."""
+    """Give a reported run the setting of the winning candidate."""
     assert cell.trial is not None
     assert candidate.trial is not None
     config = candidate.config.model_copy(update={"seed": cell.seed, "name": cell.config.name})
@@ -199,31 +199,31 @@ def with_value_of(cell: Cell, candidate: Cell) -> Cell:
 
 
 def _require_free(study: Study, settings: Sequence[Setting]) -> None:
-    """Refuse a setting of all runs, as --set gives it, that the study selects."""
+    """Raise if a setting for all runs, as from --set, is one that the study selects."""
     selected = {found[0] for optimizer in study.optimizers if (found := study.candidates_of(optimizer))}
     for setting in settings:
         if setting.key in selected or (selected and setting.key == "seed"):
             raise UserError(
-                f"{setting.blamed(setting.text)}: the study selects {', '.join(sorted(selected))} on a seed of its "
-                f"own; change a copy of it: coupled-adam study show {study.name} > mine.toml"
+                f"{setting.blamed(setting.text)}: the study selects {', '.join(sorted(selected))} with its own seed; "
+                f"edit a copy instead: coupled-adam study show {study.name} > mine.toml"
             )
 
 
 def _config(study: Study, base: Values, settings: Sequence[Setting]) -> Config:
-    """The config that the runs of a cell share, but for the seed."""
+    """Build the config that the runs of a cell share, except for the seed."""
     config = build(Config, base.source, base.values, settings, mixed="the study's settings")
     config = with_milestones(config) if study.evaluation.theory else config
-    _ = config.rows  # says where a tokenizer is missing or not known
+    _ = config.rows  # raises if a tokenizer is missing or unknown
     return config
 
 
 def with_milestones(config: Config) -> Config:
-    """The config of a run whose theory is measured: it keeps ten milestones, where it would keep none."""
+    """Keep ten milestones, which the theory needs, if the config keeps none."""
     if config.checkpoints.milestones:
         return config
     if config.total_steps < THEORY_MILESTONES:
         raise UserError(
-            f"evaluation.theory = true: a run of {config.total_steps} steps has no {THEORY_MILESTONES} milestones; "
+            f"evaluation.theory = true: {config.total_steps} steps are too few for {THEORY_MILESTONES} milestones; "
             f"raise training.tokens, or set checkpoints.milestones = {config.total_steps}"
         )
     kept = config.checkpoints.model_copy(update={"milestones": THEORY_MILESTONES})
@@ -231,12 +231,13 @@ def with_milestones(config: Config) -> Config:
 
 
 def with_rows_in_numbers(study: Study, cells: Sequence[Cell]) -> Study:
-    """The study as its folder keeps it: where the rows of a model are "auto", with their number. Moved to a place
-    without the corpus, the folder still means the same runs.
+    """Replace "auto" rows by their number, for the study.toml in the folder.
+
+    The folder then describes the same runs if it is moved to a machine without the corpus.
 
     Args:
-        study: as it is run.
-        cells: all its runs; their corpora are there.
+        study: to be stored.
+        cells: all its runs; their corpora must exist.
     """
     override = {key: value for key, value in study.override.items() if (key, value) != (ROWS, "auto")}
     models = [_with_rows(model, [cell for cell in cells if cell.model == model.name]) for model in study.models]
@@ -249,7 +250,7 @@ def _with_rows(model: ModelAxis, cells: Sequence[Cell]) -> ModelAxis:
 
 
 def _open_rows(cells: Sequence[Cell]) -> dict[str, Any]:
-    """The setting that gives cells the rows which "auto" stands for; none where they differ, or none is "auto"."""
+    """The setting with the number of rows that "auto" stands for; empty if they differ or none is "auto"."""
     rows = {cell.config.rows for cell in cells if cell.config.model.vocabulary_size == "auto"}
     return {ROWS: rows.pop()} if len(rows) == 1 else {}
 
@@ -275,7 +276,7 @@ def _cell(study: Study, model: ModelAxis | None, variant: OptimizerVariant, conf
 
 
 def exact_amount(amount: int) -> str:
-    """An amount with its largest suffix and all its digits, so that two different amounts are never written alike.
+    """Write an amount with its largest suffix and all digits, so that different amounts never look the same.
 
     Example:
         >>> exact_amount(5_000_000_000), exact_amount(307_200), exact_amount(81_985_536), exact_amount(16)
@@ -289,7 +290,7 @@ def exact_amount(amount: int) -> str:
 
 
 def file_name(text: str) -> str:
-    """A name as part of a folder's name.
+    """Turn a name into part of a folder name.
 
     Example:
         >>> file_name("coupled n=-2"), file_name("sgd f=300")
@@ -299,11 +300,11 @@ def file_name(text: str) -> str:
 
 
 def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
-    """The runs that one of the patterns means; all where there is none.
+    """Filter runs by patterns; without patterns, return all.
 
     Args:
         cells: of the study.
-        patterns: such as `*-coupled`, `125M-*`, `*/seed-1`; compared with the whole name, with or without its seed.
+        patterns: such as `*-coupled`, `125M-*`, `*/seed-1`; matched against the full name, with or without its seed.
 
     Example:
         >>> from coupled_adam.config.study_config import load_study
@@ -313,9 +314,7 @@ def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     for pattern in patterns:
         if not any(_matches(cell, pattern) for cell in cells):
             known = ", ".join(dict.fromkeys(cell.id for cell in cells))
-            raise UserError(
-                f"--only {pattern}: no run is called that; expected a pattern such as '*/seed-1' for: {known}"
-            )
+            raise UserError(f"--only {pattern}: no run matches; expected a pattern such as '*/seed-1' for: {known}")
     return [cell for cell in cells if not patterns or any(_matches(cell, pattern) for pattern in patterns)]
 
 
@@ -338,7 +337,7 @@ def _require_different_names(study: Study, cells: Sequence[Cell]) -> None:
     for cell in cells:
         if cell.label in seen:
             raise UserError(
-                f"study {study.name}: two runs are called {cell.label}; give the optimizers different names, and set "
-                "no seed and no training.tokens that the axes set; to run a part of a study, --only '*/seed-1'"
+                f"study {study.name}: two runs are named {cell.label}; give the optimizers different names, and do not "
+                "set a seed or training.tokens that an axis sets; to run part of a study, use --only '*/seed-1'"
             )
         seen.add(cell.label)

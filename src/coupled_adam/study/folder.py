@@ -1,11 +1,11 @@
-"""The folder of a study, and how each of its runs stands, as the files say; nothing else is remembered.
+"""A study folder and the status of its runs. All state is in the files.
 
-study.toml                      the study as it was run last, with all settings
-runs/<cell>/seed-<k>/           a run folder of training, and beside its files:
-    evaluation.json             the result; there when the run is finished
-    error.txt                   why the run failed; there until it is tried again
+study.toml                      the study as last run, with all settings
+runs/<cell>/seed-<k>/           a run folder of training, and in addition:
+    evaluation.json             the result; exists if the run is finished
+    error.txt                   why the run failed; exists until the run is retried
     output.txt                  what the run printed
-    claim                       there while a process works on the run, or was killed as it did (see base/locks)
+    claim                       lock; exists while a process works on the run, or was killed doing so (see base/locks)
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from coupled_adam.training.run_folder import RunFolder
 
 ERROR, OUTPUT, CLAIM = "error.txt", "output.txt", "claim"
 RUNS_HERE = Path("runs")
-"""Where a study goes, under its name, when nothing else is said."""
+"""Default parent of study folders."""
 TO_BE_MEASURED = "to be measured"
 TAIL_BYTES = 2**14
 
@@ -47,45 +47,45 @@ class StudyFolder:
         return self.path / cell.run
 
     def require_fit(self, study: Study, cells: Sequence[Cell]) -> None:
-        """See that the folder is new, or as the same study left it; nothing is written.
+        """Check that the folder is new or belongs to the same study; write nothing.
 
         Raises:
-            ValueError: where the folder holds something else, or runs that now would have other settings.
+            ValueError: the folder holds something else, or runs whose settings have changed.
         """
         stored = self.path / STUDY_FILE
         if stored.is_file():
             name = load_study(str(stored)).name
             if name != study.name:
-                raise UserError(f"{self.path} holds the study {name!r}, not {study.name!r}; give another --out")
+                raise UserError(f"{self.path} holds the study {name!r}, not {study.name!r}; pass another --out")
         elif self.path.is_dir() and not all(_is_beginning(path) for path in self.path.iterdir()):
-            raise UserError(f"{self.path} exists and is not the folder of a study; give another --out")
+            raise UserError(f"{self.path} exists and is not a study folder; pass another --out")
         changed = [f"{cell.label}: {', '.join(keys)}" for cell in cells if (keys := self.changes(cell))]
         if changed:
             raise UserError(
-                f"{self.path} holds runs of this study that had other settings. Take the changes back, give the cells "
-                f"other names, give another --out, or remove the folders of these runs to do them again "
-                f"({self.path}/runs/...):\n" + "\n".join(changed)
+                f"{self.path} holds runs of this study with other settings. Undo the changes, rename the cells, pass "
+                f"another --out, or remove the folders of these runs to repeat them ({self.path}/runs/...):\n"
+                + "\n".join(changed)
             )
 
     def prepare(self, study: Study) -> None:
-        """Make the folder where it is missing, and write the study as it is run from here on.
+        """Create the folder if missing and write the study to it.
 
         Args:
-            study: one that fits into the folder: see `require_fit`.
+            study: one that passes `require_fit`.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
         write_whole(self.path / STUDY_FILE, to_toml(self._with_own_bases(study)))
 
     def changes(self, cell: Cell) -> list[str]:
-        """The settings in which a run that was begun differs from what it would be now."""
+        """List the settings that have changed since a run was started."""
         config = self.run(cell) / CONFIG_FILE
         return (
             [] if cell.is_open or not config.is_file() else settings_that_differ(load_config(str(config)), cell.config)
         )
 
     def _with_own_bases(self, study: Study) -> Study:
-        """Copies base configs that are files into the folder, so that it holds everything to run the study again."""
+        """Copy base config files into the folder, so that it has everything needed to rerun the study."""
         kept: dict[str, str] = {}
         for base in [study.base, *(model.base for model in study.models if model.base)]:
             if base not in PRESETS and base not in kept:
@@ -95,7 +95,7 @@ class StudyFolder:
         return study.model_copy(update={"base": kept.get(study.base, study.base), "models": models})
 
     def result(self, cell: Cell, evaluation: EvaluationSection) -> Result | None:
-        """The result of a finished run; None where it is not finished, or not measured as the study asks now."""
+        """The result of a finished run; None if it is unfinished or lacks a measurement that the study now asks for."""
         if cell.is_open:
             return None
         result = read_evaluation(self.run(cell), self.path)
@@ -104,8 +104,8 @@ class StudyFolder:
         return result if is_measured(result.metrics, asked_of(cell, evaluation)) else None
 
     def status(self, cell: Cell, evaluation: EvaluationSection) -> str:
-        """finished, running, failed, to be measured (it is trained, and lacks what the study asks for now), stopped
-        (it goes on from where it was) or waiting."""
+        """Status of a run: finished, running, failed, to be measured (trained, but lacks a measurement), stopped
+        (can be resumed) or waiting."""
         folder = self.run(cell)
         if self.result(cell, evaluation) is not None:
             return "finished"
@@ -118,39 +118,39 @@ class StudyFolder:
         return "stopped" if (folder / METRICS_FILE).is_file() else "waiting"
 
     def forget_errors(self, cells: Sequence[Cell], evaluation: EvaluationSection) -> None:
-        """Remove the error.txt of finished runs: whatever failed there once is mended."""
+        """Remove the outdated error.txt of finished runs."""
         for cell in cells:
             if self.result(cell, evaluation) is not None:
                 (self.run(cell) / ERROR).unlink(missing_ok=True)
 
     def gather(self, cells: Sequence[Cell]) -> list[Result]:
-        """Write results.jsonl from what the runs of the study have written, in the order of the study."""
+        """Write results.jsonl from the results of the runs, in the order of the study."""
         trials = {self.run(cell): cell.trial for cell in cells if not cell.is_open}
         return gather_results(self.path, [self.run(cell) for cell in cells], trials)
 
     def outside(self, cells: Sequence[Cell]) -> list[str]:
-        """The finished runs that lie in the folder but are not among the given ones: the study had them once."""
+        """Finished runs in the folder that are no longer part of the study."""
         wanted = {self.run(cell) for cell in cells}
         found = sorted(path.parent for path in self.path.glob(f"runs/*/seed-*/{EVALUATION}"))
         return ["/".join(path.parts[-2:]) for path in found if path not in wanted]
 
 
 def _is_beginning(path: Path) -> bool:
-    """Whether a file is what a study leaves that was killed before its study.toml was whole."""
+    """Whether a file is left over from a study that was killed before study.toml was complete."""
     return fnmatchcase(path.name, ".*.tmp") or fnmatchcase(path.name, "base-*.toml")
 
 
 def asked_of(cell: Cell, evaluation: EvaluationSection) -> EvaluationSection:
-    """What is measured of a run: of a candidate only its curves, which have the validation loss. The test split is not
-    touched before the winner is known."""
+    """Measurements of a run. Candidates need only their curves, which have the validation loss: the test split is not
+    used before the winner is known."""
     return EvaluationSection(test_loss=False, measures=False) if cell.is_candidate else evaluation
 
 
 def is_measured(metrics: Mapping[str, float | None], evaluation: EvaluationSection) -> bool:
-    """Whether a result has all that is asked for, though it may be None; one that has not is measured again."""
+    """Whether a result has every metric asked for; values may be None."""
     if not expected_metrics(evaluation) <= metrics.keys():
         return False
-    # All documents are never too few.
+    # A result without a limit covers all documents.
     if evaluation.tasks and metrics.get(TASK_LIMIT) not in (None, evaluation.task_limit):
         return False
     return not evaluation.theory or metrics[THEORY_BATCHES] == evaluation.theory_batches
@@ -160,8 +160,8 @@ def expected_metrics(evaluation: EvaluationSection) -> set[str]:
     """The metrics that a result must have."""
     expected = {"train_loss"} | expected_measures(evaluation)
     expected |= {"loss"} if evaluation.test_loss else set()
-    # Not where it is left open: results of version 0.1.0 would not be finished any more, and those whose checkpoints
-    # are gone would be trained again.
+    # Only if asked for explicitly: otherwise results of version 0.1.0 would count as unfinished, and runs whose
+    # checkpoints are gone would be trained again.
     expected |= {bin_key(BIN_LOSS, 1)} if evaluation.loss_by_frequency else set()
     expected |= {metric.key for metric in QUANTISED_LOSSES} if evaluation.quantised_loss else set()
     expected |= {task_key(name) for name in evaluation.tasks or ()}
@@ -169,25 +169,25 @@ def expected_metrics(evaluation: EvaluationSection) -> set[str]:
 
 
 def expected_measures(evaluation: EvaluationSection) -> set[str]:
-    """Those of them that measure the embeddings."""
+    """The embedding metrics that a result must have."""
     if not evaluation.measures:
         return set()
     return {"iso", "r_cos"} if evaluation.wordsim else {"iso"}
 
 
 def is_claimed(run_folder: Path) -> bool:
-    """Whether a process works on this run now."""
+    """Whether a process is working on this run."""
     return is_held(run_folder / CLAIM)
 
 
 def newest_step(run_folder: Path) -> int:
-    """The step of the newest checkpoint of a run; 0 where there is none."""
+    """Step of a run's newest checkpoint; 0 without checkpoints."""
     found = checkpoints_in(RunFolder(run_folder).checkpoints)
     return step_of(found[-1]) if found else 0
 
 
 def last_row(run_folder: Path, kind: str = "train") -> dict[str, float] | None:
-    """The last row of one kind in metrics.jsonl, read from the end of the file; the run may be writing to it."""
+    """The last row of one kind in metrics.jsonl, read from the end of the file, which may still grow."""
     for line in reversed(_last_bytes(run_folder / METRICS_FILE).splitlines()):
         row = parse_row(line)
         if row is not None and row["kind"] == kind:
@@ -196,13 +196,13 @@ def last_row(run_folder: Path, kind: str = "train") -> dict[str, float] | None:
 
 
 def tail(path: Path, lines: int = 15) -> str:
-    """The last lines of a text file; empty where there is none."""
+    """The last lines of a text file; empty if it is missing."""
     text = _last_bytes(path).decode("utf-8", errors="replace")
     return "\n".join(text.splitlines()[-lines:])
 
 
 def _last_bytes(path: Path) -> bytes:
-    """The end of a file; nothing where there is none."""
+    """The end of a file; empty if it is missing."""
     try:
         require_regular_file(path)
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""Where the runs of a study take place: in processes on this machine, or as jobs of a cluster.
+"""Launchers run the tasks of a study: in worker processes on this machine, or as cluster jobs.
 
-A launcher takes tasks, says which have ended and how, and can be asked to stop: the trainings then save and end.
+A launcher starts tasks, reports how they ended, and can be asked to stop, which makes the runs save and exit.
 """
 
 import json
@@ -24,19 +24,19 @@ from coupled_adam.study.cell import Status, Task, is_finished, run_cell, write_e
 from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.folder import OUTPUT, tail
 
-# So often a job of a cluster may reach its time limit; submitit would give up after three times.
+# How often a cluster job may reach its time limit; submitit would give up after three times.
 MOST_TIME_LIMITS = 100
 WORKER = (sys.executable, "-m", "coupled_adam.study.worker")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker says at the end of a task."""
+    """A worker's report at the end of a task."""
 
     status: Status
     message: str
     is_last: bool
-    """Whether the process ends now."""
+    """Whether the worker process exits now."""
 
 
 @dataclass(frozen=True)
@@ -49,31 +49,31 @@ class Ended:
 
 
 class RunLauncher(Protocol):
-    """What the runner needs of a launcher."""
+    """Interface of a launcher."""
 
     slots: int
-    """How many tasks may be under way."""
+    """Largest number of tasks at a time."""
     leaves_on_stop: bool
-    """Whether runs go on without the runner when it is stopped."""
+    """Whether runs continue without the runner after it is stopped."""
 
     def start(self, task: Task) -> None:
-        """Begin a task."""
+        """Start a task."""
 
     def wait(self, seconds: float) -> list[Ended]:
-        """The tasks that have ended since the last call; waits so long for one."""
+        """Wait up to `seconds` for a task to end; return the tasks that ended since the last call."""
 
     def stop(self) -> None:
-        """Ask all runs to save and end; called again, end them at once."""
+        """Ask all runs to save and exit; called a second time, kill them."""
 
     def close(self) -> None:
-        """End what is idle."""
+        """Shut down idle workers."""
 
 
 class Worker:
     """A worker process, seen from the runner."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self.errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115  it lives as long as the process
+        self.errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115  stays open as long as the process
         self.process = subprocess.Popen(
             WORKER,
             stdin=subprocess.PIPE,
@@ -81,13 +81,13 @@ class Worker:
             stderr=self.errors,
             text=True,
             env=environment,
-            start_new_session=True,  # a Ctrl-C in the terminal comes to the runner alone, which hands it on
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the runner, which forwards it
         )
         self.task: Task | None = None
         self.has_answered = False
 
     def begin(self, task: Task) -> None:
-        """Hand over a task; a worker that has died meanwhile is found out when its answer is read."""
+        """Send a task. If the worker has died, `answer` reports it."""
         self.task = task
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
@@ -95,7 +95,7 @@ class Worker:
             self.process.stdin.flush()
 
     def answer(self) -> Answer | None:
-        """The next answer; None when the process is gone."""
+        """Read the next answer; None if the process has exited."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -104,18 +104,18 @@ class Worker:
         return Answer(**json.loads(line))
 
     def cause_of_death(self) -> str:
-        """Why the process is gone, as far as that can be known."""
+        """Why the process exited, as far as known."""
         code = self.process.wait()
         if code < 0:
             name = signal.Signals(-code).name
-            return f"its process was ended by {name}" + (", perhaps for lack of memory" if name == "SIGKILL" else "")
+            return f"its process was killed by {name}" + (", possibly out of memory" if name == "SIGKILL" else "")
         self.errors.seek(0)
         printed = self.errors.read().decode("utf-8", errors="replace").strip().splitlines()
-        return f"its process ended with exit code {code}" + (f": {printed[-1]}" if printed else "")
+        return f"its process failed with exit code {code}" + (f": {printed[-1]}" if printed else "")
 
     def kill(self) -> None:
-        """End the process at once, and all that it has started."""
-        # torchrun gives its ranks groups of their own, so they are looked for before their parents are gone.
+        """Kill the process and all its descendants."""
+        # torchrun starts its ranks in their own process groups: find them before their parents are gone.
         below = processes_below(self.process.pid)
         self.signal_group(signal.SIGKILL)
         for pid in below:
@@ -123,12 +123,12 @@ class Worker:
                 os.kill(pid, signal.SIGKILL)
 
     def signal_group(self, number: signal.Signals) -> None:
-        """A signal for the process and what it has started, also when the process itself is gone."""
+        """Send a signal to the process group, even if the process itself is gone."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
     def close(self) -> None:
-        """Let an idle process end."""
+        """Shut down an idle process."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with suppress(BrokenPipeError):
@@ -139,7 +139,7 @@ class Worker:
 
 
 def processes_below(pid: int) -> list[int]:
-    """The children of a process and theirs, as /proc has them; none where there is no /proc."""
+    """Descendants of a process, from /proc; empty without /proc."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -149,10 +149,10 @@ def processes_below(pid: int) -> list[int]:
 
 
 class LocalLauncher:
-    """Worker processes on this machine, each doing one run after the other.
+    """Worker processes on this machine, each doing one run after another.
 
     Args:
-        environments: of the workers, one each: says which GPU is whose.
+        environments: one per worker, with its share of the GPUs.
     """
 
     leaves_on_stop = False
@@ -163,7 +163,7 @@ class LocalLauncher:
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._stops = 0
-        # All at once, and before there is anything to do: they load torch meanwhile.
+        # Start all workers now: they load torch while the data is prepared.
         for slot in range(self.slots):
             self._workers.append(self._new_worker(slot))
 
@@ -174,11 +174,11 @@ class LocalLauncher:
         return worker
 
     def start(self, task: Task) -> None:
-        """Begin a task in an idle worker."""
+        """Start a task in an idle worker."""
         next(worker for worker in self._workers if worker.task is None).begin(task)
 
     def wait(self, seconds: float) -> list[Ended]:
-        """The tasks that have ended; a worker that died ends its task as failed. Whichever has ended is replaced."""
+        """Return the tasks that have ended. The task of a worker that died has failed, and the worker is replaced."""
         ended = []
         for key, _ in self._selector.select(seconds):
             slot = key.data
@@ -190,39 +190,39 @@ class LocalLauncher:
                     ended.append(Ended(task, answer.status, answer.message))
                 if not answer.is_last:
                     continue
-                # It has said all; a device that does not answer any more could keep it from ending.
+                # The answer is complete; a hanging device could keep the process from exiting.
                 worker.kill()
                 cause = ""
             else:
                 cause = worker.cause_of_death()
-                worker.signal_group(signal.SIGTERM)  # torchrun, which it leaves behind: the ranks save and end
+                worker.signal_group(signal.SIGTERM)  # for a torchrun it left behind: the ranks save and exit
                 if task is not None:
                     ended.append(self._after_death(task, cause))
             self._selector.unregister(key.fileobj)
             worker.close()
             if answer is None and task is None and not self._stops and not worker.has_answered:
-                # It died with nothing to do, so the next would too.
-                raise UserOSError(f"a worker of the study did not start: {cause}")
+                # It died before its first task, so the next one would too.
+                raise UserOSError(f"a study worker did not start: {cause}")
             self._workers[slot] = self._new_worker(slot) if not self._stops else worker
         return ended
 
     def _after_death(self, task: Task, cause: str) -> Ended:
-        if is_finished(task):  # it died as it ended
+        if is_finished(task):  # it died on exit
             return Ended(task, "finished")
         if self._stops:
             return Ended(task, "stopped")
-        write_error(task.folder, cause, f"The last lines of {OUTPUT}:\n{tail(task.folder / OUTPUT)}")
+        write_error(task.folder, cause, f"Last lines of {OUTPUT}:\n{tail(task.folder / OUTPUT)}")
         return Ended(task, "failed", cause)
 
     def stop(self) -> None:
-        """Hand on a Ctrl-C; the second time, end all processes."""
+        """Forward Ctrl-C; the second time, kill all processes."""
         self._stops += 1
         for worker in self._workers:
             if worker.process.poll() is None:
                 worker.process.send_signal(signal.SIGINT) if self._stops == 1 else worker.kill()
 
     def close(self) -> None:
-        """End the workers, which are idle now."""
+        """Shut down the workers, which are idle now."""
         for worker in self._workers:
             if worker.process.stdout is not None and not worker.process.stdout.closed:
                 worker.close()
@@ -230,26 +230,26 @@ class LocalLauncher:
 
 
 class ClusterLauncher:
-    """Jobs of Slurm through submitit; without Slurm, submitit runs them as processes on this machine.
+    """Slurm jobs, through submitit; without Slurm, submitit runs them as processes on this machine.
 
     Args:
         folder: for submitit's files.
-        settings: what to ask the cluster for.
-        jobs: how many may run at a time; None: as many as the cluster likes; without Slurm one.
+        settings: resources to request from the cluster.
+        jobs: largest number of jobs at a time; None for no limit with Slurm, and 1 without.
     """
 
     leaves_on_stop = True
 
     def __init__(self, folder: Path, settings: SlurmSection, jobs: int | None) -> None:
-        # No "%j" in the folder's name: without Slurm, submitit makes a folder that is called just that. Its files have
-        # the number of their job in front.
-        submitit = require("submitit", "cluster", "to start the runs of a study with --launcher slurm")
+        # No "%j" in the folder's name: without Slurm, submitit would create a folder of that literal name. File names
+        # start with the job number anyway.
+        submitit = require("submitit", "cluster", "for --launcher slurm")
         executor = submitit.AutoExecutor(folder=str(folder), slurm_max_num_timeout=MOST_TIME_LIMITS)
         self.is_slurm = executor.cluster == "slurm"
         self.slots = jobs or (sys.maxsize if self.is_slurm else 1)
         executor.update_parameters(**_parameters(settings))
         if not self.is_slurm:
-            # It would also name GPUs that are not there, and then torch sees none.
+            # submitit would also list GPUs that do not exist, and then torch sees none.
             executor.update_parameters(gpus_per_node=min(1, len(visible_gpus())))
         self._executor: Any = executor
         self._jobs: dict[str, tuple[Task, Any]] = {}
@@ -259,7 +259,7 @@ class ClusterLauncher:
         self._jobs[task.cell.label] = task, self._executor.submit(ClusterJob(), task.to_json())
 
     def wait(self, seconds: float) -> list[Ended]:
-        """The jobs that are done."""
+        """Return the jobs that are done."""
         until = time.monotonic() + seconds
         while True:
             done = [label for label, (_, job) in self._jobs.items() if job.done()]
@@ -270,7 +270,7 @@ class ClusterLauncher:
     def _ended(self, task: Task, job: Any) -> Ended:
         try:
             status, message = job.result()
-        except Exception as error:  # whatever happened on the other machine
+        except Exception as error:  # anything may have happened on the other machine
             if is_finished(task):
                 return Ended(task, "finished")
             lines = str(error).strip().splitlines()
@@ -280,29 +280,29 @@ class ClusterLauncher:
         return Ended(task, status, message)
 
     def stop(self) -> None:
-        """Jobs on a cluster go on by themselves."""
+        """Forget the jobs, which keep running on the cluster."""
         self._jobs.clear()
 
     def close(self) -> None:
-        """Nothing is idle here."""
+        """Do nothing: there are no workers."""
 
 
 class ClusterJob:
-    """What a job runs; submitted again when its time is over, and then going on from its last checkpoint."""
+    """Function of a cluster job. At its time limit it is resubmitted and resumes from its last checkpoint."""
 
     def __call__(self, values: dict[str, Any]) -> tuple[Status, str]:
-        """Bring one run to its end."""
+        """Train and measure one run."""
         return run_cell(Task.from_json(values))
 
     def checkpoint(self, values: dict[str, Any]) -> Any:
-        """What submitit calls shortly before the time is over."""
+        """Resubmit the job; submitit calls this shortly before the time limit."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self, values)
 
 
 def _parameters(settings: SlurmSection) -> dict[str, Any]:
-    """The section [slurm] in submitit's words."""
+    """Translate the section [slurm] into submitit's parameters."""
     parameters: dict[str, Any] = {
         "name": "coupled-adam",
         "timeout_min": max(1, round(60 * settings.hours)),
@@ -317,12 +317,12 @@ def _parameters(settings: SlurmSection) -> dict[str, Any]:
 
 
 def worker_environments(jobs: int, gpus: Sequence[str], gpus_each: int) -> list[dict[str, str]]:
-    """The environment of each worker: its own GPUs, taken in turn where there are fewer than needed.
+    """Environment of each worker, with its own GPUs; workers share GPUs if there are too few.
 
     Args:
-        jobs: how many workers.
-        gpus: all that may be used.
-        gpus_each: of one worker.
+        jobs: number of workers.
+        gpus: all GPUs that may be used.
+        gpus_each: GPUs per worker.
 
     Example:
         >>> [each["CUDA_VISIBLE_DEVICES"] for each in worker_environments(3, ["0", "1"], 1)]
@@ -332,10 +332,10 @@ def worker_environments(jobs: int, gpus: Sequence[str], gpus_each: int) -> list[
         >>> worker_environments(1, ["0", "1"], 1)[0]["CUDA_VISIBLE_DEVICES"]
         '0'
     """
-    # As the command line does for itself: OpenMP threads that spin while waiting slow each other down.
+    # Same as in cli.py: OpenMP threads that spin while waiting slow each other down.
     common = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"} | dict(os.environ)
     if "CUDA_VISIBLE_DEVICES" not in common:
-        common["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the GPUs are named as nvidia-smi counts them
+        common["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # `gpus` has nvidia-smi's indices
     if not gpus:
         return [dict(common) for _ in range(jobs)]
     shares = []

@@ -1,5 +1,5 @@
-"""What is measured of a trained run: its loss on the test split, its embeddings, what its curves ended with, and where
-they are asked for downstream tasks and the theory."""
+"""Measurements of a trained run: its test loss, its embeddings, the end of its curves, and on request downstream tasks
+and the theory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from coupled_adam.study.words import words_of
 from coupled_adam.training.devices import pick_device
 from coupled_adam.training.logbook import METRICS_FILE, read_metrics
 
-# Of a run's steps: the training loss is the mean of what was logged in this last part.
+# The training loss is the mean over this last fraction of the steps.
 LAST_PART = 0.05
 
 Metrics = dict[str, float | None]
@@ -46,28 +46,28 @@ Metrics = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a run."""
+    """Measurements of a run."""
 
     metrics: Metrics
     tokens_per_second: float | None
-    """Of the training."""
+    """Training throughput."""
     loss_split: str
-    """The split that the loss is of."""
+    """Split of the loss."""
     notes: list[str]
-    """What the user should know."""
+    """Notes for the user."""
 
 
 def measure_run(run_folder: Path, evaluation: EvaluationSection, before: Result | None = None) -> Measured:
-    """Measure a finished run, and write its embeddings.npz.
+    """Measure a finished run and write its embeddings.npz.
 
-    What takes long comes first: tasks and theory keep what they have, so that after a kill nothing is measured twice.
+    The slow measurements, tasks and theory, come first: they keep partial results, so a kill loses little.
 
     Args:
         run_folder: with the checkpoint of the last step.
-        evaluation: what is asked for.
-        before: the run's result when less was asked for; what it has is not measured again.
+        evaluation: what to measure.
+        before: an earlier result of the run; its metrics are not measured again.
     """
-    release_memory()  # the training may have been in this process
+    release_memory()  # this process may have trained the run
     curves, tokens_per_second = from_curves(run_folder)
     metrics: Metrics = {**(before.metrics if before else {}), **curves}
     split, notes = before.loss_split if before else "test", []
@@ -107,18 +107,18 @@ def measure_run(run_folder: Path, evaluation: EvaluationSection, before: Result 
 
 
 def is_in_bf16(model: LanguageModel, config: Config) -> bool:
-    """Whether the loss is measured in bfloat16: in the precision of the training."""
+    """Whether to measure the loss in bfloat16, the precision of the training."""
     precision = config.training.precision
     return precision == "bf16" or (next(model.parameters()).is_cuda and precision == "auto")
 
 
 def loss_metrics(found: SplitLoss) -> Metrics:
-    """The loss by its names in a result."""
+    """The loss, by its keys in a result."""
     return {"loss": found.loss, "loss_standard_error": found.standard_error}
 
 
 def bin_metrics(bins: Sequence[FrequencyBin]) -> Metrics:
-    """The loss by token frequency by its names in a result; None where a bin has no target."""
+    """The loss by token frequency, by its keys in a result; None for a bin without targets."""
     metrics: Metrics = {}
     for number, each in enumerate(bins, 1):
         metrics[bin_key(BIN_LOSS, number)] = each.loss
@@ -129,7 +129,7 @@ def bin_metrics(bins: Sequence[FrequencyBin]) -> Metrics:
 
 
 def from_curves(run_folder: Path) -> tuple[Metrics, float | None]:
-    """What metrics.jsonl says about the end of the training: losses, and the rate."""
+    """Final losses and the throughput, from metrics.jsonl."""
     rows = read_metrics(run_folder / METRICS_FILE)
     train = [row for row in rows if row["kind"] == "train"]
     val = [row for row in rows if row["kind"] == "val"]
@@ -145,14 +145,14 @@ def from_curves(run_folder: Path) -> tuple[Metrics, float | None]:
 def measure_tables(
     run_folder: Path, model: LanguageModel, config: Config, counts: Counts, words: dict[str, Any]
 ) -> Metrics:
-    """All measures of the output table, and with `input_` before them those of an untied input table.
+    """Measure the output table and, with the prefix `input_`, an untied input table.
 
     Args:
-        run_folder: where the arrays for the figures go.
+        run_folder: where to write the arrays for the figures.
         model: trained.
         config: of the run.
-        counts: (V,), of the tokens in the training split.
-        words: word pairs and tokenizer, as `measure` takes them.
+        counts: (V,) token counts of the training split.
+        words: word pairs and tokenizer, for `measure`.
     """
     V = min(len(counts), config.rows)
     start = initial_tables(config.to_model_config(), config.seed)
@@ -172,18 +172,18 @@ def measure_tables(
 
 
 def numbers(record: EmbeddingMetrics) -> Metrics:
-    """The metrics of a table; without word pairs those that need them are left out."""
+    """Metrics of a table; without word pairs, those that need them are omitted."""
     left_out = () if record.word_similarity else NEED_WORDS
     return {metric.key: getattr(record, metric.key) for metric in TABLE_METRICS if metric.key not in left_out}
 
 
 def release_memory() -> None:
-    """Between two runs of one process: what the first left behind must not reach the second."""
+    """Free memory between two runs in one process."""
     import gc
 
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        # Each model counts as a new version of the same code; after eight of them torch.compile would give up.
+        # Each model is a recompilation of the same code; torch.compile gives up after eight.
         torch._dynamo.reset()

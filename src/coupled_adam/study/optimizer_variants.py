@@ -1,4 +1,4 @@
-"""The optimizers of a study's grid, one for each value of their lists, and what they are called."""
+"""The optimizers of a study's grid, one for each value of their lists, and their names."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ class OptimizerVariant:
     name: str
     settings: dict[str, Any]
     has_own_name: bool = False
-    """Whether the study gives it its name."""
+    """Whether the study names it explicitly."""
     selects: tuple[str, list[float]] | None = None
-    """The setting that is selected for it, with the values to try."""
+    """The setting to select for it, with the values to try."""
 
 
 def variants_of(optimizer: OptimizerAxis) -> list[OptimizerVariant]:
-    """The optimizers that an entry of [[optimizers]] stands for: one for each value of its lists.
+    """Expand an entry of [[optimizers]] into one optimizer for each value of its lists.
 
     Example:
         >>> entry = OptimizerAxis(embeddings="coupled", row_exponent=[0.0, 0.25], mean_free=True)
@@ -67,7 +67,7 @@ def variants_of(optimizer: OptimizerAxis) -> list[OptimizerVariant]:
 
 
 def _plain_name(optimizer: OptimizerAxis, settings: Mapping[str, Any]) -> str:
-    """The name of an optimizer without one of its own: what it is, then on which tables."""
+    """Default name of an optimizer: its kind, then its tables."""
     name, parts = {"adamw": "standard", "sgd": "sgd"}.get(optimizer.embeddings), shortened(member_parts(settings))
     if name is None:
         name, *parts = short_member_name(settings).split(" ")
@@ -80,7 +80,7 @@ def _plain_name(optimizer: OptimizerAxis, settings: Mapping[str, Any]) -> str:
 
 
 def named_after_bias(variant: OptimizerVariant, optimizer: OptimizerAxis) -> OptimizerVariant:
-    """An optimizer without a name of its own is also called after the output bias it sets: "coupled unigram bias"."""
+    """Add the output bias to a default name: "coupled unigram bias"."""
     bias = optimizer.set.get(OUTPUT_BIAS, "none")
     if optimizer.name is not None or bias == "none":
         return variant
@@ -88,7 +88,7 @@ def named_after_bias(variant: OptimizerVariant, optimizer: OptimizerAxis) -> Opt
 
 
 def named_after_matrices(variant: OptimizerVariant, config: Config) -> OptimizerVariant:
-    """Where a study trains the matrices of the blocks by AdamW and by Muon: "coupled Muon"."""
+    """Add Muon to a default name, for studies that train the blocks' matrices with both AdamW and Muon."""
     if variant.has_own_name or config.optimizer.matrices == "adamw":
         return variant
     return replace(variant, name=f"{variant.name} Muon")

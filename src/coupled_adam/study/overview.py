@@ -1,6 +1,6 @@
-"""Studies as tables on a terminal: the plan with what it takes, the list of those that ship, how the runs stand.
+"""Terminal tables about studies: the plan with its cost, the built-in studies, the status of the runs.
 
-The time is counted from the configs (training/estimates); nothing here loads torch.
+The cost is estimated from the configs (training/estimates); nothing here loads torch.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ GPU_HOURS_WORTH_SAYING = 1.0
 
 
 def gpu_hours(cells: Sequence[Cell]) -> float:
-    """The time of the runs' steps on one H100 or H200, without evaluation."""
+    """Training time of the runs on one H100 or H200, without evaluation."""
     return sum(seconds(cell.config, H200) for cell in cells) / HOUR
 
 
@@ -41,12 +41,12 @@ def hours(amount: float) -> str:
 
 
 def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
-    """The cells of a study, what each takes, and how many of its runs are finished."""
+    """Make a table of the cells of a study, with their cost and their number of finished runs."""
     table = Table(
         Column("cell", no_wrap=True),
         title=f"{study.name}: {len(cells)} runs",
-        caption=f"N parameters, D tokens. GPU hours: of all seeds, on H100 or H200 at {UTILISATION:.0%} of their bf16 "
-        "peak, without evaluation; an estimate.",
+        caption=f"N: parameters. D: tokens. GPU hours: estimate for all seeds on H100 or H200 at {UTILISATION:.0%} of "
+        "the bf16 peak, without evaluation.",
         show_footer=True,
     )
     by_id = _by_id(cells)
@@ -76,12 +76,12 @@ def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Tabl
 
 
 def worst_case(study: Study, cells: Sequence[Cell], all_cells: Sequence[Cell]) -> list[str]:
-    """How many runs there may be at most, where selections can be extended; empty where nothing is selected.
+    """Describe the largest possible number of runs, if selections can be extended; empty without selections.
 
     Args:
-        study: that is planned.
-        cells: the runs that are known to be needed.
-        all_cells: of the study, as `cells_of` gives them.
+        study: the planned study.
+        cells: the runs known to be needed.
+        all_cells: of the study, from `cells_of`.
     """
     added: list[Cell] = []
     open_ones = {cell.trial.of for cell in cells if cell.trial is not None and cell.is_open}
@@ -102,16 +102,16 @@ def worst_case(study: Study, cells: Sequence[Cell], all_cells: Sequence[Cell]) -
     if added:
         total = [*cells, *added]
         lines.append(
-            f"At most {len(total)} runs, {hours(gpu_hours(total))} GPU hours: where a winner is the smallest or the "
-            f"largest value, up to {study.select.extend} more are tried beyond it."
+            f"At most {len(total)} runs, {hours(gpu_hours(total))} GPU hours: if a winner is the smallest or largest "
+            f"value, up to {study.select.extend} more values are tried beyond it."
         )
     return lines
 
 
 def shipped_table() -> Table:
-    """The studies that come with the package, and their size."""
+    """Make a table of the built-in studies and their cost."""
     table = Table(
-        Column("study", no_wrap=True), "what", title="Studies", caption="GPU hours: on H100 or H200, estimated."
+        Column("study", no_wrap=True), "what", title="Studies", caption="GPU hours: estimate for H100 or H200."
     )
     for heading in ("runs", "tokens", "GPU hours"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -124,7 +124,7 @@ def shipped_table() -> Table:
 
 
 def _without_extension(study: Study, cells: Sequence[Cell]) -> list[Cell]:
-    """The runs of a study without the candidates that only an edge asks for."""
+    """The runs of a study without candidates beyond the edges of a search."""
     beyond = {
         cell.label
         for selection in selections_of(cells, study)
@@ -135,7 +135,7 @@ def _without_extension(study: Study, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
-    """How each run stands; why it failed, where one did."""
+    """Make a table of the status of each run, with the reasons of failures."""
     table = Table(Column("run", no_wrap=True), "status", title=f"{study.name} in {folder.path}")
     for heading in ("step", METRICS["train_loss"].label, METRICS["loss"].label):
         table.add_column(heading, justify="right")
@@ -145,7 +145,7 @@ def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Ta
         table.add_column("why it failed")
     for cell in cells:
         row = last_row(folder.run(cell))
-        step = "" if row is None else f"{row['step']}/{cell.config.total_steps}"
+        step = "" if row is None else f"{row['step']:,}/{cell.config.total_steps:,}"
         losses = _losses(folder.result(cell, study.evaluation), row)
         reason = [Text(reasons[cell.label] if cell in failed else "")] if failed else []
         table.add_row(cell.label, folder.status(cell, study.evaluation), step, *losses, *reason)
@@ -153,7 +153,7 @@ def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Ta
 
 
 def _losses(result: Result | None, row: dict[str, float] | None) -> tuple[str, str]:
-    """The training loss as it was logged last, and the test loss of a finished run, as text."""
+    """The last logged training loss, and the test loss of a finished run, as text."""
     logged = (row or {}).get("loss")
     if result is not None and result.is_candidate:
         loss, split = result.metrics.get(VALIDATION_LOSS), " (val)"
@@ -164,7 +164,7 @@ def _losses(result: Result | None, row: dict[str, float] | None) -> tuple[str, s
 
 
 def counts(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> dict[str, int]:
-    """How many runs stand how, by the words of `StudyFolder.status`."""
+    """Number of runs by `StudyFolder.status`."""
     found: dict[str, int] = {}
     for cell in cells:
         status = folder.status(cell, study.evaluation)

@@ -1,8 +1,7 @@
-"""What a study found: one `Result` per finished run, kept in its run folder and gathered in `results.jsonl`.
+"""Results of a study: one `Result` per finished run, kept in its run folder and collected in `results.jsonl`.
 
-Every run writes its own `evaluation.json`; `results.jsonl` is written whole from those, sorted. So runs that finish at
-the same moment, on one machine or on several, cannot spoil each other's rows, and a file that was lost can be made
-again.
+Every run writes its own `evaluation.json`; `results.jsonl` is rewritten from those, sorted. So runs that finish at the
+same time, on one machine or several, cannot corrupt each other's rows, and a lost file can be restored.
 """
 
 import json
@@ -21,7 +20,7 @@ RESULTS_FILE = "results.jsonl"
 EVALUATION = "evaluation.json"
 RUNS = "runs"
 RUN_PARTS = (RUNS, "*", "seed-*")
-"""Where the run folders of a study lie in it."""
+"""Pattern of run folders in a study folder."""
 
 
 @dataclass(frozen=True)
@@ -31,26 +30,25 @@ class Result:
     study: str
     """Name of the study."""
     cell: str
-    """What the runs that differ in the seed alone share, such as "125M-5B-coupled"."""
+    """Shared by runs that differ only in the seed, such as "125M-5B-coupled"."""
     seed: int
     optimizer: str
     """Name of the optimizer variant in the study: "standard", "coupled", "coupled n=2", "sgd f=300"."""
     settings: dict[str, Any]
-    """The whole [optimizer] section of the config, and "tied"."""
+    """The [optimizer] section of the config, and "tied"."""
     model: str
     """Name of the model in the study, such as "125M"."""
     parameters: int
     tokens: int
     """Data size D in tokens."""
     metrics: dict[str, float | None]
-    """What was measured; a metric that was not is None or absent. Untied models: `input_` before those of the input
-    table; without it, those of the output table."""
+    """Metrics; those not measured are None or absent. Metrics of an untied input table have the prefix `input_`."""
     seconds: float
-    """Time of training and evaluation, over all starts."""
+    """Training and evaluation time, over all starts."""
     tokens_per_second: float | None
     energy_joules: float | None
     config_hash: str
-    """Of all settings that decide what the run computes."""
+    """Hash of the settings that determine what the run computes."""
     package: str
     commit: str | None
     torch: str
@@ -58,20 +56,20 @@ class Result:
     run: str
     """The run folder, relative to the study folder it was trained in."""
     loss_split: str = "test"
-    """The split that `loss` is of: "val" where the corpus has no test split."""
+    """Split of `loss`: "test", or "val" if the corpus has no test split."""
     trial: Trial | None = None
-    """What the run has to do with a selection of the study; None: nothing."""
+    """The run's role in a selection; None if it has none."""
     folder: Path = field(default=Path(), compare=False)
-    """The study folder the row was read from. Not part of the file: the folder can be moved."""
+    """The study folder the row was read from. Not stored, because the folder can be moved."""
 
     @property
     def is_candidate(self) -> bool:
-        """Whether the run was there to select a setting, and is not reported."""
+        """Whether the run only served to select a setting and is not reported."""
         return self.trial is not None and self.trial.is_candidate
 
     @property
     def run_folder(self) -> Path:
-        """Where the run lies: its curves (metrics.jsonl), embeddings.npz and checkpoints."""
+        """Folder of the run, with its curves (metrics.jsonl), embeddings.npz and checkpoints."""
         return self.folder / self.run
 
 
@@ -90,7 +88,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def to_json(result: Result) -> str:
-    """One row as a line of JSON; numbers that are not finite become null."""
+    """Write one row as a line of JSON; non-finite numbers become null."""
     values = {name: value for name, value in asdict(result).items() if name in STORED}
     values["metrics"] = {name: _finite(value) for name, value in values["metrics"].items()}
     return json.dumps(values, allow_nan=False)
@@ -102,49 +100,49 @@ def from_json(text: str, folder: Path, source: str) -> Result:
     Args:
         text: the JSON.
         folder: the study folder.
-        source: what to call the text in messages.
+        source: name of the text in error messages.
     """
-    remedy = "run the study again to write it anew"
+    remedy = "run the study again to rewrite it"
     try:
         values = parse_json(text, source)
-        json.dumps(values, ensure_ascii=False).encode()  # half a surrogate pair can be spelled, but not written
+        json.dumps(values, ensure_ascii=False).encode()  # JSON can spell a lone surrogate, but UTF-8 cannot
     except UnicodeEncodeError:
-        raise UserError(f"{source}: has text that is not Unicode; {remedy}") from None
+        raise UserError(f"{source}: invalid Unicode text; {remedy}") from None
     except ValueError as error:
         raise UserError(f"{error}; {remedy}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{source}: expected a result, an object with the keys {', '.join(STORED)}; {remedy}")
+        raise UserError(f"{source}: expected an object with the keys {', '.join(STORED)}; {remedy}")
     for name, value in (("loss_split", "test"), ("trial", None)):
-        values.setdefault(name, value)  # rows from before they were stored
+        values.setdefault(name, value)  # missing in old rows
     missing = [name for name in STORED if name not in values]
     if missing:
         raise UserError(f"{source}: {', '.join(missing)} missing; {remedy}")
     for name in STORED:
         if not (values[name] is None and name in _OPEN) and not _is_kind(values[name], _KINDS.get(name, str)):
-            raise UserError(f"{source}: {name} = {_short(values[name])} is not what a result has there; {remedy}")
+            raise UserError(f"{source}: invalid value {name} = {_short(values[name])}; {remedy}")
     values["metrics"] = up_to_date(values["metrics"])
     for name, value in values["metrics"].items():
         if value is not None and not _is_kind(value, (int, float)):
-            raise UserError(f"{source}: metric {name!r} is {_short(value)}, expected a finite number; {remedy}")
+            raise UserError(f"{source}: metric {name!r} is {_short(value)}; expected a finite number; {remedy}")
     if values["trial"] is not None:
         try:
             values["trial"] = Trial.from_json(values["trial"])
         except ValueError as error:
             raise UserError(f"{source}: trial = {_short(values['trial'])}: {error}; {remedy}") from None
     if not _lies_inside(values["run"]):
-        raise UserError(f"{source}: run = {_short(values['run'])} lies outside the folder of the study; {remedy}")
+        raise UserError(f"{source}: run = {_short(values['run'])} is outside the study folder; {remedy}")
     return Result(**{name: values[name] for name in STORED}, folder=folder)
 
 
 def _is_kind(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Whether a value from JSON is of a kind: a truth value is no number, and neither is what is not finite."""
+    """Whether a value from JSON has a type; booleans and non-finite numbers do not count as numbers."""
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         return False
     return isinstance(value, kind)
 
 
 def _lies_inside(run: str) -> bool:
-    """Whether the path of a run stays in the folder of its study."""
+    """Whether the path of a run stays inside the study folder."""
     path = PurePosixPath(run)
     return not path.is_absolute() and ".." not in path.parts
 
@@ -155,17 +153,17 @@ def _short(value: Any) -> str:
 
 
 def read_results(study_folder: Path) -> list[Result]:
-    """The finished runs of one study folder, in the order of cells and seeds.
+    """Read the finished runs of a study folder, in the order of cells and seeds.
 
     Args:
-        study_folder: as `coupled-adam study run` writes it.
+        study_folder: written by `coupled-adam study run`.
     """
     path = study_folder / RESULTS_FILE
     try:
         lines = read_text(path).splitlines()
     except FileNotFoundError:
         raise UserError(
-            f"{study_folder}: no {RESULTS_FILE}; expected the folder of a study in which at least one run is finished"
+            f"{study_folder}: {RESULTS_FILE} is missing; pass a study folder with at least one finished run"
         ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
@@ -173,11 +171,10 @@ def read_results(study_folder: Path) -> list[Result]:
 
 
 def merge_results(study_folders: Sequence[Path]) -> list[Result]:
-    """The finished runs of several study folders as one list.
+    """Read the finished runs of several study folders as one list.
 
-    A run that several folders hold (same cell, seed and settings) is taken once, from the first of them, with what was
-    measured in the others alone. The same cell and seed with other settings is no repetition but something else under
-    the same name: a ValueError names both.
+    If several folders hold a run (same cell, seed and settings), the first wins, and metrics that it lacks are added
+    from the others. The same cell and seed with other settings raises a ValueError that names both.
     """
     found: dict[tuple[str, int], Result] = {}
     conflicts = []
@@ -193,14 +190,15 @@ def merge_results(study_folders: Sequence[Path]) -> list[Result]:
             )
     if conflicts:
         raise UserError(
-            "these runs have the same name and other settings; report the folders one by one:\n" + "\n".join(conflicts)
+            "these runs have the same name but different settings; report the folders one by one:\n"
+            + "\n".join(conflicts)
         )
     return list(found.values())
 
 
 def _completed(result: Result, other: Result) -> Result:
-    """A result with what the same run has beside it in another folder. A value stays, but for tasks of fewer documents:
-    they give way as a whole, as accuracies of all documents and of a few cannot stand beside each other."""
+    """Add metrics that the same run has in another folder. Existing values stay, except that tasks evaluated on fewer
+    documents are replaced together: accuracies on all and on some documents must not be mixed."""
     found = [result.metrics, other.metrics]
     tasks = {metric.key for metric in (*TASKS, METRICS["acc"], *other_tasks(found))}
     documents = [_documents(metrics, tasks) for metrics in found]
@@ -217,7 +215,7 @@ def _completed(result: Result, other: Result) -> Result:
 
 
 def _documents(metrics: Mapping[str, float | None], tasks: Iterable[str]) -> float:
-    """Documents of each task that were evaluated: infinity for all of them, 0 where there is no task."""
+    """Number of documents evaluated per task: infinity for all, 0 without tasks."""
     if all(metrics.get(task) is None for task in tasks):
         return 0.0
     limit = metrics.get(TASK_LIMIT)
@@ -225,7 +223,7 @@ def _documents(metrics: Mapping[str, float | None], tasks: Iterable[str]) -> flo
 
 
 def read_evaluation(run_folder: Path, study_folder: Path) -> Result | None:
-    """The result in a run folder; None when it is not there or not whole."""
+    """Read the result in a run folder; None if it is missing or invalid."""
     path = run_folder / EVALUATION
     try:
         return from_json(read_text(path), study_folder, str(path))
@@ -234,7 +232,7 @@ def read_evaluation(run_folder: Path, study_folder: Path) -> Result | None:
 
 
 def write_evaluation(result: Result) -> None:
-    """Write a result into its run folder."""
+    """Write a result to its run folder."""
     write_whole(result.run_folder / EVALUATION, to_json(result) + "\n")
 
 
@@ -244,9 +242,9 @@ def gather_results(
     """Write results.jsonl from the evaluation.json of the given run folders, in their order.
 
     Args:
-        study_folder: whose file is written.
-        run_folders: of the study; those without a result are left out.
-        trials: of run folders, as the selections stand now; None: as they stood when the runs were done.
+        study_folder: where to write.
+        run_folders: of the study; those without a result are skipped.
+        trials: by run folder, as the selections stand now; None to keep the stored ones.
     """
     found = [read_evaluation(run_folder, study_folder) for run_folder in run_folders]
     results = [result for result in found if result is not None]
@@ -256,14 +254,14 @@ def gather_results(
 
 
 def add_metrics(run_folder: Path, metrics: dict[str, float | None]) -> Path | None:
-    """Add metrics that were measured later to the result of a run, and gather the results of its study anew.
+    """Add metrics that were measured later to the result of a run, and rewrite the results of its study.
 
     Args:
         run_folder: any run.
-        metrics: by their names in a result; those it has already are replaced. Tasks are of all documents.
+        metrics: by key; existing ones are replaced. Tasks must cover all documents.
 
     Returns:
-        The study folder; None where the run has no result of a study.
+        The study folder; None if the run is not part of a study or has no result.
     """
     run_folder = run_folder.resolve()
     study_folder = run_folder.parents[len(RUN_PARTS) - 1] if len(run_folder.parts) > len(RUN_PARTS) else run_folder
@@ -275,7 +273,7 @@ def add_metrics(run_folder: Path, metrics: dict[str, float | None]) -> Path | No
     if added and added >= known:
         metrics = {**metrics, TASK_LIMIT: None}
     write_evaluation(replace(result, metrics={**result.metrics, **metrics}))
-    # The rows keep their order; runs whose row was lost come behind.
+    # The rows keep their order; runs whose row was lost come last.
     rows = read_results(study_folder) if (study_folder / RESULTS_FILE).is_file() else []
     others = sorted(path.parent for path in study_folder.glob(f"{'/'.join(RUN_PARTS)}/{EVALUATION}"))
     gather_results(study_folder, dict.fromkeys([*(row.run_folder for row in rows), *others]))

@@ -1,7 +1,7 @@
-"""Runs a study: what is finished stays, what was stopped goes on, what fails is reported and the rest goes on.
+"""Run a study: keep finished runs, resume stopped ones, report failures and continue with the rest.
 
-The runner itself computes nothing. It hands tasks to a launcher, looks at the files that the runs
-write to know how far they are, and gathers the results.
+The runner itself computes nothing. It gives tasks to a launcher, follows the progress of the runs in their files and
+collects the results.
 """
 
 from collections import deque
@@ -34,21 +34,21 @@ SMALL_MODEL = 5_000_000  # parameters
 
 @dataclass
 class StudyOutcome:
-    """How a study ended this time."""
+    """How this call of a study ended."""
 
     finished: int = 0
-    """Runs that are finished, now or before."""
+    """Number of finished runs, including earlier ones."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Reason by run."""
+    """Reasons by run."""
     busy: dict[str, str] = field(default_factory=dict)
-    """Runs that another process works on, each with what to do about it."""
+    """Runs that another process is working on, with the remedy."""
     waiting: dict[str, str] = field(default_factory=dict)
-    """Runs whose setting is not selected, each with the reason."""
+    """Runs whose setting is not selected yet, with the reason."""
     left: int = 0
-    """Runs that a signal kept from finishing."""
+    """Number of runs left unfinished after a signal."""
     signal: str | None = None
     runs_go_on: bool = False
-    """Whether jobs of a cluster go on without the runner."""
+    """Whether cluster jobs continue without the runner."""
 
 
 def run_study(
@@ -62,23 +62,23 @@ def run_study(
     display: StudyDisplay,
     before_runs: Callable[[], None],
 ) -> StudyOutcome:
-    """Do all given runs that are not finished.
+    """Do all unfinished runs among `cells`.
 
-    Where a setting is selected, the candidates come first; a reported run starts as soon as its winner is known.
+    If a setting is selected, the candidates come first; a reported run starts as soon as its winner is known.
 
     Args:
-        study: as it was loaded.
-        cells: the runs that are wanted; the candidates that decide a setting of theirs are done too.
-        folder: of the study, into which it fits; prepared when nothing is left that could refuse the study.
-        all_cells: all runs of the study as `cells_of` gives them, in the order of its results.
-        jobs: runs at a time; None: as many as there are GPUs; without GPUs as many as there are cores, but one where a
-            model is not small; with torchrun one; with slurm the cluster decides.
-        launcher: where they run.
-        display: shows how far they are.
+        study: as loaded.
+        cells: the requested runs; candidates that decide one of their settings are added.
+        folder: of the study; must pass `require_fit`. It is written only after all checks have passed.
+        all_cells: all runs of the study from `cells_of`, in the order of the results.
+        jobs: number of parallel runs. None: one per GPU; without GPUs one per core if all models are small, otherwise
+            one; with torchrun one; with slurm the cluster decides.
+        launcher: where to run.
+        display: shows the progress.
         before_runs: prepares what all runs need, while the workers start.
 
     Raises:
-        ValueError, OSError, ImportError: for what keeps the study from starting; then its folder is as it was.
+        ValueError, OSError, ImportError: the study cannot start; its folder is unchanged.
     """
     outcome = StudyOutcome()
     runs = RunQueue(study, cells, all_cells, folder)
@@ -97,7 +97,7 @@ def run_study(
             display.begin(runs.wanted(), unfinished)
             _loop(study, folder, runs, deque(todo), machine, display, interruption, outcome)
             outcome.signal = interruption.signal_name
-    except KeyboardInterrupt:  # while the data was prepared, or the second one
+    except KeyboardInterrupt:  # during data preparation, or the second Ctrl-C
         outcome.signal = "SIGINT"
         machine.launcher.stop()
     finally:
@@ -109,13 +109,13 @@ def run_study(
 
 
 class RunQueue:
-    """The runs of a study as they become known: what a selection needs next follows from what is finished.
+    """The runs of a study as they become known: the finished candidates decide which runs a selection needs next.
 
     Args:
-        study: as it was loaded.
-        cells: the runs that are wanted.
-        all_cells: all of the study.
-        folder: with what is finished.
+        study: as loaded.
+        cells: the requested runs.
+        all_cells: all runs of the study.
+        folder: with the finished runs.
     """
 
     def __init__(self, study: Study, cells: Sequence[Cell], all_cells: Sequence[Cell], folder: StudyFolder) -> None:
@@ -124,26 +124,26 @@ class RunQueue:
         self._labels = {cell.label for cell in with_candidates(cells, all_cells)}
         self._handed_out: set[str] = set()
         self.said: set[str] = set()
-        """The selections whose outcome was shown."""
+        """Selections whose outcome was printed."""
         self.known: list[Cell] = []
-        """All runs of the study that are known to be needed."""
+        """All runs of the study known to be needed."""
         self.look()
 
     def look(self) -> None:
-        """See what the finished candidates ask for."""
+        """Update `known` from the finished candidates."""
         self.known = cells_now(self.all_cells, self.folder, self.study)
 
     def wanted(self) -> list[Cell]:
-        """The runs to do now and later, as far as they are known."""
+        """The requested runs and their candidates, as far as known."""
         return [cell for cell in self.known if cell.label in self._labels]
 
     def unfinished(self) -> list[Cell]:
-        """Those of them that have no result."""
+        """Requested runs without a result."""
         return [cell for cell in self.wanted() if self.folder.result(cell, self.study.evaluation) is None]
 
     def ready(self, outcome: StudyOutcome) -> list[Cell]:
-        """Unfinished runs whose settings are known, each once. A run that was begun with another winner is not touched,
-        but reported as failed."""
+        """Unfinished runs whose settings are known, each returned once. A run that was started with another winner is
+        reported as failed."""
         found = []
         for cell in self.unfinished():
             if cell.is_open or cell.label in self._handed_out:
@@ -152,15 +152,15 @@ class RunQueue:
             changed = self.folder.changes(cell)
             if changed:
                 outcome.failed[cell.label] = (
-                    f"another value was selected since it was begun ({', '.join(changed)}); remove its folder "
-                    f"{self.folder.run(cell)} to do it again"
+                    f"another value was selected after it was started ({', '.join(changed)}); to repeat it, remove its "
+                    f"folder {self.folder.run(cell)}"
                 )
             else:
                 found.append(cell)
         return found
 
     def news(self) -> list[str]:
-        """What has been selected since the last time this was asked."""
+        """Selections decided since the last call."""
         wanted = {cell.trial.of for cell in self.wanted() if cell.trial is not None}
         lines = selection_lines(self.folder, self.study, self.all_cells)
         new = [of for of in lines if of in wanted and of not in self.said]
@@ -168,14 +168,14 @@ class RunQueue:
         return [lines[of] for of in new]
 
     def undecided(self) -> dict[str, str]:
-        """The wanted runs whose setting cannot be selected now, each with the reason."""
+        """Requested runs whose setting cannot be selected yet, with the reason."""
         lines = selection_lines(self.folder, self.study, self.all_cells)
         reason = "its candidates are not all finished"
         return {cell.label: lines.get(cell.trial.of, reason) for cell in self.wanted() if cell.is_open and cell.trial}
 
 
 def _prepare(study: Study, folder: StudyFolder, runs: RunQueue) -> None:
-    """Bring the folder to the state of the study, before any run begins."""
+    """Update the folder before any run starts."""
     folder.prepare(with_rows_in_numbers(study, runs.all_cells))
     folder.forget_errors(runs.known, study.evaluation)
     folder.gather(runs.known)
@@ -183,12 +183,12 @@ def _prepare(study: Study, folder: StudyFolder, runs: RunQueue) -> None:
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """A launcher, and what it means for a task."""
+    """A launcher and the settings of its tasks."""
 
     launcher: RunLauncher
     ranks: int
     threads: int | None
-    """CPU threads of a run; None: torch's choice."""
+    """CPU threads per run; None for torch's default."""
     measure_energy: bool
 
 
@@ -203,8 +203,8 @@ def _machine(
     if name == "slurm":
         cluster = ClusterLauncher(folder.path / "jobs", study.slurm, jobs)
         if not cluster.is_slurm:
-            say(f"There is no Slurm here: submitit starts the runs on this machine, {cluster.slots} at a time.")
-        # What a job of a cluster has, it has to itself.
+            say(f"Slurm not found: submitit runs the study on this machine, {cluster.slots} at a time.")
+        # A cluster job has its GPUs to itself.
         return LaunchSettings(
             cluster, study.slurm.gpus if cluster.is_slurm else 1, None, measure_energy=cluster.is_slurm
         )
@@ -214,13 +214,13 @@ def _machine(
         ranks = max(1, (len(gpus) or available_processes()) // count)
         return LaunchSettings(LocalLauncher(worker_environments(count, gpus, ranks)), ranks, None, bool(gpus))
     count = min(jobs or len(gpus) or _jobs_on_cpu(todo), len(todo))
-    # Without GPUs the cores are shared out; torch would give all of them to each run.
+    # Without GPUs the runs share the cores; torch would give all cores to each run.
     threads = None if gpus or count == 1 else max(1, available_processes() // count)
     return LaunchSettings(LocalLauncher(worker_environments(count, gpus, 1)), 1, threads, 0 < count <= len(gpus))
 
 
 def _jobs_on_cpu(cells: Collection[Cell]) -> int:
-    """Runs at a time on a processor: of small models one for each core, as threads would mostly wait for each other."""
+    """Number of parallel runs on a CPU: one per core for small models, where more threads would not help."""
     largest = max(parameter_count(cell.config.to_model_config()) for cell in cells)
     return available_processes() if largest < SMALL_MODEL else 1
 
@@ -245,7 +245,7 @@ def _loop(
             is_stopping = True
             todo.clear()
             running = 0 if launcher.leaves_on_stop else running
-            display.say(f"{interruption.signal_name}: the runs save and end; once more ends them at once.")
+            display.say(f"{interruption.signal_name}: saving and stopping all runs; press Ctrl-C again to kill them.")
             launcher.stop()
         while todo and running < launcher.slots:
             cell = todo.popleft()
@@ -273,7 +273,7 @@ def _loop(
 def _go_on(
     runs: RunQueue, todo: deque[Cell], display: StudyDisplay, outcome: StudyOutcome, *, starts_more: bool
 ) -> None:
-    """Add what a selection needs next, after a candidate has finished."""
+    """Add the runs that a selection needs next, after a candidate has finished."""
     before = {cell.label for cell in runs.wanted()}
     runs.look()
     display.add([cell for cell in runs.wanted() if cell.label not in before])
@@ -284,8 +284,8 @@ def _go_on(
 
 
 def _task(study: Study, folder: StudyFolder, cell: Cell, machine: LaunchSettings) -> Task:
-    """The task of a run. One that was begun goes on with as many threads as before: only then are its numbers the same
-    as without the break."""
+    """Make the task of a run. A resumed run keeps its number of threads, so that its numbers are the same as without
+    the interruption."""
     stored = folder.run(cell) / CONFIG_FILE
     threads = load_config(str(stored)).training.threads if stored.is_file() else machine.threads
     training = cell.config.training
@@ -313,15 +313,15 @@ def _note(ended: Ended, outcome: StudyOutcome) -> None:
 
 
 def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> "dict[str, Corpus]":
-    """Make or open the corpora that the runs need, each once, see that they fit, and say what the user should know.
+    """Prepare or open each corpus that the runs need, check it, and print notes about it.
 
     Returns:
         The corpora, by the `data.folder` of the runs.
 
     Raises:
-        ValueError, OSError, ImportError: for what is wrong with a corpus, before any run has started.
+        ValueError, OSError, ImportError: a corpus is unusable; no run has started.
     """
-    # Here, for it comes with numpy, which a dry run does without.
+    # Imported here because it loads numpy, which a dry run does not need.
     from coupled_adam.training.run_tokens import (
         note_on_unused_rows,
         prepare_tokens,
@@ -346,7 +346,7 @@ def prepare_data(cells: Sequence[Cell], say: Callable[[str], None]) -> "dict[str
         corpus = corpora[config.data.folder]
         require_rows(config, corpus)
         if "test" not in corpus.splits and "val" in corpus.splits:
-            notes.append(f"{corpus.folder} has no test split: its validation split is used instead")
+            notes.append(f"{corpus.folder} has no test split; using its validation split instead")
         if note := note_on_unused_rows(config, corpus):
             notes.append(f"Note: {note}")
     for note in dict.fromkeys(notes):

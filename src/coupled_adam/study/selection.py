@@ -1,7 +1,7 @@
 """Selections of a study: which candidates are needed now, and the winner that the reported runs use.
 
-Both follow from the results of the candidates in the study folder, and nothing else is kept. So a selection goes on
-after a kill, and on another machine from copied results.
+Both are computed from the candidates' results in the study folder; there is no other state. So a selection can be
+resumed after a kill, or on another machine with copied results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,23 +22,23 @@ class Selection:
     """The cell of the reported runs."""
     key: str
     values: tuple[float, ...]
-    """What the study tries, ascending."""
+    """The study's own values, ascending."""
     extend: int
     candidates: Mapping[float, Cell]
-    """Every run that may be tried, by its value."""
+    """Every run that may be tried, by value."""
     reported: tuple[Cell, ...]
 
     def losses(self, folder: StudyFolder, study: Study) -> dict[float, float | None]:
-        """The validation loss of every candidate that is finished; None where its training diverged."""
+        """Validation loss of every finished candidate; None if its training diverged."""
         found = {value: folder.result(cell, study.evaluation) for value, cell in self.candidates.items()}
         return {value: result.metrics.get(VALIDATION_LOSS) for value, result in found.items() if result is not None}
 
     def choice(self, folder: StudyFolder, study: Study) -> Choice:
-        """How it stands."""
+        """Current state of the selection."""
         return choose(self.values, self.extend, self.losses(folder, study))
 
     def cells(self, choice: Choice) -> list[Cell]:
-        """The candidates that are needed so far, and the reported runs, with the winner once it is known."""
+        """The candidates needed so far, and the reported runs, with the winner once it is known."""
         tried = [self.candidates[value] for value in choice.tried]
         if choice.winner is None:
             return [*tried, *self.reported]
@@ -52,18 +52,18 @@ def _decided(cell: Cell, choice: Choice) -> Cell:
 
 
 def cells_in(folder: StudyFolder, study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
-    """The runs of a study as far as they are known from what is finished in its folder: all that `cells_of` gives, but
-    for candidates that nothing asks for yet; and reported runs with the setting that was selected."""
+    """The runs of a study that are known to be needed, given the finished runs in its folder: all of `cells_of` except
+    candidates not needed yet, and reported runs with their selected setting."""
     return cells_now(cells_of(study, settings), folder, study)
 
 
 def cells_now(cells: Sequence[Cell], folder: StudyFolder, study: Study) -> list[Cell]:
-    """Those of the given runs that are known to be needed, with what was selected.
+    """Filter runs by whether they are known to be needed, and fill in selected settings.
 
     Args:
-        cells: all runs, as `cells_of` gives them.
+        cells: all runs, from `cells_of`.
         folder: with the results of the candidates.
-        study: that they belong to.
+        study: of the runs.
     """
     found: dict[str, Cell] = {cell.label: cell for cell in cells if cell.trial is None}
     for selection in selections_of(cells, study):
@@ -72,7 +72,7 @@ def cells_now(cells: Sequence[Cell], folder: StudyFolder, study: Study) -> list[
 
 
 def selections_of(cells: Sequence[Cell], study: Study) -> list[Selection]:
-    """The selections among all runs of a study, in their order."""
+    """The selections of a study, in the order of its runs."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell.trial is not None:
@@ -84,7 +84,7 @@ def _selection(of: str, cells: Sequence[Cell], study: Study) -> Selection:
     trials = {cell.trial.value: cell for cell in cells if cell.trial is not None and cell.trial.value is not None}
     first = cells[0].trial
     assert first is not None
-    # Candidates are in the order of the study: its own values, then those beyond.
+    # Candidates are ordered: the study's own values, then those beyond the edges.
     count = len(trials) - 2 * study.select.extend
     return Selection(
         of=of,
@@ -97,11 +97,11 @@ def _selection(of: str, cells: Sequence[Cell], study: Study) -> Selection:
 
 
 def with_candidates(chosen: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
-    """The chosen runs, with all candidates that decide a setting of theirs.
+    """Add all candidates that decide a setting of the chosen runs.
 
     Args:
         chosen: some of the runs.
-        cells: all runs, as `cells_of` gives them.
+        cells: all runs, from `cells_of`.
     """
     needed = {cell.trial.of for cell in chosen if cell.trial is not None and not cell.is_candidate}
     labels = {cell.label for cell in chosen}
@@ -110,13 +110,13 @@ def with_candidates(chosen: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]
 
 
 def selection_lines(folder: StudyFolder, study: Study, cells: Sequence[Cell] | None = None) -> dict[str, str]:
-    """What each selection that is decided came to, in a sentence, by the cell that uses it; also one that cannot be
-    decided because every candidate diverged.
+    """Describe each decided selection in a sentence, by the cell that uses it; also selections without a winner because
+    every candidate diverged.
 
     Args:
         folder: with the results of the candidates.
-        study: whose selections they are.
-        cells: all runs, as `cells_of` gives them; None: they are found.
+        study: of the selections.
+        cells: all runs, from `cells_of`; None to compute them.
     """
     lines = {}
     for selection in selections_of(cells_of(study) if cells is None else cells, study):
@@ -134,12 +134,12 @@ def selection_lines(folder: StudyFolder, study: Study, cells: Sequence[Cell] | N
 
 
 def at_edge(edge: str) -> str:
-    """What to say of a winner at the edge of what was tried."""
+    """Message about a winner at the edge of the values tried."""
     name = "smallest" if edge == "lower" else "largest"
-    return f"the {name} value tried, a better one may lie beyond: raise select.extend, or give other values"
+    return f"the {name} value tried, so a better one may lie beyond: raise select.extend or try other values"
 
 
 def no_winner(key: str, tried: Sequence[float]) -> str:
-    """What to say where nothing can be selected."""
+    """Message about a selection without a winner."""
     values = ", ".join(f"{value:g}" for value in tried)
-    return f"the training diverged with every {key} tried ({values}); give other values"
+    return f"training diverged with every {key} tried ({values}); try other values"

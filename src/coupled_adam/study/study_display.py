@@ -1,6 +1,6 @@
-"""What a study shows while it runs: a live table on a terminal, plain lines where there is none.
+"""Progress display of a study: a live table on a terminal, otherwise plain lines.
 
-How far a run is, is read from its metrics.jsonl, so it is the same for processes here and for jobs elsewhere.
+The progress of a run is read from its metrics.jsonl, for local processes and cluster jobs alike.
 """
 
 import time
@@ -31,7 +31,7 @@ MOST_RUNNING_SHOWN = 16
 
 @dataclass
 class Running:
-    """A run that is under way."""
+    """A run in progress."""
 
     cell: Cell
     folder: Path
@@ -40,28 +40,28 @@ class Running:
     step: int = 0
     loss: float | None = None
     former: dict[str, float] | None = None
-    """What the start before left as its last row: after a kill that is beyond the checkpoint this one goes on from."""
+    """Last row of the previous start. After a kill, it is later than the checkpoint that this start resumes from."""
 
     @classmethod
     def begin(cls, cell: Cell, folder: Path, started: float) -> Self:
-        """A run that goes on from its newest checkpoint, if there is one."""
+        """Start to follow a run, which resumes from its newest checkpoint, if any."""
         step = newest_step(folder)
         return cls(cell, folder, started, start_step=step, step=step, former=last_row(folder))
 
     def look(self) -> None:
-        """See how far it is."""
+        """Read the current step and loss."""
         row = last_row(self.folder)
         if row is not None and row != self.former:
             self.step, self.loss = int(row["step"]), row.get("loss")
 
     @property
     def share(self) -> float:
-        """The part of its steps that is taken."""
+        """Fraction of its steps done."""
         return self.step / self.cell.config.total_steps
 
 
 def operations(cell: Cell) -> float:
-    """What a run takes, in operations of its model: good enough to compare runs with each other."""
+    """Cost of a run in operations of its model, precise enough to compare runs."""
     config = cell.config
     return float(flops_per_token(config.to_model_config()) * config.tokens_per_step * config.total_steps)
 
@@ -70,8 +70,8 @@ class StudyDisplay:
     """The display of one study, as a context manager around its runs.
 
     Args:
-        console: where to show.
-        clock: seconds that only increase.
+        console: where to print.
+        clock: monotonic, in seconds.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,8 +81,8 @@ class StudyDisplay:
         self._live = Live(console=console, auto_refresh=False, transient=True) if is_live else None
         self._running: dict[str, Running] = {}
         self._total = self._finished = self._failed = 0
-        self._left = 0.0  # operations of the runs that are not finished, as if none had begun
-        self._done = 0.0  # operations since the beginning
+        self._left = 0.0  # operations of all unfinished runs, without their progress
+        self._done = 0.0  # operations since `begin`
         self._began = clock()
         self._last_line = clock()
 
@@ -99,42 +99,42 @@ class StudyDisplay:
 
     @contextmanager
     def _silent_when_closed(self) -> Iterator[None]:
-        """Runs of days do not end because the terminal or the pipe they show themselves on has gone."""
+        """Go quiet if the terminal or pipe is closed, instead of ending runs that may take days."""
         try:
             yield
         except OSError:
             self._console.quiet = True
         except SystemExit:
-            if not self._console.quiet:  # not what rich does when a pipe is closed: it goes quiet and ends the program
+            if not self._console.quiet:  # on a closed pipe rich goes quiet and exits; other exits are raised
                 raise
 
     def begin(self, cells: Sequence[Cell], todo: Collection[Cell]) -> None:
-        """Say what there is to do.
+        """Set the runs to do.
 
         Args:
-            cells: all runs that are wanted.
-            todo: those that are not finished.
+            cells: all requested runs.
+            todo: the unfinished ones.
         """
         self._total, self._finished = len(cells), len(cells) - len(todo)
         self._left = sum(operations(cell) for cell in todo)
         self._began = self._clock()
 
     def add(self, cells: Sequence[Cell]) -> None:
-        """More runs turn out to be needed."""
+        """Add runs that turn out to be needed."""
         self._total += len(cells)
         self._left += sum(operations(cell) for cell in cells)
 
     def started(self, cell: Cell, folder: Path) -> None:
-        """A run begins, or goes on."""
+        """Show that a run starts or resumes."""
         run = Running.begin(cell, folder, self._clock())
         self._left -= run.share * operations(cell)
         self._running[cell.label] = run
         if self._live is None:
-            where = f", from step {run.step}" if run.step else ""
+            where = f", from step {run.step:,}" if run.step else ""
             self.say(f"start     {cell.label}{where}")
 
     def ended(self, ended: "Ended") -> None:
-        """A run has ended."""
+        """Show that a run has ended."""
         cell = ended.task.cell
         run = self._running.pop(cell.label)
         run.look()
@@ -152,12 +152,12 @@ class StudyDisplay:
         self.say(f"{ended.status:9} {cell.label} in {took}{loss}{note}{count}")
 
     def say(self, text: str) -> None:
-        """Print a sentence, above the live table where there is one."""
+        """Print a line, above the live table if there is one."""
         with self._silent_when_closed():
             self._console.print(Text(text), soft_wrap=True)
 
     def refresh(self) -> None:
-        """Look at the runs again and show them."""
+        """Update the progress of the runs on the screen."""
         for run in self._running.values():
             run.look()
         if self._live is not None:
@@ -169,14 +169,14 @@ class StudyDisplay:
             self.say(f"running   {shown}; {self._summary()}")
 
     def seconds_left(self) -> float | None:
-        """At the speed so far; None before there is any."""
+        """Time left at the current speed; None if it is not known yet."""
         under_way = sum(
             (run.share - run.start_step / run.cell.config.total_steps) * operations(run.cell)
             for run in self._running.values()
         )
         done = self._done + under_way
         if done <= 0:
-            self._began = self._clock()  # the start of the processes does not count
+            self._began = self._clock()  # do not count the start of the processes
         elapsed = self._clock() - self._began
         return (self._left - under_way) / done * elapsed if done > 0 and elapsed > 1 else None
 
@@ -194,7 +194,7 @@ class StudyDisplay:
         table.add_column(METRICS["train_loss"].label, justify="right")
         for run in list(self._running.values())[:MOST_RUNNING_SHOWN]:
             total = run.cell.config.total_steps
-            state = f"{run.step}/{total}" if run.step < total else "measuring"
+            state = f"{run.step:,}/{total:,}" if run.step < total else "measuring"
             loss = "" if run.loss is None else f"{run.loss:.3f}"
             table.add_row(run.cell.label, ProgressBar(total=total, completed=run.step, width=20), state, loss)
         return Group(table, Text(self._summary()))

@@ -1,6 +1,6 @@
-"""Downstream tasks of a study's runs: what is checked before any training, and what becomes metrics of a result.
+"""Downstream tasks of a study's runs: the checks before training, and the metrics of a result.
 
-The evaluation itself keeps each finished task in the run folder, so one that was stopped goes on where it was.
+The evaluation keeps each finished task in the run folder, so it can be resumed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,18 +18,18 @@ from coupled_adam.evaluation.run_tokenizer import require_fit, run_tokenizer
 from coupled_adam.metrics import TASK_LIMIT
 from coupled_adam.paper_tasks import METRIC, task_key
 
-WITHOUT = "To go without tasks: --set evaluation.tasks=none"
+WITHOUT = "To skip the tasks: --set evaluation.tasks=none"
 
 
 def measure_tasks(run_folder: Path, evaluation: EvaluationSection) -> tuple[dict[str, float | None], list[str]]:
-    """What a run scores on the tasks of its study, by their names in its result; and what the user should know."""
+    """Evaluate a run on the tasks of its study; return the metrics by key, and notes for the user."""
     notes: list[str] = []
     found = evaluate_run(
         run_folder,
         tasks=evaluation.tasks or [],
         task_data=_task_data(evaluation),
         limit=evaluation.task_limit,
-        with_loss=False,  # which has been measured, or is about to be
+        with_loss=False,  # measure_run measures it
         on_progress=_say_begin,
         on_note=notes.append,
     )
@@ -37,28 +37,28 @@ def measure_tasks(run_folder: Path, evaluation: EvaluationSection) -> tuple[dict
 
 
 def task_metrics(found: Downstream) -> dict[str, float | None]:
-    """The accuracy of every task, and where the paper's seven are there their mean; None for a task that has none."""
+    """Accuracy of every task, None for a task without one; and the mean of the paper's seven if all were evaluated."""
     of_tasks = {task_key(name): task.metrics.get(METRIC) for name, task in found.tasks.items()}
     return {**of_tasks, **found.metrics()}
 
 
 def check_task_names(evaluation: EvaluationSection) -> None:
-    """See that lm-eval is here and knows the tasks, and that the files of the tasks are here.
+    """Check that lm-eval is installed and knows the tasks, and that the task files exist.
 
     Raises:
-        ValueError, ImportError: for what is missing.
+        ValueError, ImportError: something is missing.
     """
     if evaluation.tasks:
         try:
             check_tasks(evaluation.tasks, _task_data(evaluation))
         except ValueError as error:
-            # It speaks of the options of `coupled-adam eval`.
+            # The message names the options of `coupled-adam eval`.
             words = str(error).replace("--task-data", "evaluation.task_data").replace("--tasks", "evaluation.tasks")
             raise UserError(words) from error
 
 
 def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config], corpora: Mapping[str, Corpus]) -> None:
-    """Open the tokenizers that the tasks need, now and not after the first training.
+    """Open the tokenizers that the tasks need, to fail before the first training and not after it.
 
     Args:
         evaluation: of the study.
@@ -66,14 +66,14 @@ def check_tokenizers(evaluation: EvaluationSection, configs: Iterable[Config], c
         corpora: by `data.folder`.
 
     Raises:
-        ValueError, OSError, ImportError: for a tokenizer that cannot be had, or does not fit the model.
+        ValueError, OSError, ImportError: a tokenizer is unavailable or does not fit the model.
     """
     different = {(config.data.folder, config.rows): config for config in configs}
     for config in different.values() if evaluation.tasks else ():
         corpus = corpora[config.data.folder]
         if corpus.tokenizer is None:
             raise UserError(
-                f"evaluation.tasks needs the tokenizer of {corpus.folder}, which is not known; write a manifest with "
+                f"evaluation.tasks needs the tokenizer of {corpus.folder}, which is unknown; write a manifest with "
                 f"`coupled-adam data prepare tokens:...`. {WITHOUT}"
             )
         try:
@@ -88,6 +88,6 @@ def _task_data(evaluation: EvaluationSection) -> Path | None:
 
 
 def _say_begin(task: str, done: int, total: int) -> None:
-    """A line for each task, in the output of the run."""
+    """Print a line for each task to the output of the run."""
     if done == 0:
         print(f"task {task}", flush=True)

@@ -1,4 +1,4 @@
-"""The paper's theory on a study's runs: measured at the milestones of each, kept in its folder, and in its result."""
+"""The paper's theory on a study's runs, measured at their milestones."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +13,9 @@ from coupled_adam.training.checkpoint.checkpoint_folder import read_record
 
 
 def measure_theory(run_folder: Path, evaluation: EvaluationSection) -> tuple[dict[str, float | None], list[str]]:
-    """The theory of a run, by its names in the run's result; and what the user should know.
+    """Measure the theory of a run; return the metrics by key, and notes for the user.
 
-    A run that was trained before its theory was asked for has no milestones: then its last checkpoint is measured.
+    A run that was trained without milestones is measured at its last checkpoint.
     """
     steps: list[int] | None = None
     notes: list[str] = []
@@ -24,7 +24,7 @@ def measure_theory(run_folder: Path, evaluation: EvaluationSection) -> tuple[dic
     except ValueError:
         last = read_record(find_checkpoint(run_folder, None, on_skip=notes.append))
         steps = [last.step]
-        notes.append(f"trained without milestones: the theory is that of its last checkpoint, step {last.step}, alone")
+        notes.append(f"trained without milestones: theory measured only at the last checkpoint, step {last.step:,}")
     theory = theory_of_run(
         run_folder,
         checkpoints=steps,
@@ -36,21 +36,21 @@ def measure_theory(run_folder: Path, evaluation: EvaluationSection) -> tuple[dic
 
 
 def notes_on_theory(evaluation: EvaluationSection) -> Iterator[str]:
-    """What the user should know before the theory is measured."""
+    """Notes for the user before the theory is measured."""
     if evaluation.theory and not has_scikit_learn():
         yield (
-            "scikit-learn is not installed: the theory goes without mutual information, which `coupled-adam theory` "
-            "adds later without measuring anything again"
+            "scikit-learn is not installed, so the theory has no mutual information; after installing it, "
+            "`coupled-adam theory` adds it without repeating measurements"
         )
 
 
 def _say_each() -> Callable[[int, int, int], None]:
-    """A line for each checkpoint, in the output of the run."""
+    """Print a line for each checkpoint to the output of the run."""
     begun: set[int] = set()
 
     def say(done: int, total: int, step: int) -> None:
         if step not in begun:
-            print(f"theory: step {step}, batch {done} of {total}", flush=True)
+            print(f"theory: step {step:,}, batch {done} of {total}", flush=True)
         begun.add(step)
 
     return say

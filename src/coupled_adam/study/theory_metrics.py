@@ -1,6 +1,6 @@
-"""The theory of a run as metrics of its result: what tables compare over seeds, sizes and optimizers.
+"""The theory of a run as metrics of its result, for tables over seeds, sizes and optimizers.
 
-Everything else that was measured stays in the run folder, under `theory/`.
+All other measurements stay in the run folder, under `theory/`.
 """
 
 from statistics import fmean
@@ -12,13 +12,14 @@ THEORY_BATCHES = f"{THEORY_PREFIX}batches"
 
 
 def theory_metrics(theory: RunTheory) -> dict[str, float | None]:
-    """Numbers of a run by their names in its result, all beginning with `theory_`.
+    """Metrics of a run by their keys in its result, all with the prefix `theory_`.
 
-    `second_moment_r2` and the like are the means over the checkpoints of `RunTheory.summary`. `updates_adam` and the
-    like are means over the checkpoints of the sum of updates over the sum of their lengths, with `_output` and `_input`
-    behind them those of the layers; `updates_own` is that of the optimizer that the run was trained with.
-    `gradient_sum` is the largest such sum of output-layer gradients in any batch, and `identity_error` the largest at
-    any checkpoint.
+    - `second_moment_r2` and similar keys: means over the checkpoints of `RunTheory.summary`.
+    - `updates_adam` and similar keys: the sum of updates divided by the sum of their lengths, averaged over the
+      checkpoints; with the suffix `_output` or `_input`, the part of that layer. `updates_own` is the optimizer that
+      the run was trained with.
+    - `gradient_sum`: the largest such ratio of output-layer gradients in any batch.
+    - `identity_error`: the largest at any checkpoint.
 
     Args:
         theory: of at least one checkpoint.

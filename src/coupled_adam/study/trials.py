@@ -1,6 +1,6 @@
-"""The rule by which a study selects a setting: which values to try, which of them wins, and whether at the edge.
+"""How a study selects a setting: which values to try, which value wins, and whether it is at an edge.
 
-Everything here is a function of validation losses alone, so that runner, status and report say the same.
+Everything here is a function of validation losses only, so that runner, status and report agree.
 """
 
 import math
@@ -11,28 +11,28 @@ from typing import Any, Literal
 Edge = Literal["lower", "upper"]
 DIGITS = 6
 VALIDATION_LOSS = "val_loss"
-"""The metric that decides."""
+"""The metric of the selection."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a run has to do with a selection."""
+    """A run's role in a selection."""
 
     key: str
-    """The setting that is selected, such as optimizer.lr."""
+    """The selected setting, such as optimizer.lr."""
     value: float | None
-    """Of this run; None: the winner is not known yet."""
+    """Value in this run; None if the winner is not known yet."""
     is_candidate: bool
-    """Whether the run is tried on the selection's seed, and not reported."""
+    """Whether the run uses the selection's seed and is not reported."""
     of: str
     """The cell whose runs use the winner."""
     edge: Edge | None = None
-    """Reported runs: at which end of the values that were tried the winner lies."""
+    """Reported runs: the end of the tried values at which the winner lies, if any."""
     trials: int | None = None
-    """Reported runs: how many values were tried."""
+    """Reported runs: the number of values tried."""
 
     def to_json(self) -> dict[str, Any]:
-        """As results and tasks have it."""
+        """Convert to JSON values, for results and tasks."""
         return asdict(self)
 
     @classmethod
@@ -40,7 +40,7 @@ class Trial:
         """The inverse of `to_json`.
 
         Raises:
-            ValueError: where the values are not those of a trial.
+            ValueError: the values are not those of a trial.
         """
         kinds: dict[str, tuple[type, ...]] = {
             "key": (str,),
@@ -59,25 +59,25 @@ class Trial:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a selection stands."""
+    """State of a selection."""
 
     tried: tuple[float, ...]
-    """The values that are needed so far, ascending."""
+    """The values needed so far, ascending."""
     winner: float | None = None
-    """The value with the smallest validation loss; None while values are missing, or where all diverged."""
+    """The value with the smallest validation loss; None while values are missing, or if all diverged."""
     edge: Edge | None = None
-    """At which end of `tried` the winner lies."""
+    """The end of `tried` at which the winner lies, if any."""
     all_diverged: bool = False
     """Whether every value was tried and none gave a finite loss."""
 
 
 def choose(values: Sequence[float], extend: int, losses: Mapping[float, float | None]) -> Choice:
-    """The winner of a selection, or what has to be tried to know it.
+    """Return the winner of a selection, or the values that must be tried first.
 
     Args:
         values: of the study, ascending.
         extend: how many values may be added beyond an edge.
-        losses: validation loss by value, of what is finished; None or not finite: the training diverged.
+        losses: validation loss of finished runs by value; None or not finite if the training diverged.
 
     Example:
         >>> choose([1.0, 2.0], 1, {1.0: 3.4, 2.0: 3.2}).tried
@@ -101,12 +101,12 @@ def choose(values: Sequence[float], extend: int, losses: Mapping[float, float | 
 
 
 def edge_of(winner: float, tried: Sequence[float]) -> Edge | None:
-    """At which end of what was tried a value lies; None: between."""
+    """The end of the tried values at which a value lies; None if it is in between."""
     return "lower" if winner == min(tried) else "upper" if winner == max(tried) else None
 
 
 def beyond(values: Sequence[float], edge: Edge) -> float:
-    """The next value beyond an edge: by the ratio of the last two there.
+    """The next value beyond an edge, at the ratio of the last two values there.
 
     Example:
         >>> beyond([1e-3, 2e-3, 4e-3], "upper"), beyond([1e-3, 2e-3, 4e-3], "lower")
@@ -114,12 +114,12 @@ def beyond(values: Sequence[float], edge: Edge) -> float:
     """
     last, next_to_last = (values[0], values[1]) if edge == "lower" else (values[-1], values[-2])
     found = float(f"{last * last / next_to_last:.{DIGITS}g}")
-    # A setting that is a whole number stays one.
+    # Integer settings stay integers.
     return int(found) if isinstance(last, int) and found.is_integer() else found
 
 
 def all_beyond(values: Sequence[float], extend: int) -> list[float]:
-    """Every value that may ever be tried beyond the edges, ascending without `values` themselves.
+    """Every value that may ever be tried beyond the edges, ascending, without `values` themselves.
 
     Example:
         >>> all_beyond([1.0, 2.0], 2)

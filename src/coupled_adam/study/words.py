@@ -1,4 +1,4 @@
-"""What the word similarity of a study's runs needs: word pairs, and the tokenizer of the corpus. Loads no torch."""
+"""Inputs of the word similarity in a study: word pairs and the tokenizer of the corpus. Does not load torch."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,21 +10,21 @@ from coupled_adam.training.run_tokens import word_tokenizer
 
 
 def words_of(corpus: Corpus, wordsim: str | None) -> dict[str, Any]:
-    """`tokenizer` and `word_pairs` as `measure` takes them; empty where no word similarity is asked for."""
+    """The arguments `tokenizer` and `word_pairs` of `measure`; empty if word similarity is not requested."""
     if wordsim is None:
         return {}
     return {"word_pairs": word_pairs_of(wordsim), "tokenizer": word_tokenizer(corpus, "evaluation.wordsim")}
 
 
 def check_words(evaluation: EvaluationSection, corpora: Iterable[Corpus]) -> None:
-    """Open what word similarity needs, now and not after the first training.
+    """Open the inputs of word similarity, to fail before the first training and not after it.
 
     Args:
         evaluation: of the study.
         corpora: of all runs.
 
     Raises:
-        ValueError, OSError, ImportError: for tokenizers and word pairs that cannot be had.
+        ValueError, OSError, ImportError: a tokenizer or the word pairs are unavailable.
     """
     if evaluation.measures and evaluation.wordsim is not None:
         for corpus in corpora:

@@ -1,11 +1,11 @@
-"""The process that does the runs of a study, one after the other: `python -m coupled_adam.study.worker`.
+"""Worker process that does the runs of a study one after another: `python -m coupled_adam.study.worker`.
 
-Tasks come as lines of JSON on standard input, answers go as lines of JSON to standard output; whatever else is printed
-goes to standard error. It is started once and not for each run, because loading torch takes seconds; it is a process of
-its own, so that a crash or a lack of memory ends one run and not the study.
+Tasks arrive as lines of JSON on stdin, and answers go to stdout as lines of JSON; all other output goes to stderr. A
+worker does many runs, because loading torch takes seconds. It is a separate process, so that a crash or out-of-memory
+error ends one run and not the study.
 
-An answer says whether it is the process's last: after an error that nobody expected the process ends, and another one
-takes over. A signal, or the end of standard input (the study is gone), lets the training save, and ends the process.
+An answer says whether it is the last one: after an internal error the worker exits and is replaced. On a signal, or at
+the end of stdin (the study is gone), training saves and the worker exits.
 """
 
 import json
@@ -26,7 +26,7 @@ Tasks = queue.SimpleQueue[dict[str, Any] | None]
 
 
 def main() -> None:
-    """Do what standard input says until it ends."""
+    """Do tasks from stdin until it ends."""
     with _answers() as answers:
         for number in signals_to_watch():
             signal.signal(number, signal.default_int_handler)
@@ -37,9 +37,9 @@ def main() -> None:
             answers.write(json.dumps({"status": status, "message": message, "is_last": is_last}) + "\n")
             answers.flush()
 
-        limit_instructions()  # again: on a cluster this is another machine than the one that started the study
+        limit_instructions()  # again: this may be another machine than the one that started the study
         try:
-            # Both load torch, while the first task is on its way.
+            # Load torch while waiting for the first task.
             import coupled_adam.study.measurement
             import coupled_adam.training.run  # noqa: F401
 
@@ -60,7 +60,7 @@ def _do(values: dict[str, Any], answer: Callable[..., None]) -> None:
             status, message = run_cell(task)
         release_memory()
     except Exception as error:
-        # Whatever it was, the device may not be usable any more; another process takes over.
+        # The device may be unusable after an internal error; another process takes over.
         answer("failed", f"{type(error).__name__}: {error}", is_last=True)
         sys.exit(1)
     answer(status, message)
@@ -70,13 +70,13 @@ def _read_tasks(tasks: Tasks) -> None:
     for line in sys.stdin:
         tasks.put(json.loads(line))
     tasks.put(None)
-    # The study has ended, or is gone: a training under way saves, everything else ends.
+    # The study has ended or is gone: training saves, everything else stops.
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
 def _answers() -> Iterator[TextIO]:
-    """Standard output for answers alone; what a library prints goes to standard error."""
+    """Reserve stdout for answers; output of libraries goes to stderr."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         yield answers
@@ -84,7 +84,7 @@ def _answers() -> Iterator[TextIO]:
 
 @contextmanager
 def printing_to(path: Path) -> Iterator[None]:
-    """Append everything that is printed, by whatever part of the process, to a file."""
+    """Append all output of the process to a file, including that of C libraries."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Everything that is measured of one checkpoint, in one pass over its K batches.
+"""All measurements at one checkpoint, in one pass over its K batches.
 
 Letters: V rows of a table, padding included, H width, B samples of a batch, T context.
 """
@@ -25,7 +25,7 @@ from coupled_adam.theory.token_statistics import TokenStatistics
 from coupled_adam.theory.updates import LayerParts, Member, TableState, gradient_sum, update_sum
 from coupled_adam.training.embedding_monitor import row_sums
 
-# Of the check of the gradient identity, whose logits are in float64.
+# For the check of the gradient identity, whose logits are in float64.
 IDENTITY_TOKENS = 128
 
 
@@ -44,14 +44,14 @@ def measure_checkpoint(
     """Measure the theory at one checkpoint.
 
     Args:
-        model: with its weights, on the device where it is to run; they are not changed.
-        batches: windows (B, T + 1) each, int64: what the run would be trained on next.
-        optimizer: the run's own numbers for clipping and decay, whichever optimizer it used.
-        unigram: (tokens,), how often each token occurs in the training text; rows from there on are padding.
+        model: with its weights, on its device; the weights are not changed.
+        batches: windows (B, T + 1) each, int64: the next training batches of the run.
+        optimizer: the run's settings for clipping and decay, whichever optimizer it used.
+        unigram: (tokens,) token counts of the training text; later rows are padding.
         step: of the checkpoint.
-        tokens_seen: until then.
-        row_exponent: of that step, where the run anneals it.
-        bf16: autocast to it, as in training on a GPU; sums that vanish then do so up to its rounding.
+        tokens_seen: tokens trained on so far.
+        row_exponent: at this step, if the run anneals it.
+        bf16: use autocast, as in training on a GPU; sums then vanish only up to its rounding.
         on_batch: called after each batch.
     """
     tied = model.config.tied
@@ -119,12 +119,12 @@ def measure_checkpoint(
 
 
 def member_of(optimizer: OptimizerSection, vocabulary_size: int, row_exponent: float | None = None) -> Member | None:
-    """The member of the family that trained a run's tables; None where it was Coupled Adam or another optimizer.
+    """The family member that trained a run's tables; None for Coupled Adam and other optimizers.
 
     Args:
         optimizer: [optimizer] of the run.
-        vocabulary_size: rows from this one on are padding.
-        row_exponent: of the step in question, where it is annealed.
+        vocabulary_size: later rows are padding.
+        row_exponent: at the step in question, if it is annealed.
     """
     if optimizer.embeddings != "coupled" or is_coupled_adam(optimizer.model_dump()):
         return None
@@ -154,7 +154,7 @@ class TableUpdates:
         self.sums: dict[Optimizer, list[UpdateSum]] = {name: [] for name in names}
 
     def add(self, gradient: LayerParts) -> None:
-        """Take the gradient of a batch in."""
+        """Add the gradient of a batch."""
         self.state.add(gradient)
         for name, sums in self.sums.items():
             sums.append(update_sum(name, self.state.update(name), self.mean_embedding))
@@ -180,7 +180,7 @@ def _append_gradient_sums(sums: Series, gradients: BatchGradients, tied: bool) -
 
 
 def token_arrays(statistics: TokenStatistics, second_moment: Tensor) -> TokenArrays:
-    """What is stored of every token."""
+    """The arrays to store for every token."""
     named = {
         "x_true": statistics.x_true,
         "x_false": statistics.x_false,
@@ -196,25 +196,25 @@ def token_arrays(statistics: TokenStatistics, second_moment: Tensor) -> TokenArr
 
 
 def fits_of(arrays: TokenArrays, unigram: Counts) -> dict[str, Fit]:
-    """The fits against the unigram probability of the corpus, over its tokens; X^(i=t) over those seen as target."""
+    """Fit against the unigram probability of the corpus, over all tokens; X^(i=t) only over tokens seen as target."""
     p = unigram / unigram.sum()
     measured = {"x_true": arrays.x_true, "x_false": arrays.x_false, "second_moment": arrays.second_moment}
     return {name: fit_through_origin(y[: len(p)], p) for name, y in measured.items()}
 
 
 def require_finite(loss: float, step: int) -> float:
-    """The loss, or a ValueError where there is nothing left to measure."""
+    """Return the loss; raise ValueError if it is not finite."""
     if not math.isfinite(loss):
         raise UserError(
-            f"checkpoint of step {step}: its loss is {loss}, so nothing can be measured; leave it out by naming others "
-            "with --checkpoint"
+            f"checkpoint of step {step}: its loss is {loss}, so nothing can be measured; choose other checkpoints with "
+            "--checkpoint"
         )
     return loss
 
 
 @contextmanager
 def exact_float32() -> Iterator[None]:
-    """Matrix products in full float32: a training in the same process may have switched to TF32 on a GPU."""
+    """Compute matrix products in full float32: training in the same process may have enabled TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

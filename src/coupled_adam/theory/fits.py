@@ -1,6 +1,6 @@
 """Linear fits through the origin, mutual information, and means over checkpoints (App. second_moment_empirical).
 
-Letters: V tokens, y what was measured of them, p their unigram probability, A the slope of y = A p.
+Letters: V tokens, y measured values, p unigram probabilities, A the slope of y = A p.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from coupled_adam.base.extras import require
 from coupled_adam.theory.record import FITTED, CheckpointTheory, Fit, Spread, TheoremFit
 
 NEIGHBOURS = 3
-"""Of the estimate of the mutual information; scikit-learn's default."""
+"""For the estimate of the mutual information; scikit-learn's default."""
 SEED = 0
 
 Array = npt.NDArray[Any]
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def fit_through_origin(y: Array, p: Array) -> Fit:
-    """Fit y = A p and say how good it is; tokens whose y is NaN are left out.
+    """Fit y = A p and compute its quality, ignoring tokens whose y is NaN.
 
     Args:
         y: (V,).
@@ -40,34 +40,34 @@ def fit_through_origin(y: Array, p: Array) -> Fit:
 
 
 def line_through_origin(y: Floats, x: Floats) -> tuple[float | None, float | None, float | None]:
-    """A of y = A x by least squares, its uncentred R^2 and its centred R^2; None for what is not defined."""
+    """A of y = A x by least squares, with its uncentred and centred R^2; None if undefined."""
     if not x.any():
         return None, None, None
     A = float(x @ y / (x @ x))
     residual = float(np.square(y - A * x).sum())
     r2 = 1 - residual / float(y @ y) if y.any() else None
-    # By the range: the mean of equal numbers may differ from them by rounding.
+    # Test the range, because the mean of equal numbers may differ from them by rounding.
     r2_centred = 1 - residual / float(np.square(y - y.mean()).sum()) if np.ptp(y) > 0 else None
     return A, r2, r2_centred
 
 
 def has_scikit_learn() -> bool:
-    """Whether mutual information can be estimated here."""
+    """Whether scikit-learn is installed, which mutual information needs."""
     return importlib.util.find_spec("sklearn") is not None
 
 
 def mutual_information(y: Floats, p: Floats) -> float | None:
-    """I(y; p) in nats, estimated from nearest neighbours; None without scikit-learn, and for too few tokens."""
+    """I(y; p) in nats, estimated from nearest neighbours; None without scikit-learn or with too few tokens."""
     if len(y) <= NEIGHBOURS or not has_scikit_learn():
         return None
     selection = require("sklearn.feature_selection", "study", "to estimate mutual information")
-    # Both are scaled to a standard deviation of one in there.
+    # scikit-learn scales both to a standard deviation of one.
     found = selection.mutual_info_regression(p[:, None], y, n_neighbors=NEIGHBOURS, random_state=SEED)
     return float(found[0])
 
 
 def theorem_fit(measured: Array, predicted: Array) -> TheoremFit:
-    """How well the Theorem's right-hand side agrees with the measured E[g_i^2], both of one shape."""
+    """Agreement of the Theorem's right-hand side with the measured E[g_i^2], both of the same shape."""
     measured, predicted = (np.asarray(side, np.float64).ravel() for side in (measured, predicted))
     slope, r2, r2_centred = line_through_origin(measured, predicted)
     positive = (measured > 0) & (predicted > 0)
@@ -82,14 +82,14 @@ def theorem_fit(measured: Array, predicted: Array) -> TheoremFit:
 
 
 def pearson(a: Floats, b: Floats) -> float | None:
-    """The correlation of a and b; None where one of them does not vary."""
+    """Correlation of a and b; None if one of them is constant."""
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     return float(np.corrcoef(a, b)[0, 1])
 
 
 def summarise(checkpoints: Iterable[CheckpointTheory]) -> dict[str, Spread]:
-    """Mean and standard deviation over checkpoints, of one run or of several as in the paper, by name."""
+    """Mean and standard deviation by name over checkpoints of one run, or of several as in the paper."""
     values: dict[str, list[float | None]] = {}
     for checkpoint in checkpoints:
         numbers: dict[str, float | None] = {

@@ -1,6 +1,6 @@
 """Eq. chain_rule_e, g_i = -(delta_it - p_i) h, against automatic differentiation of the plain cross-entropy.
 
-In float64, so that what is left is rounding, and with torch's own loss: the one in `models` has the formula built in.
+In float64, so that only rounding remains, and with torch's own loss, because the one in `models` uses the formula.
 
 Letters: N positions, V rows of the table, H width.
 """
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 def identity_error(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None) -> float:
-    """The largest difference between the two gradients of the summed loss, over the largest entry.
+    """Largest difference between the two gradients of the summed loss, divided by the largest entry.
 
     Args:
-        hidden: (N, H), what the head is given.
+        hidden: (N, H), input of the head.
         table: (V, H), the head.
         targets: (N,) int64.
-        bias: (V,), of the head; None for none.
+        bias: (V,) of the head, or None.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -34,7 +34,7 @@ def identity_error(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor 
 
 
 def gradient_by_formula(hidden: Tensor, table: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
-    """sum over positions of -(delta_it - p_i) h, (V, H)."""
+    """Sum over positions of -(delta_it - p_i) h, (V, H)."""
     p = torch.softmax(F.linear(hidden, table, bias), dim=1)  # (N, V)
     delta = F.one_hot(targets, len(table)).to(p.dtype)  # (N, V)
     return -(delta - p).T @ hidden

@@ -1,4 +1,4 @@
-"""`theory_of_run`: the theory on the checkpoints of a run, each measured once and then kept in the run's folder."""
+"""`theory_of_run`: the theory on the checkpoints of a run, each measured once and stored in the run folder."""
 
 import hashlib
 import json
@@ -24,11 +24,11 @@ from coupled_adam.training.devices import pick_device
 from coupled_adam.training.run_folder import RunFolder
 
 FORMAT = 1
-"""Changes when what is measured does, so that older measurements are not taken for it."""
+"""Changes with the definition of the measurements, so that outdated ones are repeated."""
 PRECISIONS = ("float32", "bf16")
 
 OnProgress = Callable[[int, int, int], None]
-"""Called with (batches done, batches of all checkpoints that are to be measured, step of the checkpoint)."""
+"""Called with (batches done, batches of all checkpoints to measure, step of the checkpoint)."""
 
 
 def theory_of_run(
@@ -41,30 +41,30 @@ def theory_of_run(
     on_progress: OnProgress | None = None,
     fresh: bool = False,
 ) -> RunTheory:
-    """Measure the theory on checkpoints of a run, and write it to `RUN/theory`.
+    """Measure the theory on checkpoints of a run and write it to `RUN/theory`.
 
-    What was measured before is read from there: a call that was stopped goes on, and neither the weights nor the tokens
-    are needed once everything is there.
+    Finished measurements are read from there, so a stopped call can be resumed. Once all are finished, neither the
+    weights nor the tokens are needed.
 
     Args:
-        run: the folder that training wrote.
-        checkpoints: steps; None: all milestones.
-        batches: K of the pseudo-training, those that follow the checkpoint in the run's own order.
-        device: "cpu", "cuda" or "auto", which is the default.
+        run: the run folder.
+        checkpoints: steps; None for all milestones.
+        batches: K of the pseudo-training, the batches after the checkpoint in the run's own order.
+        device: "cpu", "cuda" or "auto" (the default).
         precision: of the forward pass, "float32" (the default) or "bf16".
-        on_progress: see `OnProgress`; called once before the first batch and then after each.
-        fresh: measure again what is there already.
+        on_progress: see `OnProgress`; called once before the first batch and after each batch.
+        fresh: repeat finished measurements.
 
     Returns:
-        What was measured of these checkpoints. `theory.json` holds the same.
+        The measurements of these checkpoints, which are also in `theory.json`.
     """
     config = run_config(run)
     _require_plain_loss(config)
     precision = precision or PRECISIONS[0]
     if precision not in PRECISIONS:
-        raise UserError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+        raise UserError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}")
     if batches < 1:
-        raise UserError(f"batches is {batches}, expected 1 or more; the paper takes 20")
+        raise UserError(f"batches is {batches}; expected 1 or more; the paper uses 20")
     folder = TheoryFolder(run)
     steps = milestones(run, folder) if checkpoints is None else sorted(set(checkpoints))
     origins = {step: _origin(run, step, batches, precision) for step in steps}
@@ -109,7 +109,7 @@ def theory_of_run(
 
 @dataclass(frozen=True)
 class TrainingTokens:
-    """The tokens of a run, opened and counted once for all its checkpoints, when first asked for."""
+    """The tokens of a run, opened and counted once for all checkpoints, on first use."""
 
     config: Config
 
@@ -119,21 +119,20 @@ class TrainingTokens:
         folder = user_path(self.config.data.folder)
         if not folder.is_dir():
             raise UserError(
-                f"{self.config.data.folder}: the tokens that the run {self.config.name!r} was trained on are not "
-                "there. Prepare them again with `coupled-adam data prepare`; a relative folder is looked for from the "
-                "current one"
+                f"{self.config.data.folder}: the training tokens of the run {self.config.name!r} are missing. Prepare "
+                "them again with `coupled-adam data prepare`; a relative folder is relative to the current one"
             )
         return open_known_corpus(folder)
 
     @cached_property
     def unigram(self) -> Counts:
-        """How often each token occurs in the training split; where unigram.npy is missing, all tokens are read."""
+        """Token counts of the training split; if unigram.npy is missing, all tokens are read."""
         return self.corpus.unigram()[: self.config.rows]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One checkpoint to be measured."""
+    """One checkpoint to measure."""
 
     run: Path
     config: Config
@@ -144,7 +143,7 @@ class Measurement:
     origin: Origin
 
     def take(self, device: str, on_batch: Callable[[], None]) -> CheckpointTheory:
-        """Measure it and write what was found into the run's folder."""
+        """Measure the checkpoint and write the results to the run folder."""
         config = self.config
         path = find_checkpoint(self.run, self.step, on_skip=lambda sentence: None)
         corpus = self.tokens.corpus
@@ -171,7 +170,7 @@ class Measurement:
 
 
 def own_of(config: Config) -> Optimizer:
-    """Which of the update sums is that of the optimizer which trained the output table of a run."""
+    """The optimizer that trained the output table of a run, among those whose updates are summed."""
     optimizer = config.optimizer
     if optimizer.embeddings == "adamw" or (optimizer.couple == "input" and not config.model.tied):
         return "adam"
@@ -181,16 +180,16 @@ def own_of(config: Config) -> Optimizer:
 
 
 def milestones(run: Path, folder: TheoryFolder) -> list[int]:
-    """The steps of a run's milestones: those it still has, and those that were measured before."""
+    """Steps of a run's milestones: those that still exist, and those already measured."""
     records = [record for path in checkpoints_in(RunFolder(run).checkpoints) if (record := _record(path)) is not None]
     steps = {record.step for record in records if record.milestone}
     steps |= {step for step, origin in folder.origins().items() if origin.get("milestone")}
     if not steps:
         others = ", ".join(str(record.step) for record in records)
-        remedy = "train it again into another folder, with --set checkpoints.milestones=10 --out FOLDER"
+        remedy = "train it again in another folder with --set checkpoints.milestones=10 --out FOLDER"
         if others:
-            remedy = f"name one of its checkpoints with --checkpoint STEP ({others}), or {remedy}"
-        raise UserError(f"{run}: has no milestones to measure; {remedy}")
+            remedy = f"choose one of its checkpoints with --checkpoint STEP ({others}), or {remedy}"
+        raise UserError(f"{run}: no milestones to measure; {remedy}")
     return sorted(steps)
 
 
@@ -202,7 +201,7 @@ def _record(checkpoint: Path) -> Record | None:
 
 
 def _origin(run: Path, step: int, batches: int, precision: str) -> Origin:
-    """What the numbers of a checkpoint depend on; its weights and tokens are unknown when the checkpoint is gone."""
+    """Inputs that determine the numbers of a checkpoint; weights and tokens are unknown if the checkpoint is gone."""
     record = _record(folder_of_step(RunFolder(run).checkpoints, step))
     origin: dict[str, str | int | None] = {"format": FORMAT, "step": step, "batches": batches, "precision": precision}
     if record is not None:
@@ -213,7 +212,7 @@ def _origin(run: Path, step: int, batches: int, precision: str) -> Origin:
 
 
 def _stored_numbers(folder: TheoryFolder, run: Path, origin: Origin, step: int) -> CheckpointTheory | None:
-    """What was measured before of this; version 0.1.0 had another hash of the weights for it."""
+    """Earlier measurements of a checkpoint; version 0.1.0 used another hash of the weights."""
     found = folder.read_numbers(step, origin)
     record = _record(folder_of_step(RunFolder(run).checkpoints, step))
     if found is None and record is not None:
@@ -224,7 +223,7 @@ def _stored_numbers(folder: TheoryFolder, run: Path, origin: Origin, step: int) 
 
 
 def _complete(folder: TheoryFolder, numbers: CheckpointTheory) -> CheckpointTheory:
-    """The numbers of a checkpoint; mutual information is added where it could not be estimated before."""
+    """Add mutual information to the numbers of a checkpoint if it could not be estimated before."""
     if has_scikit_learn() and all(fit.mutual_information is None for fit in numbers.fits.values()):
         numbers = replace(numbers, fits=fits_of(folder.read_arrays(numbers.step), folder.read_unigram()))
         folder.write_numbers(numbers, folder.read_origin(numbers.step))
@@ -232,16 +231,16 @@ def _complete(folder: TheoryFolder, numbers: CheckpointTheory) -> CheckpointTheo
 
 
 def _require_plain_loss(config: Config) -> None:
-    """Refuse a loss for which the gradient identity is not that of the paper."""
+    """Raise for a loss whose gradient identity differs from the paper's."""
     if config.model.logit_cap is not None:
         raise UserError(
-            f"the theory is about plain logits; the run has model.logit_cap = {config.model.logit_cap:g}, whose "
-            "derivative is in every gradient; measure a run without it"
+            f"the theory assumes plain logits, but the run has model.logit_cap = {config.model.logit_cap:g}, whose "
+            "derivative enters every gradient; measure a run without it"
         )
     if config.optimizer.mu_loss:
         raise UserError(
-            f"the theory is about the cross-entropy; the run has optimizer.mu_loss = {config.optimizer.mu_loss:g}, "
-            "which pushes the mean embedding by itself; measure a run without it"
+            f"the theory assumes the cross-entropy, but the run has optimizer.mu_loss = {config.optimizer.mu_loss:g}, "
+            "which also moves the mean embedding; measure a run without it"
         )
 
 
@@ -250,13 +249,13 @@ def _notes(config: Config, precision: str, measured: Sequence[CheckpointTheory])
         fit.mutual_information is None for numbers in measured for fit in numbers.fits.values()
     ):
         yield (
-            "mutual information needs scikit-learn: install it and ask again, on any machine that has this folder; "
-            "nothing is measured twice"
+            "mutual information needs scikit-learn: install it and run the command again, on any machine with this "
+            "folder; finished measurements are not repeated"
         )
     if precision == "bf16":
         yield "measured in bf16: sums that vanish do so up to its rounding, about 1e-3; float32 gives about 1e-7"
     if config.optimizer.z_loss:
         yield (
-            f"the run's loss has z_loss = {config.optimizer.z_loss:g}, whose gradients do not add up to zero; the sums "
-            "of gradients and updates and E[v] are of that loss, X and the Theorem of the cross-entropy alone"
+            f"the run's loss has z_loss = {config.optimizer.z_loss:g}, whose gradients do not sum to zero; the sums of "
+            "gradients and updates and E[v] include it, X and the Theorem are for the cross-entropy only"
         )

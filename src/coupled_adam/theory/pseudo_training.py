@@ -1,7 +1,7 @@
-"""Pseudo-training: the gradients a run would see next, at a learning rate of zero, both uses of a tied table apart.
+"""Pseudo-training: the next gradients of a run at a learning rate of zero, separately for both uses of a tied table.
 
-A tied table gets a gradient from the head and one from looking tokens up, and autograd adds them. Here the head reads
-the table through a second leaf that shares its memory, so that each use has a gradient of its own.
+A tied table gets a gradient from the head and one from the token lookup, and autograd adds them. Here the head uses a
+second leaf that shares the table's memory, so that each use has its own gradient.
 
 Letters: V rows of a table, H width, B samples of a batch, T context, b samples at once.
 """
@@ -19,26 +19,26 @@ from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.loss import linear_cross_entropy
 from coupled_adam.optimizer.clipping import clip_factor, square_norm
 
-# Enough to keep a device busy, little enough for the activations of a pass and its gradients.
+# Enough to keep a device busy, but small enough for the activations and gradients of a pass.
 TOKENS_AT_ONCE = {"cpu": 2**12, "cuda": 2**15}
 
 
 @dataclass(frozen=True, eq=False)
 class BatchGradients:
-    """The gradients of the mean loss of one batch, clipped."""
+    """The clipped gradients of the mean loss of one batch."""
 
     output: Tensor  # (V, H), from the head
-    input: Tensor  # (V, H), from looking tokens up
+    input: Tensor  # (V, H), from the token lookup
     loss: float
     clip_factor: float
 
 
 class PseudoTraining:
-    """Takes gradients of a model that never changes.
+    """Computes gradients of a model without changing it.
 
     Args:
-        model: on the device where it is to run.
-        max_grad_norm: as in training: of all gradients together, those of a tied table added up; 0: no clipping.
+        model: on its device.
+        max_grad_norm: as in training, over all gradients, with those of a tied table added; 0 for no clipping.
         z_loss: as in training.
         autocast: the context of the forward pass.
     """
@@ -61,7 +61,7 @@ class PseudoTraining:
         self.others = [parameter for name, parameter in model.named_parameters() if name not in tables]
 
     def gradients(self, windows: Tensor, on_hidden: Callable[[Tensor, Tensor], None]) -> BatchGradients:
-        """The gradients of one batch, taken in as many pieces as fit.
+        """Compute the gradients of one batch, in pieces that fit into memory.
 
         Args:
             windows: (B, T + 1) int64.

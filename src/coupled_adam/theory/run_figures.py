@@ -1,6 +1,6 @@
 """All figures of one run's theory, with their titles and captions.
 
-What is shown of single tokens is that of the last checkpoint. Over training, other runs stand beside this one.
+Figures of single tokens show the last checkpoint. Figures over training can include other runs.
 
 Letters: V rows of the table, padding included.
 """
@@ -21,43 +21,43 @@ CAPTIONS = {
     "gradients_example": (
         "A toy model in two dimensions",
         "Left: a hidden state h, three embeddings and their updates. The true token moves along h, the others against "
-        "it. Right: the updates laid end to end along h. With SGD and Coupled Adam they come back to where they "
-        "started; with Adam, whose small second moments make rare tokens move further, they do not.",
+        "it. Right: the updates end to end along h. With SGD and Coupled Adam they return to the start; with Adam, "
+        "whose small second moments make rare tokens move further, they do not.",
     ),
     "gradient_sums": (
         "Sums of gradients",
-        "Over the vocabulary, a point for each batch, relative to the sum of the lengths. What comes through the "
-        "output layer sums to zero up to rounding; what comes through the input layer does not.",
+        "Over the vocabulary, one point per batch, relative to the sum of the lengths. Gradients from the output layer "
+        "sum to zero up to rounding; gradients from the input layer do not.",
     ),
     "update_sums": (
         "Sums of updates over training",
-        "How far the mean embedding would move in the next step, as a part of how far an embedding moves on average. "
-        "At each checkpoint all three optimizers start from the same gradients and moments. The parts that come "
-        "through the output and the input layer add up as vectors, where both have one table.",
+        "Movement of the mean embedding in the next step, relative to the average movement of an embedding. At each "
+        "checkpoint, all three optimizers start from the same gradients and moments. If the layers share a table, "
+        "their parts add up as vectors.",
     ),
     "prior": (
         "The unigram probability",
-        "Of every token of the corpus, and sorted. {unseen}",
+        "Left: by token. Right: sorted. {unseen}",
     ),
     "second_moment": (
         "The second moment against the unigram probability",
-        "A point for each token, after {tokens} tokens; on the right in logarithms, with the median over tokens of "
-        "similar p̃. The fit minimises plain squares, so the most frequent tokens decide it.",
+        "One point per token, after {tokens} training tokens. Right: on logarithmic axes, with the median over tokens "
+        "of similar p̃. The plain least-squares fit is dominated by the most frequent tokens.",
     ),
     "second_moment_constant": (
         "The constant A over training",
-        "Of the fit E[v] = A p̃ at each checkpoint.",
+        "A of the fit E[v] = A p̃ at each checkpoint.",
     ),
     "conditional_expectations": (
         "X against the unigram probability",
-        "p is the probability that the model predicts. Left: how wrong it is where the token is the true one; that "
-        "should not depend on how frequent the token is. Right: where it is not; that should be proportional. After "
-        "{tokens} tokens.",
+        "p is the probability that the model predicts. Left: the error where the token is the true one, which should "
+        "not depend on the token's frequency. Right: the error where it is not, which should be proportional to the "
+        "frequency. After {tokens} training tokens.",
     ),
     "theorem": (
         "The Theorem",
-        "Measured E[g²] of every row of the table against the right-hand side, both averaged over the width; p̃ is here "
-        "the frequency in the measured batches. After {tokens} tokens.",
+        "Measured E[g²] of every row of the table against the right-hand side, both averaged over the width; here p̃ is "
+        "the frequency in the measured batches. After {tokens} training tokens.",
     ),
 }
 """Title and caption of every figure."""
@@ -66,13 +66,13 @@ CAPTIONS = {
 def draw_run_figures(
     run: RunTheory, arrays: TokenArrays, counts: Counts, together: Mapping[str, RunTheory]
 ) -> dict[str, CaptionedFigure]:
-    """Every figure by its name.
+    """Draw all figures, by name.
 
     Args:
-        run: what was measured; at least one checkpoint.
+        run: with at least one checkpoint.
         arrays: of its last checkpoint.
-        counts: how often each token occurs in the corpus; those of the table's first rows.
-        together: the runs to show over training, by name; this one among them.
+        counts: token counts of the corpus, for the first rows of the table.
+        together: the runs to show over training, by name, including this one.
     """
     last = run.checkpoints[-1]
     fits = last.fits

@@ -1,7 +1,6 @@
-"""What a run says about each step of the paper's argument: a sentence, the numbers, the figures.
+"""Findings of a run for each step of the paper's argument: a sentence, the numbers, the figures.
 
-The claims stand on the page. The sentences here follow from the numbers, so that a run that contradicts a claim says
-so.
+The page states the claims. The sentences here are computed from the numbers, so they also report contradictions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,27 +11,27 @@ from coupled_adam.metrics import METRICS
 from coupled_adam.theory.record import OPTIMIZERS, PUBLISHED, RunTheory
 from coupled_adam.theory.theory_numbers import number, optimizers_of, spread
 
-if TYPE_CHECKING:  # it needs matplotlib, and the sentences are for the terminal as well
+if TYPE_CHECKING:  # needs matplotlib, but the terminal uses the sentences too
     from coupled_adam.base.captioned_figure import CaptionedFigure
 
 PARTS_OF_OWN = ("output", "total")
 VANISHES = 2e-3
-"""Relative sums below count as zero: float32 leaves about 1e-8, bf16 about 1e-3."""
+"""Smaller relative sums count as zero: rounding leaves about 1e-8 in float32 and 1e-3 in bf16."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One number in large letters."""
+    """One key number."""
 
     value: str
     label: str
     paper: str | None = None
-    """What the paper has."""
+    """The paper's value."""
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """What was measured of one step of the argument."""
+    """Measurements for one step of the argument."""
 
     finding: str
     facts: Sequence[Fact]
@@ -40,7 +39,7 @@ class Chapter:
 
 
 def findings(run: RunTheory) -> list[str]:
-    """In a sentence each: whether the sums vanish that should, where the rest comes from, and how well a line fits."""
+    """Three sentences: whether the expected sums vanish, where the rest comes from, and how well a line fits."""
     return [sentence for sentence, _ in (_updates(run), _tying(run), _second_moment(run))]
 
 
@@ -48,7 +47,7 @@ def chapters(run: RunTheory, figures: "Mapping[str, CaptionedFigure]") -> dict[s
     """The chapters of the page by name.
 
     Args:
-        run: what was measured; at least one checkpoint.
+        run: with at least one checkpoint.
         figures: from `run_figures.draw_run_figures`.
     """
     told = {
@@ -101,7 +100,7 @@ def _updates(run: RunTheory) -> tuple[str, list[Fact]]:
 
 def _tying(run: RunTheory) -> tuple[str, list[Fact]]:
     first, last = run.checkpoints[0].mu_norm, run.checkpoints[-1].mu_norm
-    # As many digits as float32 has: where the sum vanishes, the mean does not move at all.
+    # All digits of float32: if the sum vanishes, the mean does not move at all.
     shift = Fact(
         f"{first:.7f} to {last:.7f}",
         f"{METRICS['mu_norm'].symbol} of this run, trained with {run.trained_with}: first to last checkpoint",
@@ -119,7 +118,7 @@ def _tying(run: RunTheory) -> tuple[str, list[Fact]]:
     verdict = (
         "All of it comes through the input layer, as the hypothesis says; the output layer's part is rounding."
         if is_confirmed
-        else "It does not come through the input layer alone, so the hypothesis does not hold here."
+        else "Not all of it comes through the input layer, so the hypothesis does not hold here."
     )
     adam = run.checkpoints[-1].update("adam")
     finding = (

@@ -1,9 +1,9 @@
-"""`RUN/theory/`: what was measured of a run's checkpoints, one by one, so that a measurement that was stopped goes on.
+"""`RUN/theory/`: measurements of a run's checkpoints, stored one by one so that a stopped measurement can be resumed.
 
-    theory.json             a `RunTheory`: everything that is no array
-    unigram.npz             `counts` (tokens,) int64: how often each token occurs in the training split
+    theory.json             a `RunTheory`: everything except arrays
+    unigram.npz             `counts` (tokens,) int64: token counts of the training split
     step-000000300.npz      the arrays of a checkpoint, `TokenArrays`
-    step-000000300.json     its numbers, a `CheckpointTheory`, and what they are of; written last
+    step-000000300.json     its numbers, a `CheckpointTheory`, and their origin; written last
 
 Letters: V rows of the output table, padding included, H width.
 """
@@ -32,17 +32,17 @@ from coupled_adam.theory.record import (
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
 DAMAGED = (ValueError, KeyError, TypeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
-"""What numpy and zipfile stumble over in a file of arrays that is not whole."""
+"""Errors of numpy and zipfile on a damaged file of arrays."""
 Origin = Mapping[str, str | int | None]
-"""What a measurement is of: equal in all keys means that it need not be repeated. None: cannot be known any more."""
+"""Inputs of a measurement: if all keys are equal, it need not be repeated. None if no longer known."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenArrays:
-    """What was measured of every token at one checkpoint."""
+    """Measurements of every token at one checkpoint."""
 
-    target_counts: Counts  # (V,): how often i was the target in the batches
-    x_true: Floats  # (V,): X_i^(i=t); NaN for tokens that never were the target
+    target_counts: Counts  # (V,): count of i as target in the batches
+    x_true: Floats  # (V,): X_i^(i=t); NaN for tokens that were never the target
     x_false: Floats  # (V,): X_i^(i!=t)
     second_moment: Floats  # (V,): mean over H of the bias-corrected v_i
     squared_gradient: Floats  # (V,): mean over H of E[g_i^2], of the loss of single tokens
@@ -51,7 +51,7 @@ class TokenArrays:
 
 
 class TheoryFolder:
-    """The paths of one run's theory, and reading and writing them."""
+    """Reads and writes the theory files of one run."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / "theory"
@@ -85,22 +85,22 @@ class TheoryFolder:
     def write_checkpoint(self, numbers: CheckpointTheory, arrays: TokenArrays, origin: Origin) -> None:
         """Write both files of a checkpoint."""
         stem = self._stem(numbers.step)
-        # First, so that numbers never stand without their arrays; old ones go before, as they would not fit the new.
+        # Arrays first, so that numbers never exist without them; remove old numbers, which would not match new arrays.
         stem.with_suffix(".json").unlink(missing_ok=True)
         self._write_arrays(stem.with_suffix(".npz"), vars(arrays))
         self.write_numbers(numbers, origin)
 
     def write_numbers(self, numbers: CheckpointTheory, origin: Origin) -> None:
-        """Write the numbers of a checkpoint alone."""
+        """Write only the numbers of a checkpoint."""
         content = {"of": dict(origin), "numbers": json.loads(checkpoint_to_json(numbers))}
         write_whole(self._stem(numbers.step).with_suffix(".json"), json.dumps(content, indent=1) + "\n")
 
     def read_numbers(self, step: int, origin: Origin) -> CheckpointTheory | None:
-        """The numbers of a checkpoint; None where they are not there, damaged, or of something else.
+        """Read the numbers of a checkpoint; None if they are missing, damaged, or have another origin.
 
         Args:
             step: of the checkpoint.
-            origin: what they should be of. What is None in it is not compared.
+            origin: the expected origin; None values are not compared.
         """
         path = self._stem(step).with_suffix(".json")
         try:
@@ -113,19 +113,19 @@ class TheoryFolder:
             return None
 
     def read_origin(self, step: int) -> dict[str, Any]:
-        """What the numbers of a checkpoint are of; empty where that cannot be read."""
+        """Read the origin of a checkpoint's numbers; empty if unreadable."""
         try:
             return dict(read_json(self._stem(step).with_suffix(".json"))["of"])
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
     def origins(self) -> dict[int, dict[str, Any]]:
-        """What was measured here, by the steps of the checkpoints."""
+        """Origins of all measurements, by step."""
         steps = [int(path.stem.removeprefix("step-")) for path in self.path.glob("step-*.json") if _is_step(path)]
         return {step: self.read_origin(step) for step in sorted(steps)}
 
     def read_arrays(self, step: int) -> TokenArrays:
-        """The arrays of a checkpoint."""
+        """Read the arrays of a checkpoint."""
         names = [field.name for field in fields(TokenArrays)]
         return TokenArrays(**_read_arrays(self._stem(step).with_suffix(".npz"), names))
 

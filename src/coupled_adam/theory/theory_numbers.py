@@ -15,10 +15,10 @@ from coupled_adam.theory.record import PUBLISHED, CheckpointTheory, Optimizer, R
 DASH = "—"
 MOST_DECIMALS = 4
 LEGEND = (
-    "A: the slope. I: mutual information in nats. X: the mean of (1 - p)² where a token is the true one (i = t), of p² "
-    "where it is not (i ≠ t), p being what the model predicts."
+    "A: slope. I: mutual information in nats. X: mean of (1 - p)² where a token is the true one (i = t), and of p² "
+    "where it is not (i ≠ t), with p the probability that the model predicts."
 )
-"""Of the letters of the second table."""
+"""Legend of the second table."""
 NAMES: dict[Optimizer, str] = {"sgd": "SGD", "adam": "Adam", "coupled": "Coupled", "own": "own"}
 OWN_MARK = "*"
 
@@ -28,25 +28,25 @@ class NumberColumn:
     """One number of every checkpoint."""
 
     group: str
-    """What several columns are of; one line above their labels."""
+    """Common heading of several columns, above their labels."""
     label: str
     value: Callable[[CheckpointTheory], float | None]
     summary: str | None = None
-    """Its name in `RunTheory.summary`; None: it has no mean over the checkpoints."""
+    """Name in `RunTheory.summary`; None without a mean over the checkpoints."""
     exponent_below: float = 1e-3
     """Smaller numbers are written with an exponent."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A table: a row for each checkpoint, then the rows below it."""
+    """A table with one row per checkpoint, and summary rows below."""
 
     title: str
     groups: Sequence[str]
     labels: Sequence[str]
     rows: Sequence[Sequence[str]]
     below: Sequence[Sequence[str]]
-    """Mean and spread over the checkpoints, and what the paper has."""
+    """Mean and spread over the checkpoints, and the paper's values."""
 
 
 def _update(name: Optimizer, part: str) -> Callable[[CheckpointTheory], float | None]:
@@ -80,21 +80,21 @@ FITS = (
 
 
 def through_input(checkpoint: CheckpointTheory, optimizer: Optimizer) -> float | None:
-    """What the input layer does to its table: its part of a tied one, or the whole sum of an untied one's own; None
-    where that optimizer does not train it."""
+    """Sum of the input layer: its part of a tied table, or the whole sum of an untied input table; None if the
+    optimizer does not train that table."""
     if not checkpoint.input_updates:
         return checkpoint.update(optimizer).input
     return next((each.total for each in checkpoint.input_updates if each.optimizer == optimizer), None)
 
 
 def sums_table(run: RunTheory) -> Numbers:
-    """The sums of gradients and updates, each divided by the sum of the lengths; a star marks the run's own optimizer,
-    which `own_note` explains."""
+    """Sums of gradients and updates, divided by the sums of the lengths; a star marks the run's own optimizer (see
+    `own_note`)."""
     return _table("Sums over the vocabulary, divided by the sum of the lengths", run, sums_columns(run))
 
 
 def sums_columns(run: RunTheory) -> list[NumberColumn]:
-    """The columns of its sums: of three optimizers, and of the run's own where it is none of them."""
+    """Columns of the sums: for three optimizers, and for the run's own if it is none of them."""
     shown = optimizers_of(run)
     labels = {name: NAMES[name] + OWN_MARK * (name == run.own) for name in shown}
     of_input = labels if run.tied else NAMES  # an untied input table may have another optimizer
@@ -113,15 +113,15 @@ def sums_columns(run: RunTheory) -> list[NumberColumn]:
 
 
 def optimizers_of(run: RunTheory) -> list[Optimizer]:
-    """Whose updates every checkpoint of a run has."""
+    """Optimizers whose updates were summed at every checkpoint of a run."""
     return [name for name in NAMES if all(name in each.optimizers for each in run.checkpoints)]
 
 
 def own_note(run: RunTheory) -> str:
-    """What the star means; empty where the run does not say what it was trained with."""
+    """Explanation of the star; empty if the run's optimizer is unknown."""
     if run.own is None:
         return ""
-    return f"{OWN_MARK}: what the output table was trained with{f', {run.member}' if run.member else ''}."
+    return f"{OWN_MARK}: the optimizer of the output table{f', {run.member}' if run.member else ''}."
 
 
 def fits_table(run: RunTheory) -> Numbers:
@@ -147,7 +147,7 @@ def _table(title: str, run: RunTheory, columns: Sequence[NumberColumn]) -> Numbe
 
 
 def number(value: float | None, exponent_below: float = 1e-3) -> str:
-    """Three digits after the point; smaller ones with an exponent.
+    """Format with three decimals, and small numbers with an exponent.
 
     Example:
         >>> number(0.5512), number(2.94e-8), number(0.0), number(None)
@@ -159,7 +159,7 @@ def number(value: float | None, exponent_below: float = 1e-3) -> str:
 
 
 def spread(value: Spread | None, exponent_below: float = 1e-3) -> str:
-    """A mean and its standard deviation in the paper's notation, with as many digits as the deviation allows.
+    """Format a mean and its standard deviation in the paper's notation, with as many digits as the deviation allows.
 
     Example:
         >>> spread(Spread(0.853, 0.0691)), spread(Spread(0.0031, 0.0012)), spread(Spread(15.2, 3.1))

@@ -1,6 +1,6 @@
-"""The page of one run's theory: the paper's argument step by step, with what was measured.
+"""The page of one run's theory: the paper's argument step by step, with the measurements.
 
-Needs jinja2 and matplotlib, so it is imported only when a page is wanted.
+Requires jinja2 and matplotlib, so it is imported only to write a page.
 """
 
 from collections.abc import Mapping
@@ -21,26 +21,26 @@ PAGE = "theory.html"
 
 
 def write_page(run: Path, together: Mapping[str, RunTheory], name: str, facts: Mapping[str, str]) -> Path:
-    """Write `theory.html` and the figures of a run, and give back the page's path.
+    """Write `theory.html` and the figures of a run; return the path of the page.
 
     Args:
-        run: its folder, which holds what `theory_of_run` wrote.
+        run: folder of the run, with the files of `theory_of_run`.
         together: the runs to show over training, by name.
         name: of this run among them.
-        facts: how the page was made, shown in this order.
+        facts: provenance of the page, shown in this order.
     """
     folder, theory = TheoryFolder(run), together[name]
     arrays = folder.read_arrays(theory.checkpoints[-1].step)
     figures = draw_run_figures(theory, arrays, folder.read_unigram(), together)
     for each in (folder.path, folder.figures):
-        remove_leftovers(each)  # of a process that was killed
+        remove_leftovers(each)  # from a killed process
     write_captioned_figures(list(figures.values()), folder.figures, CAPTIONS)
     write_whole(folder.path / PAGE, render_page(name, theory, figures, facts))
     return folder.path / PAGE
 
 
 def render_page(name: str, theory: RunTheory, figures: Mapping[str, CaptionedFigure], facts: Mapping[str, str]) -> str:
-    """The page as HTML text."""
+    """Render the page as HTML."""
     return render_template(
         TEMPLATE,
         name=name,
@@ -55,7 +55,7 @@ def render_page(name: str, theory: RunTheory, figures: Mapping[str, CaptionedFig
 
 
 def _described(theory: RunTheory) -> list[str]:
-    """What was measured, in a line."""
+    """Summary of the run and the measurements."""
     table = "one tied table" if theory.tied else "the output table"
     count = len(theory.checkpoints)
     checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"

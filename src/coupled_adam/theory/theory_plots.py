@@ -1,10 +1,10 @@
 """The figures of the theory, one function each; drawn inside `figure_style()`.
 
-Clouds of tokens become images inside the SVG. Labels are text, not mathematics, so that names with dollar signs in them
-stay names.
+Clouds of tokens become images inside the SVG. Labels are plain text, not mathematics, so that names may contain dollar
+signs.
 
-Letters: V rows of the table, padding included. In the code p is the unigram probability of a token; where a figure also
-has probabilities that the model predicts, those are p, and the unigram's p̃, as in the paper.
+Letters: V rows of the table, padding included. In the code p is the unigram probability of a token; in figures, as in
+the paper, p is the predicted probability and p̃ the unigram probability.
 """
 
 import math
@@ -33,14 +33,14 @@ PART_COLOURS = {"output": "#3d87c9", "input": "#c98a00", "total": "#7b6bd6"}
 FIT = "#e0632b"
 BINS = 16
 SMALLEST = 1e-9
-"""Sums below are drawn here: a sum of float32 numbers that is exactly zero has no place on a logarithmic axis."""
+"""Smaller sums are drawn here, because a logarithmic axis cannot show zero."""
 
 
 def draw_prior(counts: NDArray[np.int64]) -> Figure:
-    """The logarithm of the unigram probability, by token and sorted (Fig. prior_example).
+    """Draw the logarithm of the unigram probability, by token and sorted (Fig. prior_example).
 
     Args:
-        counts: (V,) how often each token occurs; at least one does.
+        counts: (V,) token counts, at least one positive.
     """
     p = counts / counts.sum()
     seen = np.flatnonzero(counts)
@@ -69,7 +69,7 @@ def draw_prior(counts: NDArray[np.int64]) -> Figure:
 
 
 def draw_second_moment(p: Floats, second_moment: Floats, fit: Fit) -> Figure:
-    """E[v_i] against p̃_i with the line through the origin (Fig. experimental_results_E_p), and the same in logarithms.
+    """Draw E[v_i] against p̃_i with the line through the origin (Fig. experimental_results_E_p), also on log axes.
 
     Args:
         p: (V,) unigram probabilities.
@@ -93,11 +93,11 @@ def draw_second_moment(p: Floats, second_moment: Floats, fit: Fit) -> Figure:
 
 
 def draw_x(p: Floats, x_true: Floats, x_false: Floats, fits: Mapping[str, Fit]) -> Figure:
-    """X of true and of other tokens against p̃_i: the first should not depend on it, the second be proportional to it.
+    """Draw X of true and other tokens against p̃_i: the first should not depend on it, the second be proportional.
 
     Args:
         p: (V,) unigram probabilities.
-        x_true: (V,), NaN for tokens that never were true.
+        x_true: (V,), NaN for tokens that were never true.
         x_false: (V,).
         fits: "x_true" and "x_false".
     """
@@ -121,7 +121,7 @@ def draw_x(p: Floats, x_true: Floats, x_false: Floats, fits: Mapping[str, Fit]) 
 
 
 def draw_theorem(measured: Floats, predicted: Floats) -> Figure:
-    """The measured E[g_i^2] against the Theorem's right-hand side, both (V,); equal on the line."""
+    """Draw the measured E[g_i^2] against the Theorem's right-hand side, both (V,), with the line of equality."""
     figure, [[axes]] = panels(1, 1, 3.4)
     shown = (measured > 0) & (predicted > 0)
     _cloud(axes, predicted[shown], measured[shown])
@@ -135,7 +135,7 @@ def draw_theorem(measured: Floats, predicted: Floats) -> Figure:
 
 
 def draw_A(runs: Mapping[str, RunTheory]) -> Figure:
-    """The constant A of E[v_i] = A p̃_i over training, a line for each run by its name (Fig. experimental_results_A)."""
+    """Draw the constant A of E[v_i] = A p̃_i over training, one line per run (Fig. experimental_results_A)."""
     figure, [[axes]] = panels(1, 1, 3.0)
     for number, (name, run) in enumerate(runs.items()):
         points = [(each.tokens_seen, A) for each in run.checkpoints if (A := each.fits["second_moment"].A) is not None]
@@ -153,7 +153,7 @@ def draw_A(runs: Mapping[str, RunTheory]) -> Figure:
 
 
 def draw_update_sums(runs: Mapping[str, RunTheory]) -> Figure:
-    """The shift of the mean embedding per mean length of an update, over training: a row of panels for each run."""
+    """Draw the shift of the mean embedding relative to the mean update length over training, one row per run."""
     figure, rows = panels(len(runs), len(PARTS), 2.5 if len(runs) == 1 else 2.2, share_y=True)
     for row, (run_name, run) in zip(rows, runs.items(), strict=True):
         tokens = [each.tokens_seen for each in run.checkpoints]
@@ -183,7 +183,7 @@ def _update_sum(checkpoint: CheckpointTheory, optimizer: Optimizer, part: str) -
 
 
 def draw_gradient_sums(run: RunTheory) -> Figure:
-    """Sums of gradients relative to the sum of their lengths, a point for each batch, by the layer they come from."""
+    """Draw sums of gradients relative to the sum of their lengths, one point per batch, by layer."""
     figure, [[axes]] = panels(1, 1, 3.0)
     parts = ("output", "input", "total") if run.tied else ("output", "input")
     labels = {"output": "output layer", "input": "input layer", "total": "both (tied table)"}
@@ -225,7 +225,7 @@ def _cloud(axes: Axes, x: Floats, y: Floats) -> None:
 
 
 def _line(axes: Axes, p: Floats, A: float | None, label: str) -> None:
-    """A p over the probabilities that occur; the ends are enough on plain axes, logarithmic ones have no zero."""
+    """Draw A p between the smallest and largest positive probability."""
     if A is None:
         return
     ends = np.array([p[p > 0].min(), p.max()])
@@ -233,7 +233,7 @@ def _line(axes: Axes, p: Floats, A: float | None, label: str) -> None:
 
 
 def _logarithmic(axes: Axes, x: Floats, y: Floats) -> None:
-    """Both axes in logarithms, around the values that have one; as they are where none has."""
+    """Make both axes logarithmic around the positive values; without any, leave them linear."""
     shown = (x > 0) & (y > 0)
     if shown.any():
         axes.set(xscale="log", yscale="log")
@@ -243,7 +243,7 @@ def _logarithmic(axes: Axes, x: Floats, y: Floats) -> None:
 
 
 def _medians(p: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """The median of y over bins of log p: what a cloud with thousands of points hides."""
+    """Median of y in bins of log p, which a cloud with thousands of points hides."""
     shown = (p > 0) & np.isfinite(y)
     p, y = p[shown], y[shown]
     if not len(p):

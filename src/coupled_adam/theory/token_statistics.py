@@ -5,8 +5,8 @@ With p the probabilities a model predicts at a position with the target t and th
     X_i^(i=t)  = E[(1 - p_i)^2 | i = t]      X_i^(i!=t) = E[p_i^2 | i != t]      S = E[h^2]
     E[g_i^2]   = E[(delta_it - p_i)^2 h^2]                     of the loss of one token, not of a batch's mean
 
-and the Theorem says E[g_i^2] = S [p~_i X_i^(i=t) + (1 - p~_i) X_i^(i!=t)]. Both sides have H coordinates: they are kept
-as the mean over all of them, and one by one for C of them.
+and the Theorem says E[g_i^2] = S [p~_i X_i^(i=t) + (1 - p~_i) X_i^(i!=t)]. Both sides have H coordinates: their mean is
+kept, and C single coordinates.
 
 Letters: V rows of the table, H width, C coordinates, N positions, n positions of a chunk.
 """
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from coupled_adam.models.loss import chunk_rows
 
-# Of the probabilities of one chunk.
+# Size of the probabilities of one chunk.
 CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**28}
 COORDINATES = 32
-"""C, equidistant among H: with thousands of tokens each, enough to judge the Theorem by."""
+"""C, equidistant among H: enough to test the Theorem, with thousands of tokens each."""
 
 
 class TokenStatistics:
@@ -28,7 +28,7 @@ class TokenStatistics:
 
     Args:
         table: (V, H), the head.
-        bias: (V,), its bias; None for none.
+        bias: (V,) of the head, or None.
     """
 
     def __init__(self, table: Tensor, bias: Tensor | None = None) -> None:
@@ -43,7 +43,7 @@ class TokenStatistics:
         self.coordinates = torch.arange(C, device=table.device) * H // C
         self.positions = 0  # N
         self.target_counts = torch.zeros(V, dtype=torch.int64, device=table.device)
-        # First the sum itself, then with each position weighted by its mean h^2, then by C coordinates of h^2.
+        # Sums over positions: unweighted, weighted by the mean h^2, and weighted by C coordinates of h^2.
         self.true_sums = zeros(2 + C, V)  # of (1 - p_i)^2 where i = t
         self.false_sums = zeros(2 + C, V)  # of p_i^2 where i != t
         self.hidden_square_sum = zeros(H)
@@ -53,7 +53,7 @@ class TokenStatistics:
         """Add positions.
 
         Args:
-            hidden: (N, H), what the head is given.
+            hidden: (N, H), input of the head.
             targets: (N,) int64.
         """
         N, V = len(hidden), len(self.table)
@@ -67,7 +67,7 @@ class TokenStatistics:
             p = torch.softmax(F.linear(h, self.table, self.bias), dim=1)  # (n, V)
             target_p = p.gather(1, t[:, None]).squeeze(1)  # (n,)
             self.true_sums.index_add_(1, t, ((1 - target_p).square() * weights).double())
-            # Taken out before the sum: taken from it afterwards, what is left would be rounding where p_t is near 1.
+            # Remove the target before the sum: subtracting it afterwards would leave only rounding if p_t is near 1.
             p.scatter_(1, t[:, None], 0.0)
             self.false_sums += weights @ p.square_()  # (2 + C, V)
 
@@ -78,7 +78,7 @@ class TokenStatistics:
 
     @property
     def x_true(self) -> Tensor:
-        """X_i^(i=t), (V,); NaN for tokens that never were the target."""
+        """X_i^(i=t), (V,); NaN for tokens that were never the target."""
         return self.true_sums[0] / self.target_counts
 
     @property
@@ -109,5 +109,5 @@ class TokenStatistics:
     def _factor(self) -> Tensor:
         """p~_i X_i^(i=t) + (1 - p~_i) X_i^(i!=t), (V,); p~_i is the share of these positions whose target is i."""
         p = self.target_counts / self.positions
-        # X is not defined where nothing is to be averaged, and there its probability is 0.
+        # X is undefined where its probability is 0.
         return p * self.x_true.nan_to_num(0.0) + (1 - p) * self.x_false.nan_to_num(0.0)

@@ -1,8 +1,7 @@
-"""The paper's toy example: one hidden state, three embeddings in two dimensions, and how each optimizer moves them.
+"""The paper's toy example: one hidden state, three embeddings in two dimensions, and the updates of each optimizer.
 
-Everything is computed, nothing is drawn by hand: probabilities by the softmax, gradients by g_i = -(delta_it - p_i) h,
-updates by each optimizer's formula. Adam's second moments are proportional to the unigram probability of the token, as
-they are in a real model.
+Everything is computed: probabilities by the softmax, gradients by g_i = -(delta_it - p_i) h, updates by each
+optimizer's formula. Adam's second moments are proportional to the unigram probability of the token, as in a real model.
 
 Letters: V = 3 tokens, H = 2 dimensions, i a token, t the true one.
 """
@@ -18,11 +17,11 @@ Floats = NDArray[np.float64]
 
 HIDDEN = np.array([1.0, 0.55])  # (H,)
 EMBEDDINGS = np.array([[1.45, 1.0], [0.45, 1.55], [1.25, -0.75]])  # (V, H)
-UNIGRAM = np.array([0.80, 0.05, 0.15])  # (V,): the true token is a frequent one, the others are rare
+UNIGRAM = np.array([0.80, 0.05, 0.15])  # (V,): the true token is frequent, the others are rare
 TRUE = 0
 EPS = 1e-8
 TOTAL_LENGTH = 1.9
-"""Of the three updates of an optimizer together: learning rates do not matter here, only who moves how far."""
+"""Total length of the three updates of an optimizer: only their relative lengths matter here, not learning rates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +34,7 @@ class Toy:
     updates: dict[Optimizer, Floats]  # (V, H) each
 
     def along_hidden(self, optimizer: Optimizer) -> Floats:
-        """How far each embedding moves in the direction of h, (V,)."""
+        """Movement of each embedding in the direction of h, (V,)."""
         return self.updates[optimizer] @ self.hidden / np.linalg.norm(self.hidden)
 
     def relative_sum(self, optimizer: Optimizer) -> float:
@@ -45,7 +44,7 @@ class Toy:
 
 
 def toy_example() -> Toy:
-    """The example, computed.
+    """Compute the example.
 
     Example:
         >>> toy = toy_example()

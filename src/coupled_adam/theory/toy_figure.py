@@ -1,7 +1,7 @@
-"""Fig. gradients_example: one hidden state, three embeddings, and where each optimizer moves them.
+"""Fig. gradients_example: one hidden state, three embeddings, and the updates of each optimizer.
 
-On the left as in the paper, in two dimensions. All updates lie along h, so on the right they are laid end to end along
-it: where the chain comes back to zero, the sum of updates vanishes and the mean embedding stays.
+Left: as in the paper, in two dimensions. Right: all updates are parallel to h, so they are drawn end to end along it.
+If the chain returns to zero, the sum of updates vanishes and the mean embedding does not move.
 """
 
 import numpy as np
@@ -14,13 +14,13 @@ from coupled_adam.theory.theory_plots import COLOURS, NAMES
 from coupled_adam.theory.toy import TRUE, Floats, Toy, toy_example
 
 HIDDEN, EMBEDDING = "#3d87c9", "#c8453b"
-DARK, LIGHT = "#6b737d", "#b4bac2"  # SGD and Adam, in the paper's greys; both are seen on white and on black
+DARK, LIGHT = "#6b737d", "#b4bac2"  # SGD and Adam, in the paper's greys; visible on white and black
 CHAIN_GAP = 0.2
 LABEL_PLACES = ((-4, 9), (-2, 10), (-24, 5))  # points from the tip of each embedding
 
 
 def draw_gradients_example() -> Figure:
-    """The toy example."""
+    """Draw the toy example."""
     toy = toy_example()
     figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
     vectors, chains = figure.subplots(1, 2, width_ratios=(1.15, 1))
@@ -35,7 +35,7 @@ def _draw_vectors(axes: Axes, toy: Toy) -> None:
     across = 0.05 * np.array([-toy.hidden[1], toy.hidden[0]]) / np.linalg.norm(toy.hidden)
     for number, embedding in enumerate(toy.embeddings):
         _arrow(axes, np.zeros(2), embedding, EMBEDDING, width=1.6)
-        # Side by side: both lie on the same line.
+        # Side by side, because both are on the same line.
         _arrow(axes, embedding + across, toy.updates["sgd"][number], DARK, width=2.4)
         _arrow(axes, embedding - across, toy.updates["adam"][number], LIGHT, width=2.4)
         label = f"e{'₁₂₃'[number]}" + (", true" if number == TRUE else "")
@@ -59,7 +59,7 @@ def _draw_chains(axes: Axes, toy: Toy) -> None:
 
 
 def _draw_chain(axes: Axes, height: float, moves: Floats, optimizer: Optimizer, relative_sum: float) -> None:
-    """The moves (V,) one after the other, each a little lower, and where they end."""
+    """Draw the moves (V,) end to end, each a little lower, and mark the end."""
     here = 0.0
     axes.plot([0, 0], [height + 0.1, height - 0.5], color=INK, linewidth=0.8)
     for number, move in enumerate(moves):

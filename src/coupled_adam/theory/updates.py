@@ -1,14 +1,14 @@
-"""The updates that SGD, Adam and Coupled Adam would make of a table from the same state, and their sums over the rows;
-and those of the run's own optimizer, where it is another member of the family of second moments.
+"""Updates of a table by SGD, Adam and Coupled Adam from the same state, and their sums over the rows; and those of the
+run's own optimizer, if it is another member of the family of second moments.
 
-The state is rebuilt from zero out of gradients whose parts are kept apart: "output" comes from the head, "input" from
-looking tokens up, which in a tied table meet in one gradient. First moments and momentum are linear, so they have the
-same parts; the second moment is of the whole gradient. With k gradients seen, at a learning rate of one:
+The state is built from zero, from gradients in separate parts: "output" from the head, and "input" from the token
+lookup; in a tied table they are one gradient. First moments and momentum are linear, so they have the same parts; the
+second moment is that of the whole gradient. After k gradients, at a learning rate of one:
 
     sgd        u = -b                                          b = momentum * b + g
     adam       u = -mhat / (sqrt(vhat) + eps)                  mhat = m / (1 - beta1^k), vhat = v / (1 - beta2^k)
     coupled    u = -mhat / (sqrt(mean_i vhat_i) + eps)
-    own        u = -mhat / d, d the denominator of the family in float64; mean-free: less the mean over the vocabulary
+    own        u = -mhat / d, d the denominator of the family in float64; mean-free: minus the mean over the vocabulary
 
 Letters: V rows of the table, padding included, H width, k gradients so far.
 """
@@ -26,7 +26,7 @@ from coupled_adam.training.embedding_monitor import row_sums
 
 Part = Literal["output", "input"]
 LayerParts = Mapping[Part, Tensor]
-"""What a gradient or an update is made of, (V, H) each; a table that is not tied has one part."""
+"""Parts of a gradient or update, (V, H) each; an untied table has one part."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Member:
     row_exponent: float
     mean_free: bool
     vocabulary_size: int
-    """Rows from this one on are padding: they do not count in any mean."""
+    """Later rows are padding and excluded from all means."""
 
 
 class TableState:
-    """What the optimizers remember of a table's gradients."""
+    """State of the optimizers for one table."""
 
     def __init__(
         self, *, betas: tuple[float, float], eps: float, momentum: float, member: Member | None = None
@@ -57,7 +57,7 @@ class TableState:
         self.buffers: dict[Part, Tensor] = {}  # b  (V, H) each
 
     def add(self, gradient: LayerParts) -> None:
-        """Take the clipped gradient of one batch in."""
+        """Add the clipped gradient of one batch."""
         if self.k == 0:
             self.first = {part: torch.zeros_like(g) for part, g in gradient.items()}
             self.buffers = {part: torch.zeros_like(g) for part, g in gradient.items()}
@@ -74,7 +74,7 @@ class TableState:
         return self.second.mean(dim=1, dtype=torch.float64) / (1 - self.beta2**self.k)
 
     def update(self, optimizer: Optimizer) -> dict[Part, Tensor]:
-        """u, in its parts."""
+        """Return u in its parts."""
         if optimizer == "sgd":
             return {part: -b for part, b in self.buffers.items()}
         if optimizer == "own":
@@ -85,7 +85,7 @@ class TableState:
         return {part: (m / denominator).div_(-(1 - self.beta1**self.k)) for part, m in self.first.items()}
 
     def _own_update(self) -> dict[Part, Tensor]:
-        """u of the member in float64, in its parts; the mean over the vocabulary is linear, so each part loses its."""
+        """u of the member in float64, in its parts; the mean is linear, so it is subtracted from each part."""
         member = self.member
         assert member is not None
         denominator = family_denominator(
@@ -110,11 +110,11 @@ def whole(parts: LayerParts) -> Tensor:
 
 
 def update_sum(optimizer: Optimizer, update: LayerParts, mean_embedding: Tensor) -> UpdateSum:
-    """The sum of an update over the rows of its table.
+    """Sum an update over the rows of its table.
 
     Args:
-        optimizer: whose.
-        update: u, in its parts.
+        optimizer: of the update.
+        update: u in its parts.
         mean_embedding: mu, (H,) float64.
 
     Example:
@@ -132,7 +132,7 @@ def update_sum(optimizer: Optimizer, update: LayerParts, mean_embedding: Tensor)
         float(vector.norm()) for vector in (total, vectors.get("output", nothing), vectors.get("input", nothing))
     )
     norms = total_norm * float(mean_embedding.norm())
-    scale = length or 1.0  # where nothing moves all sums are zero
+    scale = length or 1.0  # all sums are zero if nothing moves
     return UpdateSum(
         optimizer=optimizer,
         total=total_norm / scale,
@@ -146,7 +146,7 @@ def update_sum(optimizer: Optimizer, update: LayerParts, mean_embedding: Tensor)
 
 
 def gradient_sum(gradient: Tensor) -> tuple[float, float]:
-    """|sum_i g_i| of a gradient (V, H), relative to sum_i |g_i| and to the Frobenius norm; 0 where all rows are zero.
+    """|sum_i g_i| of a gradient (V, H), relative to sum_i |g_i| and to the Frobenius norm; 0 if all rows are zero.
 
     Example:
         >>> gradient_sum(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))

@@ -1,1 +1,1 @@
-"""What a model can do: its accuracy on the tasks of lm-evaluation-harness, on one machine or on two."""
+"""Accuracy of a model on the tasks of lm-evaluation-harness, evaluated on one machine or on two."""

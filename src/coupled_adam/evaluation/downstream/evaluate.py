@@ -1,7 +1,7 @@
-"""Evaluating a model: its loss on the test split, then one task after the other, each kept as soon as it is done.
+"""Evaluate a model: its loss on the test split, then one task after another, each stored as soon as it is done.
 
-A task whose result is there already, of the same model on the same documents, is not repeated. So an evaluation that
-was stopped goes on where it was, and more tasks can be added later.
+A task that already has a result for the same model and documents is not repeated. So a stopped evaluation can be
+resumed, and more tasks can be added later.
 """
 
 import time
@@ -42,9 +42,9 @@ from coupled_adam.training.checkpoint.checkpoint_folder import Record, read_reco
 from coupled_adam.training.devices import device_name, pick_device
 
 OnProgress = Callable[[str, int, int], None]
-"""Told what is being evaluated, how many of its requests are done, and of how many."""
+"""Called with the name of a task, the number of requests done, and their total."""
 OnNote = Callable[[str], None]
-"""Told a sentence that the user should know."""
+"""Called with a note for the user."""
 
 
 def evaluate_run(
@@ -63,25 +63,25 @@ def evaluate_run(
     on_progress: OnProgress = lambda *_: None,
     on_note: OnNote = lambda _: None,
 ) -> Downstream:
-    """Evaluate a run, and keep the results in its folder.
+    """Evaluate a run and store the results in its folder.
 
     Args:
-        run: the folder that training wrote.
-        tasks: names of lm-eval.
-        task_data: folder of local files for the paper's tasks; None: lm-eval's own datasets.
-        limit: documents of each task, from the first; None: all.
-        device: "auto", "cpu" or "cuda"; None: as the config of the run says, and "auto" where that says "cuda".
-        precision: None: as the config of the run says, and where that says "auto", bf16 on CUDA.
-        checkpoint: its step; None: the newest that is whole.
-        tokenizer: "gpt2" or the path of a tokenizer.json; None: that of the run's corpus.
-        with_loss: whether the loss is evaluated too; where the corpus is not here, a note says so.
-        fresh: repeat what is there already.
-        out: file of the results; None: `downstream.json` in the folder of the run.
-        on_progress: told after each pass; it must hold its own stream, as lm-eval is kept from printing meanwhile.
-        on_note: told what the user should know.
+        run: the run folder.
+        tasks: names of lm-eval tasks.
+        task_data: folder of local files for the paper's tasks; None for lm-eval's own datasets.
+        limit: evaluate only the first documents of each task; None for all.
+        device: "auto", "cpu" or "cuda"; None for the run's config, with "cuda" read as "auto".
+        precision: None for the run's config; if that is "auto", bf16 on CUDA.
+        checkpoint: step of the checkpoint; None for the newest complete one.
+        tokenizer: "gpt2" or the path of a tokenizer.json; None for that of the run's corpus.
+        with_loss: whether to evaluate the loss too; without the corpus, only a note is given.
+        fresh: repeat finished evaluations.
+        out: file of the results; None for `downstream.json` in the run folder.
+        on_progress: called after each pass; it must use its own stream, because lm-eval's output is suppressed.
+        on_note: called with notes for the user.
 
     Returns:
-        All results of the file: those of earlier evaluations of the same model too.
+        All results in the file, including those of earlier evaluations of the same model.
     """
     if tasks:
         harness.check_tasks(tasks, task_data)
@@ -95,7 +95,7 @@ def evaluate_run(
         stored = None if fresh else results.found.loss
         loss = run_loss(opened, on_progress, on_note, stored)
         if loss is None and not tasks:
-            raise UserError(f"{run}: its loss cannot be evaluated, and no task was asked for; name some with --tasks")
+            raise UserError(f"{run}: the loss cannot be evaluated and no tasks are given; pass --tasks")
         results = results.with_loss(loss)
 
     def model_for(task: str) -> Any:
@@ -107,14 +107,14 @@ def evaluate_run(
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A checkpoint of a run, found but not read yet."""
+    """A checkpoint of a run whose weights are not loaded yet."""
 
     run: Path
     config: Config
     path: Path
     record: Record
     corpus: Corpus | None
-    """None where it is not here, or has changed."""
+    """None if it is missing or has changed."""
     device: torch.device
     precision: Precision
 
@@ -122,7 +122,7 @@ class OpenedRun:
     def of(
         cls, run: Path, checkpoint: int | None, device: str | None, precision: Precision | None, on_note: OnNote
     ) -> "OpenedRun":
-        """Find everything; a ValueError says what is not there."""
+        """Find the config, checkpoint and corpus of a run; raise ValueError if something is missing."""
         config = run_config(run)
         path = find_checkpoint(run, checkpoint, on_skip=on_note)
         record = read_record(path)
@@ -131,31 +131,31 @@ class OpenedRun:
             corpus = run_corpus(config, record)
         except (UserError, OSError) as error:
             on_note(str(error))
-        # A run of a GPU may be evaluated where there is none; one of the CPU stays there, to be as it was.
+        # A run trained on a GPU may be evaluated without one; a run trained on the CPU stays there.
         where = pick_device(device or ("cpu" if config.training.device == "cpu" else "auto"))
         wanted = precision or (None if config.training.precision == "auto" else config.training.precision)
         return cls(run, config, path, record, corpus, where, wanted or default_precision(where))
 
     @cached_property
     def model(self) -> LanguageModel:
-        """The model, on its device; read when first asked for."""
+        """The model on its device, loaded on first use."""
         shape = self.config.to_model_config()
         return model_with(shape, load_weights(shape, self.path)).to(self.device)
 
     def tokenizer_for(self, tokenizer: str | None) -> Tokenizer:
-        """The tokenizer of the run, or the given one if it can be that."""
+        """The tokenizer of the run, or the given one if it fits."""
         tokens = open_json_tokenizer(tokenizer) if tokenizer else run_tokenizer(self.config, self.corpus)
         require_fit(tokens, self.config.rows, str(self.run))
         if tokenizer and self.corpus is not None and tokens.size != self.corpus.vocabulary_size:
             raise UserError(
                 f"the tokenizer {tokens.name} has {tokens.size} tokens, but the corpus of {self.run} was made with "
-                f"{self.corpus.vocabulary_size}: the vocabulary does not match; leave --tokenizer out, or give the one "
-                "that this model was trained with"
+                f"{self.corpus.vocabulary_size}: the vocabulary does not match; remove --tokenizer, or pass the "
+                "tokenizer that this model was trained with"
             )
         return tokens
 
     def score(self, task: str, requests: Sequence[TokenRequest], on_progress: OnProgress) -> list[Score]:
-        """The scores of the requests of a task, in their order."""
+        """Score the requests of a task, in order."""
         return score_requests(
             self.model,
             requests,
@@ -164,7 +164,7 @@ class OpenedRun:
         )
 
     def subject(self, tokenizer: str | None, lm_eval: str | None, limit: int | None) -> Subject:
-        """What is evaluated, with what `Subject` says of the tasks."""
+        """Description of the evaluated model and the task settings."""
         return Subject(
             name=self.config.name,
             weights=self.record.fingerprint,
@@ -177,13 +177,13 @@ class OpenedRun:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Where an evaluation takes place, for those who compare results later."""
+    """Versions and device of an evaluation, for later comparisons."""
     return {"package": __version__, "torch": str(torch.__version__), "device": device_name(device)}
 
 
 @dataclass(frozen=True)
 class ResultsFile:
-    """Results, and the file that holds them."""
+    """Results and their file."""
 
     path: Path
     found: Downstream
@@ -199,20 +199,20 @@ class ResultsFile:
         tasks: Sequence[str],
         on_note: OnNote,
     ) -> "ResultsFile":
-        """What a file holds of this model; nothing where it holds results of another.
+        """Read the results of this model from a file; results of another model are replaced.
 
         Args:
-            path: the file; need not exist.
-            subject: what is to be evaluated.
-            environment: where.
-            fresh: forget the results of `tasks`, and a file that is damaged.
-            tasks: what is to be evaluated of it.
-            on_note: told when results of another model are replaced.
+            path: the file, which may be missing.
+            subject: the model to evaluate.
+            environment: of this evaluation.
+            fresh: ignore the results of `tasks`, and a damaged file.
+            tasks: the tasks to evaluate.
+            on_note: called if results of another model are replaced.
         """
         try:
             require_writable(path)
         except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror}); give another file with --out") from error
+            raise UserError(f"{path}: cannot be written ({error.strerror}); pass another file with --out") from error
         try:
             stored = read_file(path)
         except ValueError:
@@ -220,7 +220,7 @@ class ResultsFile:
                 raise
             stored = None
         if stored is not None and not stored.subject.fits(subject):
-            on_note(f"{path} held results of another checkpoint, precision, tokenizer or lm-eval; they are replaced")
+            on_note(f"{path} has results of another checkpoint, precision, tokenizer or lm-eval; replacing them")
             stored = None
         if stored is None:
             return cls(path, Downstream(subject, environment=environment))
@@ -233,7 +233,7 @@ class ResultsFile:
         return cls(path, replace(stored, subject=known, tasks=kept, environment=environment))
 
     def with_loss(self, loss: LossResult | None) -> "ResultsFile":
-        """The same with this loss, written."""
+        """Add a loss and write the file."""
         return self if loss is None else self.keep(replace(self.found, loss=loss))
 
     def keep(self, found: Downstream) -> "ResultsFile":
@@ -245,19 +245,19 @@ class ResultsFile:
 def run_loss(
     opened: OpenedRun, on_progress: OnProgress, on_note: OnNote, stored: LossResult | None = None
 ) -> LossResult | None:
-    """The loss of a run over its test split; None, and a note, where its corpus is not here.
+    """Loss of a run over its test split; None and a note if its corpus is missing.
 
     Args:
         opened: the run.
-        on_progress: told when it begins and when it is done.
-        on_note: told what the user should know.
-        stored: what was found before; of the same tokens, it is not evaluated again.
+        on_progress: called at the start and at the end.
+        on_note: called with notes for the user.
+        stored: an earlier result; not repeated if it is for the same tokens.
     """
     if opened.corpus is None:
         if stored is None:
             on_note(
-                f"no test loss: the corpus of the run, {opened.config.data.folder}, is not here as it was; a relative "
-                "folder is looked for from the current one"
+                f"no test loss: the corpus of the run, {opened.config.data.folder}, is missing or has changed; a "
+                "relative folder is relative to the current one"
             )
         return stored
     if not {"test", "val"} & set(opened.corpus.splits):
@@ -277,16 +277,16 @@ def loss_of_split(
     on_progress: OnProgress,
     on_note: OnNote,
 ) -> LossResult:
-    """The loss over the test split of a corpus, or over the validation split where it has none, unless it is there.
+    """Loss over the test split of a corpus, or over the validation split if there is no test split.
 
-    The loss by token frequency comes with it, unless the training split cannot be counted.
+    Includes the loss by token frequency, unless the training split cannot be counted.
 
     Args:
-        corpus: has one of the two.
-        stored: what was found before; of the same tokens and with the loss by frequency, it is not evaluated again.
-        loss: evaluates a model on the tokens of a split, with the counts of the training split or without.
-        on_progress: told when it begins and when it is done.
-        on_note: told which split it is, if not the test split, and why there is no loss by frequency.
+        corpus: must have one of the two splits.
+        stored: an earlier result; not repeated if it is for the same tokens and has the loss by frequency.
+        loss: evaluates a model on the tokens of a split, with or without the counts of the training split.
+        on_progress: called at the start and at the end.
+        on_note: called if another split than test is used, or if there is no loss by frequency.
     """
     split, note = pick_split(corpus)
     if note:
@@ -306,16 +306,16 @@ def loss_of_split(
 
 
 def _training_counts(corpus: Corpus, on_note: OnNote) -> Counts | None:
-    """How often each token occurs in the training split; None, and a note, where that cannot be said."""
+    """Token counts of the training split; None and a note if they are unavailable."""
     try:
         return corpus.unigram()
     except (UserError, OSError) as error:
-        on_note(f"no loss by token frequency, as the training tokens cannot be counted: {error}")
+        on_note(f"no loss by token frequency, because the training tokens cannot be counted: {error}")
         return None
 
 
 def is_done(found: Downstream, task: str, task_data: Path | None) -> bool:
-    """Whether a task has its result, on the same documents."""
+    """Whether a task has a result for the same documents."""
     return task in found.tasks and found.tasks[task].data == harness.data_hash(task, task_data)
 
 
@@ -327,18 +327,18 @@ def add_tasks(
     on_progress: OnProgress,
     seconds: dict[str, float] | None = None,
 ) -> ResultsFile:
-    """Evaluate the tasks that are not there, and write the results after each.
+    """Evaluate the tasks without a result, and write the results after each.
 
     Args:
-        results: what is there.
-        tasks: names, checked.
+        results: existing results.
+        tasks: names, already checked.
         task_data: folder of local files, or None.
-        model_for: the model of harness_model.py that answers the requests of a task.
-        on_progress: told when a task begins.
-        seconds: what each task took elsewhere; None: what it takes here.
+        model_for: returns the model of harness_model.py that answers the requests of a task.
+        on_progress: called when a task starts.
+        seconds: time of each task on another machine; None to measure it here.
 
     Raises:
-        ValueError: for tasks that this model cannot take, when all others are done.
+        ValueError: this model cannot be evaluated on some tasks; raised after all others are done.
     """
     refused = []
     for name in tasks:

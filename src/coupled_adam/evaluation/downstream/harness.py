@@ -1,7 +1,7 @@
-"""lm-evaluation-harness: its tasks by name, with its own datasets or local files, and what a model scores on one.
+"""lm-evaluation-harness: load its tasks, with its own datasets or local files, and evaluate a model on a task.
 
-Everything about a task is lm-eval's: prompts, requests, metrics, standard errors. With local files the definition is
-generated from lm-eval's own, and only the place of its documents changes.
+Prompts, requests, metrics and standard errors are lm-eval's. With local files, lm-eval's own definition is used and
+only the source of the documents changes.
 """
 
 import contextlib
@@ -22,33 +22,33 @@ from coupled_adam.base.files import file_hash
 from coupled_adam.evaluation.downstream.task_data import LOCAL_TASKS, check_files, read_documents
 from coupled_adam.paper_tasks import PAPER_NAMES, PAPER_TASKS
 
-# Requests of these are log-likelihoods of given texts.
+# Types whose requests are log-likelihoods of given texts.
 SCORED_TYPES = ("loglikelihood", "multiple_choice")
-# For the error of LAMBADA's perplexity; lm-eval's 100,000 take minutes, and all other errors have a formula.
+# For the standard error of LAMBADA's perplexity; lm-eval's 100,000 take minutes. All other errors have a formula.
 BOOTSTRAP_DRAWS = 1000
 NEAR_MATCHES = 3
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model scores on a task."""
+    """Result of a model on a task."""
 
     metrics: dict[str, float]
-    """As lm-eval names them: acc, acc_stderr, acc_norm, perplexity, ..."""
+    """By lm-eval's names: acc, acc_stderr, acc_norm, perplexity, ..."""
     examples: int
-    """Documents that were evaluated."""
+    """Number of evaluated documents."""
     documents: int
-    """Documents of the task."""
+    """Number of documents in the task."""
 
 
 def lm_eval_version() -> str:
-    """The version of lm-eval; an ImportError says how to get it."""
+    """Version of lm-eval; raises ImportError with the install command if it is missing."""
     require("lm_eval", "eval", "to evaluate downstream tasks")
     return importlib.metadata.version("lm_eval")
 
 
 def check_tasks(names: Sequence[str], task_data: Path | None) -> None:
-    """Refuse what can be refused before a model is loaded: unknown names, tasks that generate text, missing files."""
+    """Check tasks before a model is loaded: raise for unknown names, tasks that generate text and missing files."""
     lm_eval_version()
     for name in names:
         if name not in PAPER_NAMES:
@@ -58,16 +58,16 @@ def check_tasks(names: Sequence[str], task_data: Path | None) -> None:
 
 
 def data_hash(name: str, task_data: Path | None) -> str | None:
-    """The sha256 of the local file of a task; None where lm-eval reads its own dataset."""
+    """SHA-256 of the local file of a task; None if lm-eval uses its own dataset."""
     return None if task_data is None else file_hash(task_data / LOCAL_TASKS[name].file)
 
 
 def load_task(name: str, task_data: Path | None) -> Any:
-    """A task of lm-eval, with all its documents.
+    """Load an lm-eval task with all its documents.
 
     Args:
-        name: of the task, checked.
-        task_data: folder of local files; None: lm-eval's own dataset, downloaded where it is not cached.
+        name: of the task, already checked.
+        task_data: folder of local files; None for lm-eval's own dataset, downloaded if it is not cached.
     """
     with quiet():
         try:
@@ -76,8 +76,8 @@ def load_task(name: str, task_data: Path | None) -> Any:
             task = manager.load([spec])["tasks"][name]
         except (ConnectionError, FileNotFoundError) as error:
             raise UserError(
-                f"task {name}: lm-eval could not get its dataset ({error}); go online"
-                + (", or give local files with --task-data DIR" if name in PAPER_NAMES else "")
+                f"task {name}: lm-eval could not get its dataset ({error}); connect to the internet"
+                + (", or pass local files with --task-data DIR" if name in PAPER_NAMES else "")
             ) from error
         if task.get_config("num_fewshot") is None:  # as lm-eval's command does
             task.set_config(key="num_fewshot", value=0)
@@ -90,27 +90,27 @@ def load_task(name: str, task_data: Path | None) -> Any:
 
 
 def local_definition(name: str, task_data: Path) -> dict[str, Any]:
-    """lm-eval's definition of a task, with documents from a local file instead of the Hub."""
+    """Build lm-eval's definition of a task with documents from a local file instead of the Hub."""
     import datasets
     from lm_eval.tasks._yaml_loader import load_yaml
 
     local = read_documents(task_data, name)
     documents = datasets.DatasetDict({local.split: datasets.Dataset.from_list(local.documents)})
     definition: dict[str, Any] = load_yaml(task_manager(True).task_index[name].yaml_path, resolve_func=True)
-    # The other splits would only give examples for the prompt, and the seven have none there.
+    # The other splits only provide few-shot examples, which the seven tasks do not use.
     others = dict.fromkeys({"training_split", "validation_split", "test_split"} - {f"{local.split}_split"})
     assert definition[f"{local.split}_split"] == local.split, f"{name}: lm-eval evaluates on another split"
     return {**definition, **others, "custom_dataset": lambda **_: documents}
 
 
 def evaluate_task(model: Any, name: str, task: Any, limit: int | None) -> Scored:
-    """What a model scores on a task.
+    """Evaluate a model on a task.
 
     Args:
-        model: of harness_model.py.
+        model: from harness_model.py.
         name: of the task.
         task: from `load_task`.
-        limit: documents, from the first; None: all.
+        limit: evaluate only the first documents; None for all.
     """
     from lm_eval.evaluator import evaluate
 
@@ -120,8 +120,8 @@ def evaluate_task(model: Any, name: str, task: Any, limit: int | None) -> Scored
             found = evaluate(lm=model, task_dict={"tasks": {name: task}}, **settings)
     except OverflowError as error:
         raise UserError(
-            "the model finds the right answers so unlikely that a metric of lm-eval exceeds all numbers (a perplexity, "
-            "for one); its weights may have diverged: evaluate an earlier checkpoint, or leave the task out"
+            "the correct answers are so unlikely under the model that a metric such as the perplexity overflows; its "
+            "weights may have diverged: evaluate an earlier checkpoint, or skip the task"
         ) from error
     count = found["n-samples"][name]
     metrics = {
@@ -134,9 +134,9 @@ def evaluate_task(model: Any, name: str, task: Any, limit: int | None) -> Scored
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep lm-eval and datasets from printing bars and notes between ours; errors are raised all the same.
+    """Suppress progress bars and log messages of lm-eval and datasets; errors are still raised.
 
-    Whatever is to be seen in the meantime must hold its own stream.
+    Output meant for the user must use its own stream.
     """
     import datasets
 
@@ -144,7 +144,7 @@ def quiet() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     had_bars = datasets.are_progress_bars_disabled() is False
     before = os.environ.get("DISABLE_MULTIPROC")
-    # For one second's work, lm-eval would fork this process, which may have CUDA and threads.
+    # Otherwise lm-eval would fork this process, which may use CUDA and threads, for one second of work.
     os.environ["DISABLE_MULTIPROC"] = "1"
     datasets.disable_progress_bars()
     for logger in loggers:
@@ -165,19 +165,19 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def templates_compiled_once() -> Iterator[None]:
-    """lm-eval compiles the template of a prompt anew for every document, which is most of its time; keep it instead."""
+    """Cache compiled prompt templates: lm-eval compiles them for every document, which takes most of its time."""
     from lm_eval.utils import env
 
     env.from_string = cache(env.from_string)
     try:
         yield
     finally:
-        del env.from_string  # what the class has comes back
+        del env.from_string  # restores the method of the class
 
 
 @cache
 def task_manager(paper_only: bool) -> Any:
-    """lm-eval's list of tasks; that of all its thousands takes seconds to read."""
+    """lm-eval's task index; reading the index of all tasks takes seconds."""
     import lm_eval.tasks
 
     if not paper_only:
@@ -194,11 +194,11 @@ def _check_name(name: str) -> None:
         with quiet():
             entry = manager.task_index[name]
         members = sorted(entry.tags) if name in manager.all_tags else _members(entry)
-        raise UserError(f"task {name!r} is a group of lm-eval; name its tasks: {', '.join(members[:12])}")
+        raise UserError(f"task {name!r} is a group in lm-eval; list its tasks instead: {', '.join(members[:12])}")
     if name not in manager.all_subtasks:
         near = difflib.get_close_matches(name, manager.all_subtasks, NEAR_MATCHES, cutoff=0.6)
         hint = f"did you mean {', '.join(near)}?" if near else f"the paper's are {', '.join(PAPER_NAMES)}"
-        raise UserError(f"task {name!r}: lm-eval {lm_eval_version()} has no task of this name; {hint}")
+        raise UserError(f"task {name!r}: unknown to lm-eval {lm_eval_version()}; {hint}")
     from lm_eval.tasks._yaml_loader import load_yaml
 
     definition = load_yaml(manager.task_index[name].yaml_path, resolve_func=False)
@@ -214,6 +214,6 @@ def _members(entry: Any) -> list[str]:
 
 def _wrong_type(name: str, kind: str) -> str:
     return (
-        f"task {name!r} is of the kind {kind}, which this command does not run: it scores given answers "
+        f"task {name!r} has the output type {kind}, which is not supported; this command only scores given answers "
         f"({' and '.join(SCORED_TYPES)}). Export the model and run lm-eval's own command on the folder"
     )

@@ -1,9 +1,9 @@
-"""What lm-eval takes for a model: it hands over texts, and is given back how likely they are.
+"""Models for lm-eval, which asks for the log-likelihoods of texts.
 
-Texts become tokens by lm-eval's own rules (`TemplateLM`), then one function answers all requests of a task: our model,
-a file of scores, or a list that only writes down what is asked. A Hugging Face folder goes through lm-eval's own class.
+lm-eval's own rules (`TemplateLM`) turn texts into tokens, then one function answers all requests of a task: our model,
+a file of scores, or a function that only records the requests. A Hugging Face folder uses lm-eval's own class.
 
-The classes are made inside functions, because lm-eval is imported there.
+The classes are defined inside functions, because lm-eval is imported there.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,19 +17,19 @@ from coupled_adam.tokenizer import Tokenizer
 
 Answer = Callable[[list[TokenRequest]], Sequence[Score]]
 OnRequests = Callable[[int, int], None]
-"""Told how many requests are done, and of how many."""
-# Of the logits that transformers returns for a batch: it has them for all positions, and lm-eval a copy.
+"""Called with the number of requests done, and their total."""
+# Largest logits of a batch: transformers returns them for all positions, and lm-eval makes a copy.
 LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**32}
-# The choices of a question have the same context, which comes again with each.
+# The choices of a question repeat the same context.
 RECENT_TEXTS = 64
 
 
 def answering_model(tokens: Tokenizer, answer: Answer) -> Any:
-    """A model of lm-eval whose requests one function answers.
+    """Make an lm-eval model whose requests are answered by a function.
 
     Args:
         tokens: the tokenizer.
-        answer: from requests to their scores, in their order.
+        answer: maps requests to their scores, in order.
     """
     from lm_eval.api.model import TemplateLM
 
@@ -41,13 +41,13 @@ def answering_model(tokens: Tokenizer, answer: Answer) -> Any:
         def eot_token_id(self) -> int:
             if tokens.separator is None:
                 raise UserError(
-                    f"the tokenizer {tokens.name} has no token that ends a text, which stands for an empty context; "
-                    "give one that has"
+                    f"the tokenizer {tokens.name} has no end-of-text token, which lm-eval uses as the empty context; "
+                    "pass a tokenizer with such a token"
                 )
             return tokens.separator
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-            if add_special_tokens is None:  # unless the text begins with one already
+            if add_special_tokens is None:  # unless the text already starts with one
                 add_special_tokens = end_of_text is None or not string.startswith(end_of_text)
             return encode(string, add_special_tokens)
 
@@ -59,26 +59,26 @@ def answering_model(tokens: Tokenizer, answer: Answer) -> Any:
             return [(score.log_likelihood, score.is_greedy) for score in answer(asked)]
 
         def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-            raise AssertionError("tasks of another kind are refused before")
+            raise AssertionError("check_tasks refuses other output types")
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            raise AssertionError("tasks of another kind are refused before")
+            raise AssertionError("check_tasks refuses other output types")
 
     return AnsweringModel()
 
 
 def token_request(texts: tuple[str, str], context: list[int], continuation: list[int]) -> TokenRequest:
-    """A request of lm-eval in tokens; one without anything to score is the fault of a task's documents."""
+    """Convert an lm-eval request; raise if the task's document leaves nothing to score."""
     if not context or not continuation:
         raise UserError(
-            f"a request of the task has no tokens to {'start from' if not context else 'score'}: context "
-            f"{texts[0][-60:]!r}, continuation {texts[1][:60]!r}; correct the document it is made of"
+            f"a request of the task has an empty {'context' if not context else 'continuation'}: context "
+            f"{texts[0][-60:]!r}, continuation {texts[1][:60]!r}; correct the document it comes from"
         )
     return TokenRequest(tuple(context), tuple(continuation))
 
 
 def written_down(found: dict[TokenRequest, None]) -> Answer:
-    """Answers nothing of worth, and keeps what was asked, each request once, in order."""
+    """Record each distinct request in order, and answer with dummy scores."""
 
     def answer(requests: list[TokenRequest]) -> list[Score]:
         found.update(dict.fromkeys(requests))
@@ -88,7 +88,7 @@ def written_down(found: dict[TokenRequest, None]) -> Answer:
 
 
 def looked_up(scores: ScoreFile, task: str) -> Answer:
-    """Answers from a file of scores."""
+    """Answer from a file of scores."""
 
     def answer(requests: list[TokenRequest]) -> list[Score]:
         found = [scores.find(task, request) for request in requests]
@@ -96,14 +96,14 @@ def looked_up(scores: ScoreFile, task: str) -> Answer:
         if len(known) < len(found):
             raise UserError(
                 f"the scores lack {len(found) - len(known)} of its {len(found)} requests; they were written for other "
-                "documents, another --limit, another tokenizer or another lm-eval. Write the requests again with this "
-                "machine's, and score them anew"
+                "documents, or with another --limit, tokenizer or lm-eval. Write the requests again on this machine "
+                "and score them again"
             )
         unasked = len(scores.scores[task]) - len(set(requests))
         if unasked:
             raise UserError(
-                f"its documents here ask for {unasked} requests less than were scored; give the documents that the "
-                "requests were written from, or write them again"
+                f"its documents here have {unasked} requests fewer than were scored; pass the documents that the "
+                "requests were written from, or write the requests again"
             )
         return known
 
@@ -113,13 +113,13 @@ def looked_up(scores: ScoreFile, task: str) -> Answer:
 def hugging_face_model(
     folder: Path, *, device: str, precision: Literal["float32", "bf16"], on_requests: OnRequests
 ) -> Any:
-    """lm-eval's own model for a Hugging Face folder, in batches of a bounded size.
+    """Make lm-eval's own model for a Hugging Face folder, with batches of bounded size.
 
     Args:
-        folder: has the model and its tokenizer.
+        folder: with the model and its tokenizer.
         device: "cpu" or "cuda".
-        precision: of the weights and of the computation.
-        on_requests: told after each batch.
+        precision: of the weights and the computation.
+        on_requests: called after each batch.
     """
     from lm_eval.models.huggingface import HFLM
 
@@ -130,9 +130,9 @@ def hugging_face_model(
         def _loglikelihood_tokens(
             self, requests: list[Any], disable_tqdm: bool = True, override_bs: int | None = None
         ) -> list[tuple[float, bool]]:
-            for request in requests:  # lm-eval would stop at it with an assertion
+            for request in requests:  # lm-eval would fail with an assertion
                 token_request(*request).require_room(self.max_length)
-            # Longest first, those with the same context beside each other, as lm-eval has them: it computes those once.
+            # Longest first, equal contexts next to each other, as in lm-eval, which computes those only once.
             order = sorted(range(len(requests)), key=lambda place: _length_and_tokens(requests[place]))
             answers: list[Any] = [None] * len(requests)
             positions = LOGIT_BYTES[device] // (4 * self.model.config.vocab_size)
@@ -151,7 +151,7 @@ def hugging_face_model(
             return answers
 
     dtype = {"float32": "float32", "bf16": "bfloat16"}[precision]
-    # "auto": so that each batch may have a size of its own.
+    # "auto" allows a different size for each batch.
     return FolderModel(pretrained=str(folder), device=device, dtype=dtype, batch_size="auto")
 
 

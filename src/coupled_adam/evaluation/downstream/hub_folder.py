@@ -1,4 +1,4 @@
-"""Evaluating a Hugging Face folder, ours or anyone's, through lm-eval's own model class.
+"""Evaluate any Hugging Face folder with lm-eval's own model class.
 
 Letters: B windows of a batch, T context, V vocabulary rows.
 """
@@ -37,12 +37,12 @@ from coupled_adam.training.devices import pick_device
 
 CONFIG = "config.json"
 WEIGHTS = ("*.safetensors", "*.bin")
-# Any of them is a tokenizer that transformers opens.
+# Tokenizer files that transformers can open.
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def is_hugging_face_folder(path: Path) -> bool:
-    """Whether a folder holds a model as `transformers` writes it."""
+    """Whether a folder holds a model in the format of `transformers`."""
     return (path / CONFIG).is_file()
 
 
@@ -60,11 +60,11 @@ def evaluate_folder(
     on_progress: OnProgress = lambda *_: None,
     on_note: OnNote = lambda _: None,
 ) -> Downstream:
-    """Evaluate a Hugging Face folder, and keep the results in it.
+    """Evaluate a Hugging Face folder and store the results in it.
 
     Args:
-        folder: has config.json, the weights and the tokenizer.
-        data: a prepared corpus, made with the tokenizer of this model, for the loss; None: no loss.
+        folder: with config.json, the weights and the tokenizer.
+        data: a corpus prepared with this model's tokenizer, for the loss; None for no loss.
         tasks, task_data, limit, device, precision, fresh, out, on_progress, on_note: as in `evaluate_run`.
     """
     require("transformers", "eval", f"to open {folder}")
@@ -89,7 +89,7 @@ def evaluate_folder(
     try:
         with harness.quiet():
             model = hugging_face_model(folder, device=where.type, precision=kind, on_requests=on_requests)
-    except Exception as error:  # of transformers, tokenizers or safetensors, which have no common one
+    except Exception as error:  # transformers, tokenizers and safetensors have no common base class
         raise UserError(f"{folder}: transformers cannot open it ({error}); copy or export the model again") from error
     _check_vocabulary(folder, model)
     if data is not None:
@@ -105,13 +105,13 @@ def evaluate_folder(
 
 
 def weights_hash(folder: Path) -> str:
-    """Of the config and all weights of a folder."""
+    """Hash of the config and all weights of a folder."""
     files = [folder / CONFIG, *sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))]
     return hashlib.sha256(repr([(path.name, file_hash(path)) for path in files]).encode()).hexdigest()
 
 
 class LossModel(nn.Module):
-    """A model of `transformers` with the calls of ours that `loss_over` makes."""
+    """Adapts a `transformers` model to the calls that `loss_over` makes."""
 
     def __init__(self, model: nn.Module, context: int) -> None:
         super().__init__()
@@ -128,22 +128,22 @@ class LossModel(nn.Module):
 
 
 def _loss(stored: LossResult | None, model: Any, data: Path, on_progress: OnProgress, on_note: OnNote) -> LossResult:
-    """The loss over the test split of a corpus, unless it is there."""
+    """Loss over the test split of a corpus, unless already known."""
     corpus = open_known_corpus(data)
     for note in corpus.notes:
         on_note(note)
     rows, size = model.model.config.vocab_size, len(model.tokenizer)
     if corpus.vocabulary_size > rows or corpus.vocabulary_size != size:
         raise UserError(
-            f"--data: the tokens of {data} are of {corpus.vocabulary_size}, and the model's tokenizer has {size}: the "
-            "vocabulary does not match; prepare the text with the tokenizer of this model"
+            f"--data: {data} has a vocabulary of {corpus.vocabulary_size}, but the model's tokenizer has {size}: "
+            "the vocabulary does not match; prepare the text with the model's tokenizer"
         )
     T = model.max_length
     windows = max(1, LOGIT_BYTES[model.device.type] // (4 * rows * T))
     loss_model = cast(LanguageModel, LossModel(model.model, T))
 
     def loss(tokens: Tokens, counts: Counts | None) -> SplitLoss:
-        # Its weights are in the precision already, so there is nothing to cast.
+        # The weights already have the precision, so autocast is not needed.
         return loss_over(loss_model, tokens, training_counts=counts, bf16=False, windows_at_once=windows)
 
     return loss_of_split(corpus, stored, loss, on_progress, on_note)
@@ -153,18 +153,18 @@ def _check_folder(folder: Path) -> None:
     try:
         read_json(folder / CONFIG)
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: its {CONFIG} cannot be read ({error}); copy the model again") from None
+        raise UserError(f"{folder}: cannot read {CONFIG} ({error}); copy the model again") from None
     if not any(path.is_file() for pattern in WEIGHTS for path in folder.glob(pattern)):
-        raise UserError(f"{folder}: has no weights ({' or '.join(WEIGHTS)}); copy the model again")
+        raise UserError(f"{folder}: weights are missing ({' or '.join(WEIGHTS)}); copy the model again")
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise UserError(
-            f"{folder}: has no tokenizer (no {TOKENIZERS[0]}), and the tasks are texts; export the run again with "
+            f"{folder}: the tokenizer is missing ({TOKENIZERS[0]}), and the tasks need one; export the run again with "
             "--tokenizer, or save it there with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
 
 
 def _tokenizer_hash(folder: Path) -> str:
-    """Of the tokenizer.json alone where there is one: the same as that of the run it was exported from."""
+    """Hash of tokenizer.json if there is one, which equals that of the exported run; otherwise of another file."""
     files = [folder / name for name in TOKENIZERS if (folder / name).is_file()]
     return file_hash(files[0])
 
@@ -173,6 +173,6 @@ def _check_vocabulary(folder: Path, model: Any) -> None:
     size, rows = len(model.tokenizer), model.model.config.vocab_size
     if size > rows:
         raise UserError(
-            f"{folder}: its tokenizer has {size} tokens, but its table {rows} rows: the vocabulary does not match; put "
-            "the tokenizer there that this model was trained with"
+            f"{folder}: its tokenizer has {size} tokens, but its table has {rows} rows: the vocabulary does not match; "
+            "replace the tokenizer with the one that this model was trained with"
         )

@@ -1,10 +1,10 @@
-"""An evaluation on two machines: one has lm-eval and the tasks, the other the model and the GPU.
+"""Evaluate on two machines: one has lm-eval and the tasks, the other the model and the GPU.
 
-    here     write_task_requests    the requests of the tasks, as tokens, in a file
-    there    answer_requests        their scores, in another; needs torch and this package alone
-    here     evaluate_scores        the metrics
+    here     write_task_requests    write the requests of the tasks as tokens
+    there    answer_requests        write their scores; needs only torch and this package
+    here     evaluate_scores        compute the metrics
 
-The scores carry who answered, so that the results are the same as of an evaluation on one machine.
+The scores identify the model, so the results are the same as those of an evaluation on one machine.
 """
 
 import time
@@ -52,18 +52,18 @@ def write_task_requests(
     limit: int | None,
     on_progress: OnProgress = lambda *_: None,
 ) -> RequestFile:
-    """Write all requests of some tasks, as tokens.
+    """Write all requests of some tasks as tokens.
 
     Args:
-        file: where to.
-        tokens: the tokenizer of the models that will answer.
-        tasks: names of lm-eval.
-        task_data: folder of local files; None: lm-eval's own datasets.
-        limit: documents of each task, from the first; None: all.
-        on_progress: told when a task begins and when it is done.
+        file: to write.
+        tokens: the tokenizer of the models to evaluate.
+        tasks: names of lm-eval tasks.
+        task_data: folder of local files; None for lm-eval's own datasets.
+        limit: use only the first documents of each task; None for all.
+        on_progress: called at the start and end of a task.
     """
     if not tasks:
-        raise UserError("there is no task to write requests of; name some with --tasks")
+        raise UserError("no tasks to write requests for; pass --tasks")
     harness.check_tasks(tasks, task_data)
     require_writable(file)
     asked: dict[str, list[TokenRequest]] = {}
@@ -103,22 +103,23 @@ def answer_requests(
     on_progress: OnProgress = lambda *_: None,
     on_note: OnNote = lambda _: None,
 ) -> ScoreFile:
-    """Score all requests of a file with the model of a run; written after each task, and continued where it was.
+    """Score all requests of a file with the model of a run. Scores are written after each task, so a stopped call can
+    be resumed.
 
     Args:
-        run: the folder that training wrote.
+        run: the run folder.
         requests_file: from `write_task_requests`.
-        scores_file: where to.
+        scores_file: to write.
         checkpoint, device, precision, with_loss, on_progress, on_note: as in `evaluate_run`.
-        fresh: repeat what is there already.
+        fresh: repeat finished tasks.
     """
     requests = read_requests(requests_file)
     opened = OpenedRun.of(run, checkpoint, device, precision, on_note)
     rows, size = opened.config.rows, int(requests.settings.get("vocabulary_size", 0))
     if size > rows:
         raise UserError(
-            f"{requests_file} was written with {requests.settings.get('tokenizer')}, a tokenizer of {size} tokens, but "
-            f"the table of {run} has {rows} rows: the vocabulary does not match; write it with the run's own tokenizer"
+            f"{requests_file} was written with {requests.settings.get('tokenizer')}, a tokenizer with {size} tokens, "
+            f"but the table of {run} has {rows} rows: the vocabulary does not match; write it with the run's tokenizer"
         )
     require_writable(scores_file)
     made = requests.settings
@@ -168,17 +169,20 @@ def evaluate_scores(
     on_progress: OnProgress = lambda *_: None,
     on_note: OnNote = lambda _: None,
 ) -> tuple[Downstream, Path]:
-    """The metrics of a file of scores, and the file they are in.
+    """Compute the metrics from a file of scores.
 
     Args:
         scores_file: from `answer_requests`.
-        tasks: of those in the file; None: all.
-        run: the folder of the run that answered, where the results go; it needs no checkpoints. None: to `out`.
-        out: file of the results; None: in the folder of the run.
-        task_data: as when the requests were written.
-        tokenizer: that of the requests, where it is found neither with the run nor under its name.
-        fresh: repeat what is there already.
+        tasks: some of those in the file; None for all.
+        run: folder of the scored run, for the results; needs no checkpoints. None to write to `out`.
+        out: file of the results; None for the run folder.
+        task_data: same as for the requests.
+        tokenizer: of the requests, if it is neither in the run nor found by its name.
+        fresh: repeat finished tasks.
         on_progress, on_note: as in `evaluate_run`.
+
+    Returns:
+        The results and their file.
     """
     scores = read_scores(scores_file)
     try:
@@ -186,17 +190,17 @@ def evaluate_scores(
         loss = None if scores.model["loss"] is None else LossResult.from_json(scores.model["loss"])
         identity, where, seconds = (scores.model[key] for key in ("run", "environment", "seconds"))
     except (KeyError, TypeError) as error:
-        raise UserError(f"{scores_file}: does not say which model answered ({error}); score it again") from None
+        raise UserError(f"{scores_file}: does not identify its model ({error}); score the requests again") from None
     if run is not None and _run_identity(run) != identity:
         raise UserError(
-            f"{scores_file}: these are scores of the run {_described(identity)}, and the settings of {run}, "
-            f"{_described(_run_identity(run))}, are not its; give the folder of the run that answered"
+            f"{scores_file}: these scores are from the run {_described(identity)}, but {run} is the run "
+            f"{_described(_run_identity(run))}; pass the folder of the run that was scored"
         )
     if run is None and out is None:
-        raise UserError("give the folder of the run that answered, or a file for the results with --out")
+        raise UserError("pass the folder of the run that was scored, or a file for the results with --out")
     left = [name for name in scores.settings.get("tasks", ()) if name not in scores.scores]
     if tasks is None and left:
-        on_note(f"{scores_file} lacks {', '.join(left)}: `eval answer` was stopped; the same command goes on")
+        on_note(f"{scores_file} lacks {', '.join(left)}: `eval answer` was stopped; run it again to resume")
     tasks = list(scores.scores) if tasks is None else tasks
     missing = [name for name in tasks if name not in scores.scores]
     if missing:
@@ -204,8 +208,8 @@ def evaluate_scores(
     harness.check_tasks(tasks, task_data)
     if subject.lm_eval != harness.lm_eval_version():
         raise UserError(
-            f"{scores_file}: its requests were written with lm-eval {subject.lm_eval}, and here is "
-            f"{harness.lm_eval_version()}; install that one, or write the requests again"
+            f"{scores_file}: its requests were written with lm-eval {subject.lm_eval}, but {harness.lm_eval_version()} "
+            "is installed here; install the same version, or write the requests again"
         )
     tokens = _tokenizer_of_requests(scores, run, tokenizer)
     path = out or Path(str(run)) / file_name(scores.model.get("checkpoint"), subject.limit)
@@ -222,18 +226,18 @@ def evaluate_scores(
 
 
 def _scores_so_far(path: Path, requests: RequestFile, subject: Subject, on_note: OnNote) -> ScoreFile | None:
-    """The scores that are there already of the same requests by the same model."""
+    """Existing scores of the same requests by the same model."""
     if not path.is_file():
         return None
     scores = read_scores(path)
     if scores.requests_digest == requests.digest and scores.model.get("subject") == asdict(subject):
         return scores
-    on_note(f"{path} held scores of other requests or of another model; they are replaced")
+    on_note(f"{path} has scores of other requests or of another model; replacing them")
     return None
 
 
 def _run_identity(run: Path) -> dict[str, Any]:
-    """What tells runs apart without their weights."""
+    """Settings that identify a run without its weights."""
     config = run_config(run)
     return {
         "name": config.name,
@@ -245,16 +249,16 @@ def _run_identity(run: Path) -> dict[str, Any]:
 
 
 def _described(identity: dict[str, Any]) -> str:
-    """A run in a few words: most have the name of their preset, and the folder may have another name elsewhere."""
+    """Short description of a run; its name alone is often that of the preset."""
     return f"{identity['name']!r} ({identity['optimizer']['embeddings']}, seed {identity['seed']})"
 
 
 def _tokenizer_of_requests(scores: ScoreFile, run: Path | None, tokenizer: str | None) -> Tokenizer:
-    """The tokenizer that the requests were written with."""
+    """Open the tokenizer that the requests were written with."""
     tokens = tokenizer_of(tokenizer or run or str(scores.settings.get("tokenizer")))
     if tokens.sha256 != scores.settings.get("tokenizer_sha256"):
         raise UserError(
-            f"the requests were written with the tokenizer {scores.settings.get('tokenizer')}, and {tokens.name} is "
-            "another; give that one with --tokenizer"
+            f"the requests were written with the tokenizer {scores.settings.get('tokenizer')}, not {tokens.name}; pass "
+            "the former with --tokenizer"
         )
     return tokens

@@ -1,13 +1,13 @@
-"""Two files that let one machine ask and another answer: requests as tokens, and their scores.
+"""File formats for an evaluation on two machines: requests as tokens, and their scores.
 
-The machine that answers needs the model alone, no tokenizer and no task. Each is one safetensors file, arrays plus a
-JSON text, with a checksum over both. A score is found by the tokens of its request, never by its place in the file, so
-that requests made anew (another tokenizer, another version of a task) cannot meet the scores of others.
+The machine that scores needs only the model, no tokenizer and no tasks. Each file is a safetensors file with arrays and
+a JSON record, and a checksum over both. A score is found by the tokens of its request, never by its position in the
+file, so that requests from another tokenizer or another version of a task never match.
 
-Letters: U distinct requests of a file, L their tokens in all, M requests of all tasks (one may belong to several).
+Letters: U distinct requests of a file, L their total tokens, M requests of all tasks (tasks may share requests).
 
-    requests    tokens (L,) int32, offsets (U + 1,) int64, context_lengths (U,) int64, members (M,) int64: a task's
-                requests one after the other, each as its number among the U
+    requests    tokens (L,) int32, offsets (U + 1,) int64, context_lengths (U,) int64, members (M,) int64: indices into
+                the U requests, task by task
     scores      keys (M, 16) uint8, log_likelihoods (M,) float64, is_greedy (M,) bool
 """
 
@@ -28,7 +28,7 @@ from coupled_adam.base.files import parse_json, replacing
 
 REQUESTS = "coupled-adam requests 1"
 SCORES = "coupled-adam scores 1"
-# What to do about a file that is of no use.
+# Remedies for unusable files.
 REMEDY = {
     REQUESTS: "write it with `coupled-adam eval requests MODEL FILE`",
     SCORES: "write it with `coupled-adam eval answer RUN REQUESTS FILE`",
@@ -38,7 +38,7 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True)
 class TokenRequest:
-    """What is asked of a model: how likely the continuation is, given the context.
+    """A request to a model: the likelihood of the continuation, given the context.
 
     Example:
         >>> TokenRequest(context=(50256,), continuation=(464, 886)).key.hex()
@@ -46,7 +46,7 @@ class TokenRequest:
     """
 
     context: tuple[int, ...]
-    """At least one token; the tokenizer's end of text where a task has no context."""
+    """At least one token; the end-of-text token if a task has no context."""
     continuation: tuple[int, ...]
     """At least one token."""
 
@@ -57,16 +57,16 @@ class TokenRequest:
 
     @property
     def key(self) -> bytes:
-        """16 bytes that stand for the tokens of this request, and for where its continuation begins."""
+        """16-byte hash of the tokens and of the start of the continuation."""
         tokens = np.array([len(self.context), *self.context, *self.continuation], dtype="<i4")
         return hashlib.blake2b(tokens.tobytes(), digest_size=KEY_BYTES).digest()
 
     def require_room(self, context: int) -> None:
-        """Refuse a continuation that is longer than a model's context."""
+        """Raise if the continuation is longer than a model's context."""
         if len(self.continuation) > context:
             raise UserError(
                 f"a request has a continuation of {len(self.continuation)} tokens, but the model's context is "
-                f"{context}; leave this task out, or evaluate a model with a longer context"
+                f"{context}; skip this task, or evaluate a model with a longer context"
             )
 
 
@@ -75,13 +75,13 @@ class RequestFile:
     """The requests of some tasks."""
 
     tasks: dict[str, list[TokenRequest]]
-    """Name of a task -> its distinct requests, in the order in which the task makes them."""
+    """Task name -> its distinct requests, in the task's order."""
     settings: dict[str, Any]
-    """How they were made, as JSON: tokenizer, limit, versions; handed on to the scores."""
+    """How they were made, as JSON: tokenizer, limit, versions; copied to the scores."""
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the tasks' names and tokens."""
+        """SHA-256 of the tasks' names and tokens."""
         whole = hashlib.sha256()
         for name, requests in self.tasks.items():
             whole.update(json.dumps([name, len(requests)]).encode())
@@ -96,7 +96,7 @@ class Score:
     log_likelihood: float
     """Of the continuation, summed over its tokens, in nats."""
     is_greedy: bool
-    """Whether every token of it is the likeliest one."""
+    """Whether every token of it is the most likely one."""
 
 
 @dataclass(frozen=True)
@@ -104,22 +104,22 @@ class ScoreFile:
     """The scores of the requests of some tasks, by one model."""
 
     scores: dict[str, dict[bytes, Score]]
-    """Name of a task -> key of a request -> its score, in the order of the requests."""
+    """Task name -> key of a request -> its score, in the order of the requests."""
     settings: dict[str, Any]
-    """Those of the request file."""
+    """Settings of the request file."""
     requests_digest: str
-    """Of the request file, even where only some of its tasks are here."""
+    """Digest of the whole request file, even if only some of its tasks are scored."""
     model: dict[str, Any]
-    """Who answered, as JSON: run, step, precision, device, seconds of each task."""
+    """The scored model, as JSON: run, step, precision, device, seconds of each task."""
 
     @classmethod
     def of(cls, requests: RequestFile, scores: Mapping[str, Sequence[Score]], model: dict[str, Any]) -> "ScoreFile":
-        """The scores of some or all tasks of a request file.
+        """Make a file of scores for some or all tasks of a request file.
 
         Args:
-            requests: what was asked.
-            scores: name of a task -> the scores of its requests, in their order.
-            model: who answered.
+            requests: the request file.
+            scores: task name -> the scores of its requests, in order.
+            model: the scored model.
 
         Example:
             >>> asked = RequestFile({"arc_easy": [TokenRequest((5,), (6, 7))]}, settings={})
@@ -136,12 +136,12 @@ class ScoreFile:
         return cls(by_key, requests.settings, requests.digest, model)
 
     def find(self, task: str, request: TokenRequest) -> Score | None:
-        """The score of a request of a task, or None when it was not among those that were scored."""
+        """The score of a request of a task; None if it was not scored."""
         return self.scores.get(task, {}).get(request.key)
 
 
 def write_requests(path: Path, file: RequestFile) -> None:
-    """Write requests to `path`, as a whole or not at all; one that several tasks have is stored once."""
+    """Write requests to `path` atomically; requests shared by several tasks are stored once."""
     numbers: dict[TokenRequest, int] = {}
     members = [numbers.setdefault(request, len(numbers)) for name in file.tasks for request in file.tasks[name]]
     lengths = [len(request.context) + len(request.continuation) for request in numbers]
@@ -156,7 +156,7 @@ def write_requests(path: Path, file: RequestFile) -> None:
 
 
 def read_requests(path: Path) -> RequestFile:
-    """Read what `write_requests` wrote; a ValueError says what is wrong with any other file."""
+    """Read a file of `write_requests`; raise ValueError for any other file."""
     record, arrays = _read(path, REQUESTS, {"tasks": list, "settings": dict})
     tokens = _array(path, arrays, "tokens", np.int32)
     offsets, context_lengths, members = (
@@ -164,14 +164,14 @@ def read_requests(path: Path) -> RequestFile:
     )
     U = len(context_lengths)
     if len(offsets) != U + 1 or offsets[0] != 0 or offsets[-1] != len(tokens):
-        raise _damaged(path, f"its offsets do not cut {len(tokens)} tokens into {U} requests")
+        raise _damaged(path, f"its offsets do not split {len(tokens)} tokens into {U} requests")
     continuation_lengths = np.diff(offsets) - context_lengths
-    if (context_lengths < 1).any() or (continuation_lengths < 1).any():  # no offset goes back, then
+    if (context_lengths < 1).any() or (continuation_lengths < 1).any():  # so offsets never decrease
         raise _damaged(path, "a request has no context or no continuation")
     if (tokens < 0).any():
         raise _damaged(path, f"token {tokens.min()} is negative")
     if ((members < 0) | (members >= U)).any():
-        raise _damaged(path, f"a task names a request that is not among its {U}")
+        raise _damaged(path, f"a task refers to a request that is not among its {U}")
     requests = []
     for start, end, length in zip(offsets[:-1].tolist(), offsets[1:].tolist(), context_lengths.tolist(), strict=True):
         sequence = tuple(tokens[start:end].tolist())
@@ -184,7 +184,7 @@ def read_requests(path: Path) -> RequestFile:
 
 
 def write_scores(path: Path, file: ScoreFile) -> None:
-    """Write scores to `path`, as a whole or not at all."""
+    """Write scores to `path` atomically."""
     keys = b"".join(key for scores in file.scores.values() for key in scores)
     scores = [score for by_key in file.scores.values() for score in by_key.values()]
     arrays = {
@@ -202,7 +202,7 @@ def write_scores(path: Path, file: ScoreFile) -> None:
 
 
 def read_scores(path: Path) -> ScoreFile:
-    """Read what `write_scores` wrote; a ValueError says what is wrong with any other file."""
+    """Read a file of `write_scores`; raise ValueError for any other file."""
     record, arrays = _read(path, SCORES, {"tasks": list, "settings": dict, "requests_digest": str, "model": dict})
     keys = _array(path, arrays, "keys", np.uint8, shape=(KEY_BYTES,))
     log_likelihoods = _array(path, arrays, "log_likelihoods", np.float64)
@@ -230,16 +230,16 @@ def _write(path: Path, form: str, record: dict[str, Any], arrays: dict[str, np.n
     with replacing(path) as temporary:
         try:
             save_file(arrays, temporary, metadata=metadata)
-        except SafetensorError as error:  # a full disk, for one
-            raise UserOSError(f"{path}: cannot be written ({error}); make room, or give another folder") from error
+        except SafetensorError as error:  # for example a full disk
+            raise UserOSError(f"{path}: cannot be written ({error}); free disk space or use another folder") from error
 
 
 def _read(path: Path, form: str, fields: dict[str, type]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The record and the arrays of a file of ours, as they were written.
+    """Read the record and the arrays of a file.
 
     Args:
         path: the file.
-        form: what it should be, REQUESTS or SCORES.
+        form: expected format, REQUESTS or SCORES.
         fields: of the record, each with its type.
     """
     if not path.is_file():
@@ -247,17 +247,17 @@ def _read(path: Path, form: str, fields: dict[str, type]) -> tuple[dict[str, Any
     try:
         with safe_open(path, "np") as file:
             metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     except SafetensorError as error:
         raise UserError(
-            f"{path}: cut off, or another kind of file ({error}); copy it again, or {REMEDY[form]}"
+            f"{path}: truncated or another kind of file ({error}); copy it again, or {REMEDY[form]}"
         ) from None
     found = metadata.get("format", "of another program")
     if found != form:
-        raise UserError(f"{path}: this file is {found!r}, expected {form!r}; {REMEDY[form]}")
+        raise UserError(f"{path}: the file format is {found!r}, expected {form!r}; {REMEDY[form]}")
     text = metadata.get("record", "")
     if metadata.get("sha256") != _checksum(text, arrays):
-        raise _damaged(path, "its checksum is not that of its contents")
+        raise _damaged(path, "its checksum does not match")
     try:
         record = parse_json(text, "its record")
     except ValueError as error:
@@ -280,7 +280,7 @@ def _checksum(text: str, arrays: dict[str, np.ndarray]) -> str:
 def _array(
     path: Path, arrays: dict[str, np.ndarray], name: str, dtype: type[np.generic], shape: tuple[int, ...] = ()
 ) -> np.ndarray:
-    """An array of the file; `shape` is that of one entry."""
+    """Return an array of the file; `shape` is the shape of one entry."""
     array = arrays.get(name)
     if array is None or array.dtype != dtype or array.ndim == 0 or array.shape[1:] != shape:
         raise _damaged(path, f"it has no array {name} of {np.dtype(dtype)}")
@@ -288,18 +288,18 @@ def _array(
 
 
 def _parts(path: Path, tasks: list[Any], total: int) -> Iterator[tuple[str, slice]]:
-    """The name of each task, and which of the `total` requests are its own."""
+    """Name of each task, and its slice of the `total` requests."""
     first = 0
     for entry in tasks:
         match entry:
             case [str(name), int(count)] if count >= 0:
                 yield name, slice(first, first + count)
             case _:
-                raise _damaged(path, f"{entry!r} is no task and the number of its requests")
+                raise _damaged(path, f"{entry!r} is not a task with a number of requests")
         first += count
     if first != total:
         raise _damaged(path, f"its tasks have {first} requests, its arrays {total}")
 
 
 def _damaged(path: Path, what: str) -> UserError:
-    return UserError(f"{path}: damaged, {what}; copy it again, or write it anew")
+    return UserError(f"{path}: damaged, {what}; copy it again or rewrite it")

@@ -1,10 +1,10 @@
-"""How likely a model finds continuations, given their contexts: what every task of log-likelihoods comes down to.
+"""Log-likelihoods of continuations given their contexts, which all supported tasks are made of.
 
-One row per distinct input, longest rows first, as many in a pass as a budget of tokens allows. Rows are filled up on
-the right, which a causal model never looks at; and the head, the largest matrix of a small model, is applied to the
-positions of the continuations alone. The windows are those of lm-evaluation-harness (`HFLM._loglikelihood_tokens`).
+There is one row per distinct input, longest first, and as many per pass as a token budget allows. Rows are padded on
+the right, which does not affect a causal model. The head, the largest matrix of a small model, is applied only to the
+positions of the continuations. The windows are those of lm-evaluation-harness (`HFLM._loglikelihood_tokens`).
 
-Letters: B rows of a pass, T positions of a pass, N positions that are scored, V vocabulary rows, H width.
+Letters: B rows of a pass, T positions of a pass, N scored positions, V vocabulary rows, H width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +30,9 @@ class Row:
     """One input of the model, and the requests it answers."""
 
     tokens: tuple[int, ...]
-    """What the model reads; at most its context."""
+    """Input of the model, at most its context."""
     asked: list[int]
-    """Places of the requests in the list: their continuations differ in the last token, or in where they begin."""
+    """Indices of the requests; their continuations differ in the last token or in their start."""
 
 
 def score_requests(
@@ -43,18 +43,18 @@ def score_requests(
     tokens_at_once: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Score]:
-    """The score of every request, in their order.
+    """Score every request, in order.
 
-    Where context and continuation together are too long for the model, the context is cut from the left. The softmax
-    is over all rows of the table, padding included, and in float32, as is the head: rounded to bf16, the logits of the
-    two best tokens may be equal, and which of them is the greedy one would be an accident.
+    If context and continuation together are too long for the model, the context is truncated on the left. The softmax
+    is over all rows of the table, including padding, and in float32, as is the head: in bf16 the logits of the two best
+    tokens could be equal, and the greedy token would be arbitrary.
 
     Args:
-        model: on the device where it is to run; its training mode is left as it was.
-        requests: tokens of the model's vocabulary; a continuation is no longer than the model's context.
-        precision: of the layers below the head, "bf16" by autocast; None: bf16 on a CUDA device that has it.
-        tokens_at_once: B * T of a pass; None: as many as keep the device busy. A row of more makes a pass of its own.
-        on_progress: called after each pass with the number of requests that are done, and of all.
+        model: on its device; its training mode is restored afterwards.
+        requests: tokens of the model's vocabulary; a continuation must not be longer than the model's context.
+        precision: of the layers below the head, "bf16" by autocast; None for bf16 on CUDA devices that support it.
+        tokens_at_once: B * T of a pass; None for a default that keeps the device busy. A longer row is its own pass.
+        on_progress: called after each pass with the number of finished requests and their total.
 
     Example:
         >>> from coupled_adam.models.model_config import build_model
@@ -91,7 +91,7 @@ def score_requests(
 
 
 def default_precision(device: torch.device) -> Precision:
-    """The precision of a device when none is asked for.
+    """Default precision of a device.
 
     Example:
         >>> default_precision(torch.device("cpu"))
@@ -105,24 +105,24 @@ def _check(requests: Sequence[TokenRequest], config: ModelConfig) -> None:
         highest = max(max(request.context), max(request.continuation))
         if highest >= config.vocabulary_size:
             raise UserError(
-                f"a request has token {highest}, but the model's vocabulary has {config.vocabulary_size} rows: it was "
-                "trained with another tokenizer; write the requests with the tokenizer of this model"
+                f"a request has token {highest}, but the model's vocabulary has {config.vocabulary_size} rows: the "
+                "model was trained with another tokenizer; write the requests with the model's tokenizer"
             )
         request.require_room(config.context)
 
 
 def _rows(requests: Sequence[TokenRequest], context: int) -> list[Row]:
-    """The distinct inputs of the requests, longest first: the pass that needs the most memory comes at once."""
+    """The distinct inputs of the requests, longest first, so that the pass with the most memory comes first."""
     rows: dict[tuple[int, ...], Row] = {}
     for place, request in enumerate(requests):
-        # The last token is only predicted, so one token more than the context has room.
+        # The last token is only predicted, so one token more than the context fits.
         tokens = (request.context + request.continuation)[-(context + 1) :][:-1]
         rows.setdefault(tokens, Row(tokens, [])).asked.append(place)
     return sorted(rows.values(), key=lambda row: -len(row.tokens))
 
 
 def _passes(rows: Sequence[Row], budget: int) -> Iterator[Sequence[Row]]:
-    """Cut rows, longest first, into passes of at most `budget` tokens, those that fill up shorter rows counted in."""
+    """Split rows, longest first, into passes of at most `budget` tokens, including padding."""
     first = 0
     while first < len(rows):
         count = max(1, budget // len(rows[first].tokens))
@@ -134,12 +134,12 @@ def _passes(rows: Sequence[Row], budget: int) -> Iterator[Sequence[Row]]:
 def _score_pass(
     model: LanguageModel, rows: Sequence[Row], requests: Sequence[TokenRequest], device: torch.device, precision: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log-likelihood, float64, and whether it is the greedy continuation, of all requests of some rows."""
+    """Log-likelihoods (float64) of all requests of some rows, and whether they are the greedy continuations."""
     T = len(rows[0].tokens)
     inputs = torch.zeros(len(rows), T, dtype=torch.int64)
     positions: list[int] = []  # (N,) into the flattened inputs
     targets: list[int] = []  # (N,)
-    starts: list[int] = []  # where in these each request begins
+    starts: list[int] = []  # start of each request in these
     for number, row in enumerate(rows):
         inputs[number, : len(row.tokens)] = torch.tensor(row.tokens)
         end = number * T + len(row.tokens)
@@ -158,11 +158,11 @@ def _score_pass(
 
 
 def _log_probabilities(hidden: Tensor, model: LanguageModel, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-probability (N,) of each target, and whether no token is likelier (N,).
+    """Log-probability (N,) of each target, and whether it is the most likely token (N,).
 
     Args:
         hidden: (N, H).
-        model: whose head (V, H) is meant, with its bias and its cap where it has them.
+        model: whose head (V, H) is applied, with its bias and cap, if any.
         targets: (N,) int64.
     """
     weight = model.lm_head.weight
@@ -180,7 +180,7 @@ def _refuse_not_finite(log_likelihoods: np.ndarray, config: ModelConfig, precisi
     bad = int((~np.isfinite(log_likelihoods)).sum())
     if bad:
         raise UserError(
-            f"the model ({config.architecture}, {config.layers} layers of width {config.width}) gives {bad} of "
-            f"{len(log_likelihoods)} requests in {precision} a score that is not a finite number; its weights may have "
-            "diverged: evaluate an earlier checkpoint" + (", or try float32" if precision == "bf16" else "")
+            f"the model ({config.architecture}, {config.layers} layers of width {config.width}) in {precision} has "
+            f"non-finite scores for {bad} of {len(log_likelihoods)} requests; its weights may have diverged: evaluate "
+            "an earlier checkpoint" + (", or try float32" if precision == "bf16" else "")
         )

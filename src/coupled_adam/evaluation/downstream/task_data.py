@@ -1,8 +1,8 @@
-"""The paper's tasks from local files, for machines without the internet: one JSON document per line, with the fields
-that the dataset of the task has on the Hugging Face Hub.
+"""The paper's tasks from local files, for machines without internet: one JSON document per line, with the fields of the
+dataset on the Hugging Face Hub.
 
-lm-eval's own definition of a task stays as it is, prompts, functions and metrics; only where its documents come from is
-replaced. So what is read here must be what lm-eval would have read there, and every line is checked for that.
+Only the source of the documents changes; prompts, functions and metrics are lm-eval's. So the documents must have the
+layout that lm-eval expects, and every line is checked.
 """
 
 import ast
@@ -20,7 +20,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Document(BaseModel):
-    """The fields of a document that its task reads; others are left out. Types are those of the Hub: "2" is not 2."""
+    """The fields of a document that its task uses; others are ignored. Types are those of the Hub: "2" is not 2."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -53,7 +53,7 @@ class HellaSwag(Document):
 
 
 class Lambada(Document):
-    text: Annotated[str, Field(pattern=" ")]  # its last word is to be guessed from the others
+    text: Annotated[str, Field(pattern=" ")]  # the task is to predict the last word
 
 
 class RaceProblem(Document):
@@ -105,7 +105,7 @@ class WinoGrande(Document):
 
 @dataclass(frozen=True)
 class LocalTask:
-    """How the documents of a task are kept."""
+    """File and layout of a task's documents."""
 
     file: str
     split: Literal["test", "validation"]
@@ -135,19 +135,19 @@ class LocalDocuments:
 
 
 def check_files(folder: Path, tasks: Sequence[str]) -> None:
-    """Say now, and not after the first task, which files are missing or wrong; reading them all takes a moment."""
+    """Check all task files, which takes a moment, so that errors appear before the first task."""
     if not folder.is_dir():
-        raise UserError(f"--task-data: {folder} is not a folder; expected one with {_names(list(LOCAL_TASKS))}")
+        raise UserError(f"--task-data: {folder} is not a folder; pass a folder with {_names(list(LOCAL_TASKS))}")
     unknown = [name for name in tasks if name not in LOCAL_TASKS]
     if unknown:
         raise UserError(
-            f"--task-data has files for {', '.join(LOCAL_TASKS)} alone; evaluate {', '.join(unknown)} without it, on a "
-            "machine with the internet"
+            f"--task-data supports only {', '.join(LOCAL_TASKS)}; evaluate {', '.join(unknown)} without it, on a "
+            "machine with internet"
         )
     missing = [name for name in tasks if not (folder / LOCAL_TASKS[name].file).is_file()]
     if missing:
-        others = f", or leave out {', '.join(missing)} with --tasks" if len(missing) < len(tasks) else ""
-        raise UserError(f"--task-data: {folder} has no {_names(missing)}; add the files{others}")
+        others = f", or skip {', '.join(missing)} with --tasks" if len(missing) < len(tasks) else ""
+        raise UserError(f"--task-data: {folder} lacks {_names(missing)}; add the files{others}")
     for name in tasks:
         read_documents(folder, name)
 
@@ -169,7 +169,7 @@ def read_documents(folder: Path, task: str) -> LocalDocuments:
         except ValueError as error:  # not JSON, or not UTF-8
             raise UserError(f"{path}, {error}; expected one document per line") from None
     if not documents:
-        raise UserError(f"{path}: has no documents; expected one JSON document per line")
+        raise UserError(f"{path}: no documents; expected one JSON document per line")
     return LocalDocuments(local.split, documents)
 
 
@@ -178,7 +178,7 @@ def _names(tasks: Sequence[str]) -> str:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """Field and problem, in a few words."""
+    """Short description of the first invalid field."""
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
     message = first["msg"].removeprefix("Value error, ")

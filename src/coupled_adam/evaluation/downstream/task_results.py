@@ -1,11 +1,11 @@
-"""What was evaluated, kept as JSON in the folder of the model: written anew after every task, so that nothing is lost.
+"""Results of an evaluation, as JSON in the model's folder, rewritten after every task.
 
     downstream.json                         the newest checkpoint, on all documents
     downstream-step-100.json                the checkpoint of step 100
     downstream-limit-50.json                on the first 50 documents of each task
 
-All results of a file belong to one model in one precision, with one tokenizer and one version of lm-eval. Those of
-another are not mixed with them but replaced.
+All results of a file belong to one model in one precision, with one tokenizer and one version of lm-eval. Results of
+another are replaced, never mixed.
 """
 
 import json
@@ -27,18 +27,18 @@ REMEDY = "evaluate again with --fresh"
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What a model scores on one task."""
+    """Result of a model on one task."""
 
     metrics: dict[str, float]
-    """As lm-eval names them: acc, acc_stderr, acc_norm, perplexity, ..."""
+    """By lm-eval's names: acc, acc_stderr, acc_norm, perplexity, ..."""
     examples: int
-    """Documents that were evaluated."""
+    """Number of evaluated documents."""
     documents: int
-    """Documents of the task."""
+    """Number of documents in the task."""
     version: str
-    """Of the task, in lm-eval."""
+    """Version of the task in lm-eval."""
     data: str | None
-    """The sha256 of the local file; None: lm-eval's own dataset."""
+    """SHA-256 of the local file; None for lm-eval's own dataset."""
     seconds: float
 
 
@@ -51,24 +51,24 @@ class LossResult:
     standard_error: float | None
     targets: int
     split: str
-    """"test", or "val" where the corpus has no test split."""
+    """"test", or "val" if the corpus has no test split."""
     corpus: str
     """Fingerprint of the corpus."""
     seconds: float
     by_frequency: tuple[FrequencyBin, ...] | None = None
-    """In ten bins of token frequency, the most frequent first; None in files of version 0.1.0."""
+    """Loss in ten bins of token frequency, most frequent first; None in files of version 0.1.0."""
 
     @classmethod
     def of(cls, found: SplitLoss, split: str, corpus: str, seconds: float) -> "LossResult":
-        """A loss with where it is from."""
+        """Make a result from a loss, its split and its corpus."""
         return cls(found.loss, found.standard_error, found.targets, split, corpus, seconds, found.by_frequency)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "LossResult":
-        """Read what `asdict` made, after JSON.
+        """Read the JSON values of `asdict`.
 
         Raises:
-            UserError: for values that are not those of a loss.
+            UserError: the values are not those of a loss.
         """
         try:
             bins = values.get("by_frequency")
@@ -80,25 +80,25 @@ class LossResult:
 
 @dataclass(frozen=True)
 class Subject:
-    """What was evaluated: results of two that differ are never in one file."""
+    """The evaluated model and settings. Results of different subjects are never in one file."""
 
     name: str
-    """Of the run, or of the folder."""
+    """Name of the run or of the folder."""
     weights: str
-    """A hash of the weights."""
+    """Hash of the weights."""
     step: int | None
-    """Of the checkpoint; None for a Hugging Face folder."""
+    """Step of the checkpoint; None for a Hugging Face folder."""
     precision: str
     """"float32" or "bf16"."""
     tokenizer: str | None
-    """The sha256 of its tokenizer.json; None where no task was asked for."""
+    """SHA-256 of its tokenizer.json; None without tasks."""
     lm_eval: str | None
-    """Version; None where no task was asked for."""
+    """Version of lm-eval; None without tasks."""
     limit: int | None
-    """Documents of a task, from the first; None: all."""
+    """Only the first documents of each task were evaluated; None for all."""
 
     def fits(self, other: "Subject") -> bool:
-        """Whether results of the two can stand beside each other; what one of them does not know does not count."""
+        """Whether the results of both can be in one file; a missing tokenizer or version matches any."""
         own, others = asdict(self), asdict(other)
         unknown = {key for key in ("tokenizer", "lm_eval") if None in (own[key], others[key])}
         return all(own[key] == others[key] for key in own.keys() - unknown - {"name"})
@@ -110,41 +110,41 @@ class Downstream:
 
     subject: Subject
     tasks: dict[str, TaskResult] = field(default_factory=dict)
-    """By the names of lm-eval."""
+    """By lm-eval's names."""
     loss: LossResult | None = None
     environment: dict[str, Any] = field(default_factory=dict)
     """Package, torch and device of the last evaluation."""
 
     @property
     def accuracy(self) -> float | None:
-        """The paper's Acc: the mean of the seven; None where one is missing."""
+        """The paper's Acc: the mean of the seven accuracies; None if one is missing."""
         return mean_accuracy(
             {name: task.metrics[METRIC] for name, task in self.tasks.items() if METRIC in task.metrics}
         )
 
     @property
     def accuracy_error(self) -> float | None:
-        """The standard error of that mean, from those of the tasks."""
+        """Standard error of Acc, from the standard errors of the tasks."""
         if self.accuracy is None:
             return None
         errors = [self.tasks[task.name].metrics.get(f"{METRIC}_stderr", math.nan) for task in PAPER_TASKS]
         error = math.sqrt(sum(error**2 for error in errors)) / len(errors)
-        return error if math.isfinite(error) else None  # of a single document there is none
+        return error if math.isfinite(error) else None  # undefined for a single document
 
     def metrics(self) -> dict[str, float | None]:
-        """The seven and their mean under the names that results of a study have, as far as they are there."""
+        """The finished ones of the seven accuracies, and their mean, by their keys in a study's results."""
         found: dict[str, float | None] = {
             task.key: self.tasks[task.name].metrics[METRIC] for task in PAPER_TASKS if task.name in self.tasks
         }
         return found if self.accuracy is None else {**found, MEAN: self.accuracy}
 
     def with_task(self, name: str, result: TaskResult) -> "Downstream":
-        """The same and one task more."""
+        """Add the result of a task."""
         return replace(self, tasks={**self.tasks, name: result})
 
 
 def file_name(checkpoint: int | None, limit: int | None) -> str:
-    """The file for results of a checkpoint (None: the newest) and a limit.
+    """File name for a checkpoint (None for the newest) and a limit.
 
     Example:
         >>> file_name(None, None), file_name(100, 50)
@@ -157,16 +157,16 @@ def file_name(checkpoint: int | None, limit: int | None) -> str:
 
 
 def read_downstream(folder: Path, *, checkpoint: int | None = None, limit: int | None = None) -> Downstream | None:
-    """The results in the folder of a run or of a model; None where there are none.
+    """Read the results in the folder of a run or model; None if there are none.
 
     Raises:
-        ValueError: for a file that is damaged or not of ours.
+        ValueError: the file is damaged or has another format.
     """
     return read_file(folder / file_name(checkpoint, limit))
 
 
 def read_file(path: Path) -> Downstream | None:
-    """The results in a file; None where there is none."""
+    """Read the results in a file; None if it is missing."""
     try:
         values = read_json(path)
     except FileNotFoundError:
@@ -189,13 +189,13 @@ def read_file(path: Path) -> Downstream | None:
 
 
 def write_file(path: Path, found: Downstream) -> None:
-    """Write results, as a whole or not at all."""
+    """Write results atomically."""
     values = {"format": FORMAT, "acc": found.accuracy, "acc_stderr": found.accuracy_error, **to_json(found)}
     write_whole(path, json.dumps(values, indent=1) + "\n")
 
 
 def to_json(found: Downstream) -> dict[str, Any]:
-    """Results as JSON has them; numbers that are not finite, such as an infinite perplexity, become null."""
+    """Convert results to JSON values; non-finite numbers, such as an infinite perplexity, become null."""
     values = asdict(found)
     for task in values["tasks"].values():
         task["metrics"] = {name: value if math.isfinite(value) else None for name, value in task["metrics"].items()}

@@ -1,6 +1,6 @@
-"""Removing the mean of the output embeddings of a finished model without changing its probabilities.
+"""Remove the mean of a trained model's output embeddings without changing its probabilities: `coupled-adam recentre`.
 
-Softmax does not see a vector that is subtracted from every row of the head. `finished_model.py` says what is needed of
-a model, `hub_model.py` and `run_model.py` open and write the two kinds, `probability_check.py` compares the models,
-and `recentre_model.py` puts them together: `coupled-adam recentre`.
+Subtracting one vector from every row of the head does not change the softmax. `finished_model.py` defines the model
+interface, `hub_model.py` and `run_model.py` open and write the two kinds of models, `probability_check.py` compares
+models, and `recentre_model.py` runs all steps.
 """

@@ -1,7 +1,7 @@
-"""The files of a model folder that are copied as they are: everything but weights, and nothing from outside.
+"""Files of a model folder to copy unchanged: everything except weights, and nothing from outside the folder.
 
-A folder from a stranger can hold a link to any file of this machine. Copying it would put that file into a folder which
-is perhaps published, so links must stay inside the folder, or lead to the files of the Hugging Face cache it lies in.
+An untrusted folder can contain a link to any file on this machine. Copying it would put that file into a folder that
+may be published, so links must stay inside the folder or in the Hugging Face cache that contains it.
 """
 
 import re
@@ -13,21 +13,21 @@ from pathlib import Path
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import kind_of_file
 
-# Weights in other formats, and of other programs. They would still be those of the model before.
+# Weights in other formats, which would still be those of the original model.
 OTHER_WEIGHTS = re.compile(
     r".*\.(safetensors|gguf|onnx|onnx_data|h5|msgpack|ot|mlmodel)|pytorch_model.*\.bin|consolidated\..*"
     r"|.*\.(safetensors|bin|h5|msgpack)\.index\.json"
 )
-# Of version control and downloads.
+# Version control and downloads.
 LEFT_OUT = (".git", ".cache")
 
 
 def files_to_copy(folder: Path, weights: Collection[str]) -> tuple[list[Path], list[Path]]:
-    """The files that are copied, and the weights that are left out, relative to the folder.
+    """List the files to copy, and the weights in other formats to skip, relative to the folder.
 
     Args:
         folder: the model.
-        weights: the files of the weights themselves, which are neither.
+        weights: the weight files to rewrite, which are in neither list.
     """
     copied: list[Path] = []
     left_out: list[Path] = []
@@ -40,15 +40,13 @@ def files_to_copy(folder: Path, weights: Collection[str]) -> tuple[list[Path], l
 
 
 def require_inside(path: Path, folder: Path) -> None:
-    """Refuse a link that leads out of the model's folder, and what is no file."""
+    """Raise for a link out of the model folder, and for anything that is not a regular file."""
     target = path.resolve()
     root = folder.resolve()
     # A model in the cache: models--org--name/snapshots/<commit>/config.json -> ../../blobs/<hash>
     blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
     if not (target.is_relative_to(root) or target.is_relative_to(blobs)):
-        raise UserError(
-            f"{path}: is a link to {target}, outside the folder of the model; put a copy of that file in its place"
-        )
+        raise UserError(f"{path}: is a link to {target}, outside the model folder; replace it with a copy of that file")
     mode = target.stat().st_mode
     if not stat.S_ISREG(mode):
         raise UserError(f"{path}: this is {kind_of_file(mode)}, expected a file; remove it from the folder")

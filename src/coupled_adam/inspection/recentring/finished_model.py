@@ -1,6 +1,6 @@
-"""What recentring needs of a model, whichever kind of folder it comes from.
+"""Interface of a model for recentring, for any kind of folder.
 
-The one idea: the module in memory is in float64 and is changed there first. Its files are written from what was proven.
+The one idea: the module in memory is in float64 and is changed and checked first; the files are written from it.
 
 Legend: V vocabulary rows, H hidden size, B texts, T time.
 """
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from coupled_adam.tokenizer import Tokenizer
 
-NO_POSITIONS = "the model has no learned positions that could take the mean"
+NO_POSITIONS = "the model has no learned positions to move the mean to"
 
 
 class Writer(Protocol):
-    """Writes a finished model with some of its tensors replaced."""
+    """Writes a model with some of its tensors replaced."""
 
     def __call__(
         self, temporary: Path, tensors: Mapping[str, Tensor], *, untied: bool, dtype: torch.dtype | None
@@ -28,15 +28,15 @@ class Writer(Protocol):
 
         Args:
             temporary: an empty folder.
-            tensors: what changes, in float64, by the names of the files.
-            untied: the head has a table of its own from now on, which is among the tensors.
-            dtype: how the tensors are stored; None: as they were.
+            tensors: changed tensors in float64, by stored name.
+            untied: the head now has its own table, which is among the tensors.
+            dtype: of the stored tensors; None to keep their type.
         """
 
 
 @dataclass(frozen=True)
 class FinishedModel:
-    """A model in memory, and where its tensors are stored."""
+    """A model in memory, with the names of its stored tensors."""
 
     path: Path
     module: nn.Module
@@ -44,29 +44,29 @@ class FinishedModel:
     logits: Callable[[Tensor], Tensor]
     """Logits (B, T, V) of tokens (B, T)."""
     table_names: Sequence[str]
-    """Of the stored tensors that are the output table; a tied table may be stored twice."""
+    """Names of the stored output table; a tied table may be stored twice."""
     new_head_name: str
-    """What a head of its own is called."""
+    """Name of an untied head."""
     positions: nn.Parameter | None  # (T, H)
-    """The table of which one row is added to every input embedding; None: there is none."""
+    """Position table, one row of which is added to every input embedding; None without one."""
     positions_name: str | None
-    """Of the stored tensor."""
+    """Name of the stored position table."""
     no_positions: str
-    """Why the mean of a tied table cannot be moved to the positions; empty: it can."""
+    """Why the mean of a tied table cannot be moved to the positions; empty if it can."""
     rows: int
-    """Rows from this one on are padding."""
+    """Later rows are padding."""
     context: int
     dtypes: Mapping[str, torch.dtype]
-    """How tables and positions are stored, by stored name; of a new head, how it would be."""
+    """Stored types of tables, positions and a new head, by stored name."""
     bytes: int
-    """Of all weights on the disk."""
+    """Size of all weights on disk."""
     write: Writer
     reopen: Callable[[Path], "FinishedModel"]
     """Opens a folder that `write` wrote."""
     tokenizer: Callable[[], Tokenizer] | None = None
-    """None: there is no tokenizer with the model."""
+    """None if the model has no tokenizer."""
     notes: Sequence[str] = ()
-    """What the user should know."""
+    """Notes for the user."""
 
     @property
     def head(self) -> nn.Parameter:
@@ -80,18 +80,18 @@ class FinishedModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the stored output table."""
+        """Type of the stored output table."""
         return self.dtypes[self.table_names[0]]
 
     @torch.no_grad()
     def take_from_head(self, mean: Tensor) -> dict[str, Tensor]:
-        """Subtract `mean` (H,) from every row of a head that is not tied; returns what changed, by stored name."""
+        """Subtract `mean` (H,) from every row of an untied head; return the changed tensors by stored name."""
         self.head.sub_(mean)
         return dict.fromkeys(self.table_names, self.head.detach())
 
     @torch.no_grad()
     def move_to_positions(self, mean: Tensor) -> dict[str, Tensor]:
-        """Subtract `mean` from every row of a tied table, and add it to every position: the sum of both stays."""
+        """Subtract `mean` from every row of a tied table and add it to every position, which keeps their sum."""
         assert self.positions is not None
         assert self.positions_name is not None
         self.head.sub_(mean)
@@ -100,7 +100,7 @@ class FinishedModel:
 
     @torch.no_grad()
     def untie(self, mean: Tensor) -> dict[str, Tensor]:
-        """Give the head a copy of the table, minus `mean`; the input table stays as it is."""
+        """Give the head a copy of the table minus `mean`; the input table does not change."""
         layer = self.module.get_output_embeddings()  # type: ignore[operator]
         layer.weight = nn.Parameter(self.head.detach() - mean)
         return {self.new_head_name: layer.weight.detach()}

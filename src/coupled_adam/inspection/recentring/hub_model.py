@@ -1,7 +1,7 @@
-"""A Hugging Face folder as a model that can be recentred, and the folder that is written from it.
+"""Open a Hugging Face folder for recentring, and write the recentred folder.
 
-transformers gets the config and the tensors, and never the folder: it can find no code, no pickle and no adapter
-there. The tensors are read by our own reader of safetensors.
+transformers gets only the config and the tensors, never the folder, so it cannot load code, pickles or adapters from
+it. The tensors are read by our own safetensors reader.
 
 Legend: V vocabulary rows, H hidden size, T time.
 """
@@ -33,7 +33,7 @@ from coupled_adam.inspection.recentring.hub_weights import (
 from coupled_adam.tokenizer import open_tokenizer, read_tokenizer
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-# The tables of which one row is added to every input embedding, by model_type.
+# Position tables, one row of which is added to every input embedding, by model_type.
 POSITIONS = {
     "gpt2": "transformer.wpe.weight",
     "gpt_neo": "transformer.wpe.weight",
@@ -44,7 +44,7 @@ POSITIONS = {
 
 
 def open_hub_folder(folder: Path) -> FinishedModel:
-    """Open a Hugging Face folder; what cannot be recentred is refused with the reason."""
+    """Open a Hugging Face folder; raise with the reason if it cannot be recentred."""
     config = read_object(folder / CONFIG, folder)
     refuse_config(folder, config)
     if (folder / "adapter_config.json").exists():
@@ -65,13 +65,13 @@ def open_hub_folder(folder: Path) -> FinishedModel:
     elif _says_tied(config, kind=type(module.config)):
         raise UserError(
             f"{folder}: tie_word_embeddings is true for this model, but the files have two different tables, and "
-            'programs disagree on which to use; write "tie_word_embeddings": false into config.json, or remove the '
-            "wrong table"
+            'programs disagree on which to use; set "tie_word_embeddings": false in config.json, or remove the wrong '
+            "table"
         )
     if not table_names:
         raise UserError(
-            f"{folder}: none of its tensors is the output table that transformers builds from them ({uses[0]}), so "
-            "there is nothing to rewrite"
+            f"{folder}: no stored tensor is the output table that transformers builds ({uses[0]}), so there is nothing "
+            "to rewrite"
         )
     positions_name, no_positions = _positions(folder, config, module, files) if is_tied else (None, "")
     positions = None if positions_name is None else module.get_parameter(positions_name)
@@ -79,7 +79,7 @@ def open_hub_folder(folder: Path) -> FinishedModel:
     rewritable = [*table_names, *([stored_positions] if stored_positions else [])]
     tokenizer = folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
     head_name = _head_name(module)
-    notes = [f"not copied, because it holds the weights as they were: {printable(str(path))}" for path in left_out]
+    notes = [f"not copied, because it has the original weights: {printable(str(path))}" for path in left_out]
 
     def write(temporary: Path, tensors: Mapping[str, Tensor], *, untied: bool, dtype: torch.dtype | None) -> None:
         copy_files(folder, temporary, copied)
@@ -113,7 +113,7 @@ def open_hub_folder(folder: Path) -> FinishedModel:
 
 
 def _build(folder: Path, config: dict[str, Any], files: WeightFiles) -> tuple[Any, dict[str, Any]]:
-    """The model in float64, and what transformers says of the tensors."""
+    """Build the model in float64; return it with transformers' loading info."""
     transformers = require("transformers", "hf", f"to compare the probabilities of {folder} before and after")
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -121,17 +121,17 @@ def _build(folder: Path, config: dict[str, Any], files: WeightFiles) -> tuple[An
     kind = config.get("model_type")
     class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind) if isinstance(kind, str) else None
     if class_name is None:
-        raise UserError(f"{folder}: model_type {kind!r} in config.json is no causal language model of transformers")
+        raise UserError(f"{folder}: model_type {kind!r} in config.json is not a causal language model in transformers")
     architectures = config.get("architectures") or [class_name]
     if architectures != [class_name]:
         raise UserError(
-            f"{folder}: it is a {some_of(map(str, architectures), 2)}, expected a {class_name}; what its other heads "
-            "need of the tables cannot be checked"
+            f"{folder}: the architecture is {some_of(map(str, architectures), 2)}, expected {class_name}; whether its "
+            "other heads use the tables cannot be checked"
         )
     state = files.read_all()
     with _quiet():
         try:
-            # Without their own choice of kernels: those can be downloaded code.
+            # Without the config's choice of kernels, which could be downloaded code.
             built = CONFIG_MAPPING[str(kind)].from_dict(_without_kernels(config))
             module, info = getattr(transformers, class_name).from_pretrained(
                 None,
@@ -142,7 +142,7 @@ def _build(folder: Path, config: dict[str, Any], files: WeightFiles) -> tuple[An
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        except Exception as error:  # transformers has no common one
+        except Exception as error:  # transformers has no common base class
             reason = str(error).strip().split("\n", maxsplit=1)[0]
             raise UserError(
                 f"{folder}: transformers cannot build the model ({type(error).__name__}: {reason}); copy or download "
@@ -164,7 +164,7 @@ def _without_kernels(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from printing bars and reports between ours."""
+    """Suppress progress bars and reports of transformers."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -178,7 +178,7 @@ def _quiet() -> Iterator[None]:
 def _table(folder: Path, accessor: Callable[[], Any]) -> nn.Parameter:
     weight = getattr(accessor(), "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.ndim != 2:
-        raise UserError(f"{folder}: its class has no table of embeddings where transformers has one")
+        raise UserError(f"{folder}: its class in transformers does not expose an embedding table")
     return weight
 
 
@@ -188,26 +188,26 @@ def _head_name(module: Any) -> str:
 
 
 def _positions(folder: Path, config: Mapping[str, Any], module: Any, files: WeightFiles) -> tuple[str | None, str]:
-    """The parameter that is the table of positions; or None, and why the mean cannot be moved there."""
+    """Name of the position table; or None and the reason why the mean cannot be moved there."""
     kind = str(config["model_type"])
     name = POSITIONS.get(kind)
     if name is None or name not in dict(module.named_parameters()):
         return None, NO_POSITIONS
     if module.get_parameter(name).shape[1] != module.get_input_embeddings().weight.shape[1]:
-        return None, "a projection lies between the table and the positions"  # OPT-350m
+        return None, "there is a projection between the table and the positions"  # OPT-350m
     if _stored_name(files, name, module) is None:
-        return None, f"none of its tensors is {name}"
+        return None, f"no stored tensor is {name}"
     settings = folder / "tokenizer_config.json"
     if kind != "opt" and settings.is_file() and gives_token_types(read_object(settings, folder)):
         return None, (
-            "its tokenizer gives token_type_ids (model_input_names in tokenizer_config.json), which are looked up in "
+            "its tokenizer returns token_type_ids (model_input_names in tokenizer_config.json), which are looked up in "
             "the same table and added to the input"
         )
     return name, ""
 
 
 def _stored_name(files: WeightFiles, parameter: str, module: nn.Module) -> str | None:
-    """The stored tensor that became a parameter; files may leave out or add a prefix of the name."""
+    """Name of the stored tensor of a parameter; files may omit or add a prefix of the name."""
     weight = dict(module.named_parameters(remove_duplicate=False))[parameter]
     for name in files.file_of:
         if f".{name}".endswith(f".{parameter}") or f".{parameter}".endswith(f".{name}"):
@@ -231,7 +231,7 @@ def _context(config: Mapping[str, Any], module: Any) -> int:
 
 
 def _says_tied(config: Mapping[str, Any], kind: type) -> bool:
-    """What config.json says, or where it says nothing, the default of its class."""
+    """Whether config.json says that the model is tied, or if it is silent, the default of its class."""
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
     said = [part["tie_word_embeddings"] for part in parts if "tie_word_embeddings" in part]
     return any(each is True for each in said) if said else getattr(kind(), "tie_word_embeddings", False) is True
@@ -245,7 +245,7 @@ def _changed_config(config: dict[str, Any], *, untied: bool, dtype: torch.dtype 
     if untied:
         changed["tie_word_embeddings"] = False
     if dtype is not None:
-        # transformers loads everything in this type: with the old one it would round the tables again.
+        # transformers loads everything in this type; the old type would round the tables again.
         name = str(dtype).removeprefix("torch.")
         keys = [key for key in ("dtype", "torch_dtype") if key in changed] or ["dtype"]
         changed |= dict.fromkeys(keys, name)

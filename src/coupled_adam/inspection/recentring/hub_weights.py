@@ -1,7 +1,7 @@
-"""The weights of a Hugging Face folder: safetensors, in one file or in shards; opened, and written with changes.
+"""Open the safetensors weights of a Hugging Face folder, one file or shards, and write them with changes.
 
-Only files with a changed tensor are rewritten, and in them only that tensor. A new tensor of a sharded model gets a
-file of its own.
+Only files with a changed tensor are rewritten, and in them only that tensor. A new tensor of a sharded model gets its
+own file.
 """
 
 import json
@@ -26,7 +26,7 @@ from coupled_adam.tables_file import parse_header
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 NEW_SHARD = "model-lm_head.safetensors"
-# Integers that are no weights: masks and counters, which older files hold.
+# Types of tensors that are not weights, such as masks and counters in older files.
 NO_NUMBERS = ("BOOL", "I64", "I32", "I16", "U8")
 
 
@@ -36,34 +36,34 @@ class WeightFiles:
 
     folder: Path
     index: dict[str, Any] | None
-    """The content of the index; None: the model is in one file."""
+    """Content of the index; None for a single file."""
     file_of: Mapping[str, str]
-    """The file of each tensor, by its name."""
+    """File by tensor name."""
     entries: Mapping[str, Mapping[str, Any]]
-    """The header of each tensor, by its name."""
+    """Header by tensor name."""
     vocabulary_size: int | None
-    """Rows beyond it are padding; None: the files do not say."""
+    """Later rows are padding; None if unknown."""
 
     @property
     def names(self) -> list[str]:
-        """The files."""
+        """Names of the files."""
         return sorted(set(self.file_of.values()))
 
     def dtype(self, name: str) -> torch.dtype:
-        """How a tensor is stored."""
+        """Stored type of a tensor."""
         return getattr(torch, TYPES[self.entries[name]["dtype"]])  # type: ignore[no-any-return]
 
     def is_floating(self, name: str) -> bool:
-        """Whether a tensor is there and holds floating-point numbers."""
+        """Whether a tensor exists and has a floating-point type."""
         return name in self.entries and self.entries[name]["dtype"] in TYPES
 
     def read(self, name: str) -> Tensor:
-        """One tensor."""
+        """Read one tensor."""
         with safe_open(self.folder / self.file_of[name], "pt") as opened:
             return opened.get_tensor(name)  # type: ignore[no-any-return]
 
     def read_all(self) -> dict[str, Tensor]:
-        """All tensors, mapped into memory."""
+        """Read all tensors, memory-mapped."""
         tensors: dict[str, Tensor] = {}
         for file in self.names:
             with safe_open(self.folder / file, "pt") as opened:
@@ -72,7 +72,7 @@ class WeightFiles:
 
 
 def open_weights(folder: Path) -> WeightFiles:
-    """Open the safetensors files of a model, one or sharded; nothing is read but their headers."""
+    """Open the safetensors files of a model, reading only their headers."""
     whole, index = folder / WEIGHTS, folder / INDEX
     if whole.exists() and index.exists():
         raise UserError(f"{folder}: has {WEIGHTS} and {INDEX}, and programs disagree on which to load; remove one")
@@ -80,20 +80,20 @@ def open_weights(folder: Path) -> WeightFiles:
         pickles = sorted(path.name for path in folder.glob("*.bin"))
         found = f"only {some_of(pickles, 2)}" if pickles else "none"
         raise UserError(
-            f"{folder}: needs its weights as safetensors, found {found}; write them with "
+            f"{folder}: expected safetensors weights, found {found}; write them with "
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
     content = read_object(index, folder) if index.exists() else None
     weight_map = None if content is None else content.get("weight_map")
     if content is not None and not (isinstance(weight_map, dict) and weight_map):
-        raise UserError(f"{index}: no weight_map, so it is not the index of a sharded model")
+        raise UserError(f"{index}: weight_map is missing, so it is not the index of a sharded model")
     file_of: dict[str, str] = {}
     entries: dict[str, Mapping[str, Any]] = {}
     size = None
     for name in [WEIGHTS] if weight_map is None else sorted(set(map(str, weight_map.values()))):
         path = folder / name
         if Path(name).name != name or not path.is_file():
-            raise UserError(f"{index}: names the shard {name!r}, which is not beside it; download the model again")
+            raise UserError(f"{index}: the shard {name!r} is missing; download the model again")
         require_inside(path, folder)
         open_file(path)  # checks header and size
         _, header = read_header(path)
@@ -103,7 +103,7 @@ def open_weights(folder: Path) -> WeightFiles:
         entries |= header
     for name, file in (weight_map or {}).items():
         if file_of.get(name) != file:
-            raise UserError(f"{index}: says that {name!r} is in {file!r}, which does not have it")
+            raise UserError(f"{index}: {name!r} should be in {file!r}, but is missing there")
     weights = WeightFiles(folder, content, file_of, entries, size)
     _refuse_types(weights)
     return weights
@@ -117,15 +117,15 @@ def write_weights(
     head_dtype: torch.dtype,
     untied_head: str | None,
 ) -> None:
-    """Write the files of the weights: those with a changed tensor anew, the others as they are.
+    """Write the weight files: rewrite those with a changed tensor, copy the others.
 
     Args:
-        files: the weights as they were.
+        files: the original weights.
         target: the folder to write to.
-        tensors: what changes, by stored name; a name that the files do not have is added.
-        dtype: how changed tensors are stored; None: as they were.
-        head_dtype: how an added tensor is stored.
-        untied_head: the tensor that is the head of a model which was tied until now; None: nothing changes in that.
+        tensors: changed tensors by stored name; new names are added.
+        dtype: of changed tensors; None to keep their type.
+        head_dtype: of an added tensor.
+        untied_head: the new head of a model that was tied; None if tying does not change.
     """
     by_file: dict[str, dict[str, Tensor]] = {name: {} for name in files.names}
     new = {name: tensor for name, tensor in tensors.items() if name not in files.file_of}
@@ -151,7 +151,7 @@ def write_weights(
 
 
 def read_object(path: Path, folder: Path) -> dict[str, Any]:
-    """The JSON object in a file that must lie in a model's folder."""
+    """Read the JSON object in a file, which must be inside the model folder."""
     try:
         require_inside(path, folder)
     except ValueError as error:
@@ -160,7 +160,7 @@ def read_object(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, keys in their order."""
+    """Write a JSON file, keeping the order of keys."""
     path.unlink(missing_ok=True)  # a copy may be read-only
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
@@ -170,8 +170,8 @@ def _refuse_types(files: WeightFiles) -> None:
         if entry["dtype"] in TYPES or (entry["dtype"] in NO_NUMBERS and len(entry["shape"]) != 2):
             continue
         raise UserError(
-            f"{files.folder}: tensor {name!r} has type {entry['dtype']}: the weights are quantised; recentre the model "
-            "as it was before, then quantise it again"
+            f"{files.folder}: tensor {name!r} has type {entry['dtype']}: the weights are quantised; recentre the "
+            "original model, then quantise it again"
         )
 
 
@@ -197,7 +197,7 @@ def _changed_index(
 
 
 def _header_changes(files: WeightFiles, untied_head: str | None) -> dict[str, str] | None:
-    """Where the header of the file names its tables, as those of our exports do, it must not say tied any longer."""
+    """Header changes after untying, if the header names the tables, as in our exports."""
     if untied_head is None or files.vocabulary_size is None:
         return None
     return {"output": untied_head, "tied": "false"}

@@ -1,7 +1,7 @@
-"""Recentring from beginning to end: open, subtract the mean, prove it, write, read back, measure.
+"""Recentre a model: open, subtract the mean, check, write, read back, measure.
 
-With mu the mean of the output embeddings, the logits of (e_i - mu) are those of e_i minus the number mu . h, the same
-for every token of the vocabulary. Softmax divides it out.
+With mu the mean of the output embeddings, the logits of (e_i - mu) are those of e_i minus the number mu . h, which is
+the same for every token of the vocabulary and cancels in the softmax.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -33,40 +33,40 @@ from coupled_adam.inspection.recentring.run_model import is_run, open_run
 from coupled_adam.tokenizer import open_tokenizer
 
 LARGEST_DIFFERENCE = 1e-4
-"""Of log-probabilities, in nats, between the model and the unrounded result; exact algebra gives about 1e-12."""
+"""Between the log-probabilities of the model and the unrounded result, in nats; in float64 about 1e-12 is expected."""
 
 Method = Literal["head", "positions", "untie"]
 OnStage = Callable[[str, float | None], None]
-"""Called with what is being done, and the part of it that is done, from 0 to 1; None: not known."""
+"""Called with the name of a step and its progress in [0, 1], or None if unknown."""
 
 
 @dataclass(frozen=True)
 class Recentred:
-    """What was done, and what it changed."""
+    """Summary of a recentring."""
 
     source: str
     out: str | None
-    """None: nothing was left to do, and nothing was written."""
+    """None if there was nothing to do and nothing was written."""
     method: Method
-    """The mean was taken from a head of its own; moved to the positions; or taken from a head that was untied."""
+    """The mean was subtracted from a separate head, moved to the positions, or subtracted from a newly untied head."""
     tensors: Sequence[str]
-    """The stored tensors that changed."""
+    """Names of the changed stored tensors."""
     dtype: str
-    """How they are stored."""
+    """Their stored type."""
     rows: int
-    """Rows of the table that count for the mean."""
+    """Rows of the table that are averaged."""
     padding_rows: int
-    """Rows that move with the others and do not count."""
+    """Rows that are shifted but not averaged."""
     mu_norm: float
     """Length of the mean embedding before."""
     mu_norm_ratio: float
-    """The same relative to the mean length of an embedding."""
+    """The same, relative to the mean length of an embedding."""
     added_bytes: int
-    """How much larger the weights are."""
+    """Increase of the size of the weights."""
     unrounded: Sequence[Difference]
-    """Of the result in float64."""
+    """For the result in float64."""
     stored: Sequence[Difference]
-    """Of the result as it is stored."""
+    """For the stored result."""
     before: MeasuredModel
     after: MeasuredModel | None
     notes: Sequence[str]
@@ -85,13 +85,13 @@ def recentre(
     """Remove the mean of a model's output embeddings without changing its probabilities.
 
     Args:
-        source: a Hugging Face folder, or a run of ours.
-        out: the folder to write; new, empty, or with `overwrite` an older model.
-        untie: give the head of a tied model a table of its own.
-        dtype: how the changed tensors are stored; None: as they were.
-        tokenizer: for the comparison on text, as `open_tokenizer` takes it; None: the one that comes with the model.
-        overwrite: replace an older model.
-        on_stage: called as the work goes on.
+        source: a Hugging Face folder or a run folder.
+        out: the folder to write; new, empty, or with `overwrite` an existing model.
+        untie: give the head of a tied model its own table.
+        dtype: of the changed tensors; None to keep their type.
+        tokenizer: for the comparison on text, in a form that `open_tokenizer` accepts; None for the model's own.
+        overwrite: replace an existing model.
+        on_stage: called with the progress.
     """
     require_free(out, overwrite=overwrite)
     _require_apart(source, out)
@@ -99,12 +99,12 @@ def recentre(
     on_stage("reading the model", None)
     model = _open(source)
     if dtype == model.dtype:
-        dtype = None  # nothing changes its type
+        dtype = None  # the type does not change
     if given is not None:
         model = dataclasses.replace(model, tokenizer=lambda: given)
     before = _measure(source, model.rows, "before", on_stage)
     mean, facts = _facts(model, before, untie=untie)
-    # The mean of rounding errors is at most half an epsilon of the mean length: what lies below is only rounding.
+    # Rounding errors alone give a mean of at most half an epsilon of the mean length.
     if facts["mu_norm_ratio"] <= torch.finfo(model.dtype).eps:
         nothing: dict[str, Any] = {"out": None, "after": None, "tensors": [], "unrounded": [], "stored": []}
         return Recentred(**facts, **nothing, dtype=_name(model.dtype), added_bytes=0)
@@ -125,7 +125,7 @@ def recentre(
     added = sum(tensor.nbytes for tensor in expected.values()) - as_before
     _require_space(out, model.bytes + added)
     write, reopen = model.write, model.reopen
-    del model  # a float64 copy of all weights; the one that is read back is another
+    del model  # a float64 copy of all weights; reading back needs another
     with replacing_folder(out) as temporary:
         on_stage("writing", None)
         write(temporary, tensors, untied=method == "untie", dtype=dtype)
@@ -135,7 +135,7 @@ def recentre(
         _require_written(again, expected, out)
         stored = differences(reference, again, probes)
         if not all(math.isfinite(each.largest) for each in stored):
-            raise UserError(f"{source}: the result gives no finite numbers once it is rounded; try --dtype float32")
+            raise UserError(f"{source}: the rounded result is not finite; try --dtype float32")
         del again
         after = dataclasses.replace(_measure(temporary, facts["rows"], "after", on_stage), path=str(out))
     return Recentred(
@@ -151,7 +151,7 @@ def recentre(
 
 
 def recentred_json(done: Recentred) -> dict[str, object]:
-    """All of it as one JSON object."""
+    """Convert to one JSON object."""
     fields = {field.name: getattr(done, field.name) for field in dataclasses.fields(done)}
     for key in ("unrounded", "stored"):
         fields[key] = [dataclasses.asdict(difference) for difference in fields[key]]
@@ -162,34 +162,34 @@ def recentred_json(done: Recentred) -> dict[str, object]:
 
 def _open(source: Path) -> FinishedModel:
     if not source.exists():
-        raise UserError(f"{source}: no such folder; give a Hugging Face folder or a run, downloaded to this machine")
+        raise UserError(f"{source}: no such folder; pass a local Hugging Face folder or run folder")
     if not source.is_dir():
         raise UserError(
-            f"{source}: a file of tensors does not say how the model computes, so the result could not be checked; "
-            "give the folder of the model, with config.json"
+            f"{source}: a file of tensors does not define the model, so the result could not be checked; pass the "
+            "folder of the model, with config.json"
         )
     if is_run(source):
         return open_run(source)
     if (source / CONFIG).exists():
         return open_hub_folder(source)
-    raise UserError(f"{source}: neither a Hugging Face folder (no {CONFIG}) nor a run of ours (no config.toml)")
+    raise UserError(f"{source}: neither a Hugging Face folder (no {CONFIG}) nor a run folder (no config.toml)")
 
 
 def _require_apart(source: Path, out: Path) -> None:
     old, new = source.resolve(), out.resolve()
     if new.is_relative_to(old) or old.is_relative_to(new):
-        raise UserError(f"{out}: lies in the folder of the model or around it; give the name of another folder")
+        raise UserError(f"{out}: is inside the model folder or contains it; pass another folder")
 
 
 def _facts(model: FinishedModel, before: MeasuredModel, *, untie: bool) -> tuple[Tensor, dict[str, Any]]:
-    """The mean (H,) of the output embeddings that are no padding, and the fields of `Recentred` that are known now."""
+    """The mean (H,) of the output embeddings without padding, and the fields of `Recentred` known so far."""
     table = model.head.detach()
     if not bool(torch.isfinite(table).all()):
-        raise UserError(f"{model.path}: its output table has entries that are not finite; repair the model first")
+        raise UserError(f"{model.path}: its output table has non-finite entries; repair the model first")
     mean = table[: model.rows].mean(0)
     mean_length = float(table[: model.rows].norm(dim=1).mean())
     mu_norm = float(mean.norm())
-    useless = ["the model has a head of its own already: --untie has nothing to do"] if untie and not model.tied else []
+    useless = ["the model is already untied: --untie has no effect"] if untie and not model.tied else []
     return mean, {
         "source": str(model.path),
         "method": "head" if not model.tied else "untie" if untie else "positions",
@@ -203,7 +203,7 @@ def _facts(model: FinishedModel, before: MeasuredModel, *, untie: bool) -> tuple
 
 
 def _subtract(model: FinishedModel, mean: Tensor, method: Method) -> dict[str, Tensor]:
-    """Remove the mean in memory; the tensors that change, by the names of the files."""
+    """Subtract the mean in memory; return the changed tensors by stored name."""
     if method == "head":
         return model.take_from_head(mean)
     return model.move_to_positions(mean) if method == "positions" else model.untie(mean)
@@ -219,9 +219,9 @@ def _measure(folder: Path, rows: int, when: str, on_stage: OnStage) -> MeasuredM
 def _offer_to_untie(model: FinishedModel, dtype: torch.dtype | None) -> str:
     size = model.head.numel() * (dtype or model.dtype).itemsize
     return (
-        f"{model.path}: input and output are one table, and {model.no_positions}, so removing the mean would change "
-        f"what the model reads. --untie gives the head a table of its own: {size_text(size)} more on disk and in "
-        f"memory ({size / model.bytes:.0%} of the weights)"
+        f"{model.path}: input and output share a table, and {model.no_positions}, so removing the mean would change "
+        f"the input. Pass --untie to give the head its own table: {size_text(size)} more on disk and in memory "
+        f"({size / model.bytes:.0%} of the weights)"
     )
 
 
@@ -229,25 +229,25 @@ def _require_equal(source: Path, found: Sequence[Difference]) -> None:
     worst = max(found, key=lambda difference: difference.largest)
     if not worst.largest <= LARGEST_DIFFERENCE:
         raise UserError(
-            f"{source}: without its mean the model gives other probabilities (log-probabilities differ by up to "
-            f"{worst.largest:.2g} on {worst.tokens}, more than {LARGEST_DIFFERENCE:g}): something in it sees the "
-            "shift of the logits or of the table; nothing was written"
+            f"{source}: removing the mean changes the probabilities (log-probabilities differ by up to "
+            f"{worst.largest:.2g} on {worst.tokens}, more than {LARGEST_DIFFERENCE:g}): the model depends on a shift "
+            "of the logits or of the table; nothing was written"
         )
 
 
 def _require_space(out: Path, needed: int) -> None:
-    """Say now, and not after half of the writing, that the disk is too full."""
+    """Raise before writing if the disk is too full."""
     place = next(path for path in out.absolute().parents if path.is_dir())
     free = shutil.disk_usage(place).free
     if needed > free:
         raise UserError(
-            f"{out}: the model needs {size_text(needed)}, but {size_text(free)} are free; make room, or give a folder "
-            "on another disk"
+            f"{out}: the model needs {size_text(needed)}, but only {size_text(free)} are free; free disk space, or use "
+            "a folder on another disk"
         )
 
 
 def _rounded(source: Path, tensors: dict[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-    """The tensors as they are to be stored."""
+    """Round the tensors to their stored types."""
     for name, tensor in tensors.items():
         largest = float(tensor.abs().max())
         if largest > torch.finfo(dtypes[name]).max:
@@ -264,7 +264,7 @@ def _require_written(again: FinishedModel, expected: dict[str, Tensor], out: Pat
         tables[again.positions_name] = again.positions
     for name, tensor in expected.items():
         if name not in tables or not torch.equal(tables[name].detach(), tensor.double()):
-            raise RuntimeError(f"{out}: {name!r} was not read back as it was written")
+            raise RuntimeError(f"{out}: {name!r} was read back differently than written")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,7 +1,7 @@
-"""A run of ours as a model that can be recentred, and the run that is written from it.
+"""Open a run for recentring, and write the recentred run.
 
-OUT is a run again, with the newest whole checkpoint and the log: `eval`, `inspect`, `export` and `theory` take it.
-The state of the optimizer is kept while no table is added, and training can go on: gradients are what they were.
+OUT is a run folder with the newest complete checkpoint and the log, for `eval`, `inspect`, `export` and `theory`.
+Unless a table is added, the optimizer state is kept and training can be resumed, because the gradients do not change.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -36,23 +36,23 @@ OPTIMIZER = "optimizer."
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run of ours."""
+    """Whether a folder is a run folder."""
     return RunFolder(folder).config.is_file()
 
 
 def open_run(folder: Path) -> FinishedModel:
-    """Open a run of ours at its newest whole checkpoint."""
+    """Open a run at its newest complete checkpoint."""
     config = run_config(folder)
     checkpoint = find_checkpoint(folder, None, on_skip=warnings.warn)
     record = read_record(checkpoint)
     shape = config.to_model_config()
     module = model_with(shape, load_weights(shape, checkpoint)).double()
-    # `double` keeps a tied table tied, and gives it a new tensor.
+    # `double` keeps a tied table tied, with a new tensor.
     has_positions = shape.architecture == "gpt2"
 
     def write(temporary: Path, tensors: Mapping[str, Tensor], *, untied: bool, dtype: torch.dtype | None) -> None:
         if dtype not in (None, torch.float32):
-            raise UserError(f"a run is stored in float32, not in {dtype}; leave out --dtype, or export the run first")
+            raise UserError(f"a run is stored in float32, not {dtype}; remove --dtype, or export the run first")
         _write_run(folder, temporary, config, checkpoint, record, tensors, untied=untied)
 
     def tokenizer() -> Tokenizer:
@@ -101,7 +101,7 @@ def _write_run(
         changed = config.model_copy(update={"model": config.model.model_copy(update={"tied": False})})
         new.config.write_text(to_toml(changed), encoding="utf-8", newline="\n")
     stored = _stored_tensors(checkpoint, record)
-    if untied:  # there are no moments of the new head
+    if untied:  # the new head has no optimizer state
         stored = {name: tensor for name, tensor in stored.items() if not name.startswith(OPTIMIZER)}
     for name, tensor in tensors.items():
         stored[f"model.{name}"] = tensor.to(torch.float32)
@@ -116,7 +116,7 @@ def _write_run(
 
 
 def _stored_tensors(checkpoint: Path, record: Record) -> dict[str, Tensor]:
-    """Everything in a checkpoint, by its name."""
+    """Read all tensors of a checkpoint by name."""
     metadata = read_metadata(checkpoint, record.files)
     tensors = {}
     for name, stored in metadata.state_dict_metadata.items():

@@ -1,8 +1,8 @@
-"""A safetensors file with some tensors replaced or added, and every other byte copied as it is.
+"""Rewrite a safetensors file with some tensors replaced or added, and copy every other byte.
 
-8 bytes give the length of the header, the header is JSON, then come the tensors without gaps. While the replaced
-tensors keep their type, the header and all places stay; otherwise the tensors are laid out anew, those with the longest
-numbers first, because torch cannot map a number that does not begin at a multiple of its size.
+A file starts with 8 bytes for the length of the header, then the JSON header, then the tensors without gaps. If the
+replaced tensors keep their type, the header and all offsets stay. Otherwise the tensors get new offsets, widest types
+first, because torch cannot memory-map unaligned numbers.
 """
 
 import json
@@ -30,14 +30,14 @@ def rewrite(
     dtype: torch.dtype | None,
     metadata_changes: Mapping[str, str] | None = None,
 ) -> None:
-    """Write `target`: the file `source` with other tensors under some of its names.
+    """Write `source` to `target` with some tensors replaced or added.
 
     Args:
         source: a safetensors file that `open_safetensors` has checked.
         target: the new file.
-        tensors: what changes, in any precision; names that `source` does not have are added.
-        dtype: how the given tensors are stored; None: as `source` stores the tensor of that name.
-        metadata_changes: strings of the header that change.
+        tensors: changed tensors, in any precision; new names are added.
+        dtype: of the stored changed tensors; None to keep their type in `source`.
+        metadata_changes: changed strings of the header.
     """
     begin, entries = read_header(source)
     metadata = {**(entries.pop(METADATA, None) or {}), **(metadata_changes or {})}
@@ -81,7 +81,7 @@ def rewrite(
 
 
 def write_new(target: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    """Write a file of one tensor."""
+    """Write a file with one tensor."""
     stored = TYPE_NAMES[str(dtype).removeprefix("torch.")]
     size = tensor.numel() * dtype.itemsize
     entry = {"dtype": stored, "shape": list(tensor.shape), "data_offsets": [0, size]}
@@ -99,14 +99,14 @@ def _header(metadata: Mapping[str, Any], entries: Mapping[str, Any]) -> bytes:
 def _check_places(source: Path, places: Mapping[str, tuple[int, int]], size: int) -> None:
     for name, (start, end) in places.items():
         if not 0 <= start <= end <= size:
-            raise UserError(f"{source}: tensor {name!r} does not fit its place in the file; copy or download it again")
+            raise UserError(f"{source}: tensor {name!r} has invalid offsets; copy or download the file again")
 
 
 def _copy(old: IO[bytes], new: IO[bytes], count: int, source: Path) -> None:
     while count:
         block = old.read(min(count, COPIED_BYTES))
         if not block:
-            raise UserError(f"{source}: ends before its last tensor does; copy or download it again")
+            raise UserError(f"{source}: truncated before its last tensor; copy or download it again")
         new.write(block)
         count -= len(block)
 

@@ -1,4 +1,4 @@
-"""The figures of a study: a pure function each, from results to a matplotlib figure, or None where the data are absent.
+"""The figures of a study: pure functions from results to a matplotlib figure, or None without data.
 
 Needs matplotlib, so it is imported only when a report is written.
 """

@@ -15,7 +15,7 @@ from coupled_adam.report.significance import Comparison, Summary, summarise
 
 
 def draw_scale_loss(grid: Grid) -> Figure | None:
-    """The difference in loss to n = 0 over n, with the one-sided 95% threshold as bars (Fig. ablation_scale)."""
+    """Draw the loss difference to n = 0 over n, with the one-sided 95% threshold as bars (Fig. ablation_scale)."""
     found = _differences_to_itself(grid, "loss")
     if not found:
         return None
@@ -27,7 +27,7 @@ def draw_scale_loss(grid: Grid) -> Figure | None:
 
 
 def draw_scale_complete(grid: Grid) -> Figure | None:
-    """The difference of every metric to n = 0 over n, likewise (Fig. ablation_scale_complete)."""
+    """Draw the same for every metric (Fig. ablation_scale_complete)."""
     metrics = [metric for metric in (*MAIN, *OTHERS) if metric.better]
     found = {metric: _differences_to_itself(grid, metric.key) for metric in metrics}
     found = {metric: differences for metric, differences in found.items() if differences}
@@ -48,8 +48,8 @@ def draw_scale_complete(grid: Grid) -> Figure | None:
 
 
 def draw_sgd_loss(grid: Grid) -> Figure | None:
-    """The loss over SGD's factor f, a panel for each size with two f or more, with the best f marked and the other
-    optimizers as lines."""
+    """Draw the loss over SGD's factor f, one panel per size with at least two values of f; the best f is marked, and
+    the other optimizers are lines."""
     family = [variant for variant in grid.variants if variant.role == "sgd" and variant.f]
     found = {
         size: points
@@ -78,7 +78,7 @@ def draw_sgd_loss(grid: Grid) -> Figure | None:
 
 
 def _scaled_family(grid: Grid) -> list[Variant]:
-    """Coupled Adam with every n of the study, or nothing when it does not vary n."""
+    """Coupled Adam with every n of the study; empty if the study does not vary n."""
     if not grid.has_scale_exponents:
         return []
     by_n: dict[float, Variant] = {}
@@ -89,7 +89,7 @@ def _scaled_family(grid: Grid) -> list[Variant]:
 
 
 def _differences_to_itself(grid: Grid, metric: str) -> dict[Size, dict[float, Comparison]]:
-    """For every size, each n but 0 against n = 0; empty where the study does not have n = 0."""
+    """For every size, compare each other n with n = 0; empty if the study does not have n = 0."""
     family = _scaled_family(grid)
     itself = next((variant for variant in family if variant.n == 0), None)
     found: dict[Size, dict[float, Comparison]] = {}
@@ -105,7 +105,7 @@ def _differences_to_itself(grid: Grid, metric: str) -> dict[Size, dict[float, Co
 def _draw_over_n(
     axes: Axes, found: Mapping[Size, Mapping[float, Comparison]], all_sizes: Sequence[Size], marker_size: float = 7
 ) -> None:
-    """A line for each size through the differences to n = 0, which is the point at the origin."""
+    """Draw one line per size through the differences to n = 0, which is the point at the origin."""
     labels = size_labels(all_sizes)
     axes.axhline(0, color=FAINT, linewidth=1.2)
     for size, points in found.items():
@@ -122,7 +122,7 @@ def _draw_over_n(
 def _points(
     grid: Grid, size: Size, family: Sequence[tuple[float, Variant]], metric: str
 ) -> list[tuple[float, Summary]]:
-    """(n or f, what was measured there), where something was."""
+    """Pairs of n or f and the measured values, without unmeasured ones."""
     summaries = [(x, summarise(grid.values_of(size, variant, metric).values())) for x, variant in family]
     return [(x, summary) for x, summary in summaries if summary.mean is not None]
 

@@ -1,4 +1,4 @@
-"""The main picture: the embeddings around the origin before and after training, one optimizer beside the other."""
+"""The main picture: the embeddings around the origin before and after training, optimizers side by side."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,11 +19,11 @@ PARTS = ("cloud_initial", "cloud_final", "mean_final")
 
 
 def draw_clouds(grid: Grid, table: str = "") -> Figure | None:
-    """Some embeddings of one run of each optimizer, of the largest size, all at the same scale.
+    """Draw some embeddings of one run per optimizer at the largest size, all at the same scale.
 
     Args:
         grid: of the finished runs.
-        table: "" for the output table (or the one of a tied model), "input_" for the input table of an untied one.
+        table: "" for the output table (or the table of a tied model), "input_" for the input table of an untied model.
     """
     found = cloud_arrays(grid, table)
     if not found:
@@ -46,7 +46,7 @@ def draw_clouds(grid: Grid, table: str = "") -> Figure | None:
 
 
 def cloud_arrays(grid: Grid, table: str = "") -> dict[Variant, Arrays]:
-    """The arrays of one run of each optimizer that is shown, where a run has them."""
+    """The arrays of one run of each optimizer shown, if a run has them."""
     found = {}
     for variant in shown_variants(grid):
         arrays = _first_arrays(grid.runs_of(grid.largest_size, variant), table)
@@ -56,8 +56,8 @@ def cloud_arrays(grid: Grid, table: str = "") -> dict[Variant, Arrays]:
 
 
 def shown_variants(grid: Grid) -> list[Variant]:
-    """Of the largest size, all optimizers where they fit beside each other; else the two that the study is about, or
-    without such a pair the first, the middle and the last."""
+    """The optimizers of the largest size, if they fit side by side; otherwise the main pair of the study, or without
+    such a pair the first, the middle and the last."""
     largest = grid.largest_size
     shown = gather_grid([run for run in grid.results if size_of(run) == largest])
     all_variants = shown.variants
@@ -71,7 +71,7 @@ def shown_variants(grid: Grid) -> list[Variant]:
 
 
 def _first_arrays(runs: Sequence[Result], table: str) -> Arrays | None:
-    """Of the first run that has them, in the order of seeds."""
+    """Arrays of the first run that has them, in the order of seeds."""
     for run in runs:
         arrays = embedding_arrays(run)
         places = [arrays.get(table + part) for part in PARTS]
@@ -90,7 +90,7 @@ def _draw_cloud(axes: Axes, arrays: Arrays, table: str, colour: str) -> None:
 
 
 def window(clouds: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The corners (2,) of a window with nearly every point and the origin in it, nearly a square."""
+    """Corners (2,) of a nearly square window that contains the origin and almost every point."""
     points = np.concatenate([cloud[:, :2] for cloud in clouds]).astype(np.float64)
     low = np.minimum(np.quantile(points, 0.002, axis=0), 0.0)
     high = np.maximum(np.quantile(points, 0.998, axis=0), 0.0)

@@ -1,5 +1,5 @@
 """The difference between two optimizers: in loss and accuracy over the dataset size (the paper's Fig. results_S), and
-in the accuracy of each task. A report of several pairs has a row for each."""
+in the accuracy of each task. With several pairs, each has a row."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,11 +16,10 @@ Pair = tuple[Variant, Variant]
 
 
 def draw_differences(grid: Grid) -> Figure | None:
-    """A panel for each of loss and accuracy that was measured at two sizes or more, a marker for each size; a row of
-    panels for each pair of optimizers.
+    """Draw the differences in loss and in accuracy, one marker per size and one row of panels per pair of optimizers.
 
-    The bars are the one-sided 95% confidence threshold: a marker whose bar misses zero is significant, and filled. One
-    size alone is a number, which the tables have, and no figure.
+    The bars are the one-sided 95% confidence threshold: a marker whose bar misses zero is significant, and filled. A
+    metric needs at least two sizes; a single number is in the tables.
     """
     found: dict[Pair, dict[str, dict[Size, Comparison]]] = {}
     for pair in grid.difference_pairs:
@@ -44,8 +43,8 @@ def draw_differences(grid: Grid) -> Figure | None:
                 axes.set_title(direction, fontsize=9)
             else:
                 axes.set_ylabel(f"{label}\n{direction}", fontsize=8)
-        if len(found) > 1:  # one title for the row: there is no room for two beside each other
-            row[0].set_title(f"{pair[1].label} less {pair[0].label}", fontsize=9, loc="left")
+        if len(found) > 1:  # one title per row: two do not fit side by side
+            row[0].set_title(f"{pair[1].label} minus {pair[0].label}", fontsize=9, loc="left")
     for axes in rows[-1]:
         axes.set_xlabel("dataset size D (tokens)")
     legend_above(figure, [axes for row in rows for axes in row])
@@ -53,8 +52,8 @@ def draw_differences(grid: Grid) -> Figure | None:
 
 
 def draw_task_differences(grid: Grid) -> Figure | None:
-    """The tasks beside each other, and a marker for each model: that of its largest dataset with tasks; a panel for
-    each pair of optimizers. None for a single task of a single model."""
+    """Draw the tasks side by side, one marker per model at its largest dataset with tasks, one panel per pair of
+    optimizers. None for a single task of a single model."""
     found = {pair: _task_differences(grid, pair) for pair in grid.difference_pairs}
     found = {pair: of_pair for pair, of_pair in found.items() if sum(map(len, of_pair.values())) > 1}
     if not found:
@@ -72,17 +71,17 @@ def draw_task_differences(grid: Grid) -> Figure | None:
                 if task.key in of_pair.get(model, {}):
                     aside = 0.14 * (number - (len(models) - 1) / 2)
                     draw_difference(axes, place + aside, of_pair[model][task.key], number, label)
-                    label = None  # once is enough
+                    label = None  # one legend entry per model
         axes.set_xticks(range(len(shown)), [task.label for task in shown], rotation=30, horizontalalignment="right")
         axes.set(xlim=(-0.6, len(shown) - 0.4), ylabel=f"difference in {METRICS['acc'].symbol}")
         if len(found) > 1:
-            axes.set_title(f"{pair[1].label} less {pair[0].label}", fontsize=9)
+            axes.set_title(f"{pair[1].label} minus {pair[0].label}", fontsize=9)
     legend_above(figure, [axes for [axes] in rows])
     return figure
 
 
 def _task_differences(grid: Grid, pair: Pair) -> dict[tuple[int, str], dict[str, Comparison]]:
-    """Of each model, by task; larger datasets replace smaller ones."""
+    """Differences by model and task; larger datasets replace smaller ones."""
     found: dict[tuple[int, str], dict[str, Comparison]] = {}
     for size in grid.sizes:
         compared = {task.key: grid.compare(size, *pair, task.key) for task in TASKS}
@@ -100,7 +99,7 @@ def _draw_panel(axes: Axes, comparisons: dict[Size, Comparison]) -> None:
     for size, comparison in comparisons.items():
         model = (size.parameters, size.model)
         number = models.index(model)
-        # Models of the same D stand side by side, so that their bars do not cover each other.
+        # Models of the same D are side by side, so that their bars do not overlap.
         place = tokens.index(size.tokens) + 0.14 * (number - (len(models) - 1) / 2)
         is_first = size == min(other for other in comparisons if (other.parameters, other.model) == model)
         draw_difference(axes, place, comparison, number, f"N = {names[model]}" if is_first else None)

@@ -15,7 +15,7 @@ from coupled_adam.study.results import Result
 
 
 def draw_norm_and_frequency(grid: Grid, table: str = "") -> Figure | None:
-    """The length of embeddings against the logarithm of their frequency, of one run of each optimizer.
+    """Draw the length of embeddings against the logarithm of their frequency, for one run per optimizer.
 
     Args:
         grid: of the finished runs.
@@ -42,7 +42,7 @@ def draw_norm_and_frequency(grid: Grid, table: str = "") -> Figure | None:
 
 
 def draw_spectra(grid: Grid, table: str = "") -> Figure | None:
-    """Singular values relative to the largest: the mean over seeds and the band of all of them, a panel for each size.
+    """Draw singular values relative to the largest: the mean over seeds and their range, one panel per size.
 
     Args:
         grid: of the finished runs.
@@ -74,11 +74,11 @@ def draw_spectra(grid: Grid, table: str = "") -> Figure | None:
 
 
 def _spectra(runs: Sequence[Result], table: str) -> NDArray[np.float64] | None:
-    """(S, H) of the runs of a cell, largest first and relative to it; None when no run has at least two values."""
+    """(S, H) singular values of a cell's runs, descending, relative to the largest; None if no run has two values."""
     spectra = []
     for run in runs:
         values = embedding_arrays(run).get(f"{table}singular_values", np.zeros(0))
-        positive = np.sort(values[values > 0].astype(np.float64))[::-1]  # zeros have no place on a logarithmic axis
+        positive = np.sort(values[values > 0].astype(np.float64))[::-1]  # a logarithmic axis cannot show zeros
         if len(positive) > 1:
             spectra.append(positive / positive[0])
     if not spectra:

@@ -1,4 +1,4 @@
-"""Which dataset sizes D and model sizes N the study has, beside the line of compute-optimal training, N = D/20."""
+"""The dataset sizes D and model sizes N of the study, with the line of compute-optimal training, N = D/20."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ TOKENS_PER_PARAMETER = 20
 
 
 def draw_experiments(grid: Grid) -> Figure | None:
-    """A point for every size with a finished run; None for a single one."""
+    """Draw a point for every size with a finished run; None for a single size."""
     shown = grid.sizes
     if len(shown) < 2:
         return None
@@ -39,7 +39,7 @@ def draw_experiments(grid: Grid) -> Figure | None:
 
 
 def _apart(values: Sequence[int]) -> list[int]:
-    """The different values, without those that would be written over the one before on a logarithmic axis."""
+    """The distinct values, without those whose label would overlap the previous one on a logarithmic axis."""
     kept: list[int] = []
     for value in sorted(set(values)):
         if not kept or value > 1.4 * kept[-1]:

@@ -34,30 +34,29 @@ class _Entry:
     caption: str
     draw: Draw
     curves: str = ""
-    """The kind of the logged rows it draws over training; empty: it does not."""
+    """For curves over training, the kind of the logged rows; otherwise empty."""
 
 
-AVERAGED = "Neighbouring steps are averaged: there are more than can be drawn."
-_BAND = "A line is the mean over seeds; the band holds all of them."
+AVERAGED = "Neighbouring steps are averaged, because there are more than can be drawn."
+_BAND = "Lines are means over seeds; the band covers all seeds."
 
 _TABLES = (
     _Entry(
         MAIN_PICTURE,
         "The embeddings around the origin",
-        "Seen from the side, all at the same scale: a healthy cloud lies around the origin (+), "
-        "and its mean (x) stays there. {largest}",
+        "Side view, same scale: a healthy cloud is centred at the origin (+), and its mean (x) stays there. {largest}",
         clouds.draw_clouds,
     ),
     _Entry(
         "norm_frequency",
         "Length and frequency",
-        "Length of an embedding against how often its token occurs; a point is a token. {largest}",
+        "Length of an embedding against the frequency of its token; each point is a token. {largest}",
         embedding_figures.draw_norm_and_frequency,
     ),
     _Entry(
         "singular_values",
         "Singular values",
-        "Relative to the largest: a first value far above the others is one direction that dominates. " + _BAND,
+        "Relative to the largest: a first value far above the others means that one direction dominates. " + _BAND,
         embedding_figures.draw_spectra,
     ),
 )
@@ -73,30 +72,30 @@ ENTRIES = (
     _Entry(
         "ranking",
         "Loss against the quality of the embeddings",
-        "A point is an optimizer, numbered by loss: mean over seeds, bars are the standard deviation. Less loss, more "
-        "r_cos and more ISO are better. {ranked}",
+        "Each point is an optimizer, numbered by loss: mean over seeds, with the standard deviation as bars. Lower "
+        "loss, higher r_cos and higher ISO are better. {ranked}",
         ranking_figures.draw_ranking,
     ),
     _Entry(
         "learning_rates",
         "Loss over the learning rate",
-        "Mean over seeds with its standard deviation. A flat line: the optimizer is not sensitive to it.",
+        "Mean over seeds with its standard deviation. A flat line means that the optimizer is not sensitive to it.",
         ranking_figures.draw_learning_rates,
     ),
     _Entry(
         "downstream",
         "Difference in accuracy, task by task",
-        "{pairs}, of the largest dataset of each model. Bars: one-sided 95% threshold; a filled marker "
+        "{pairs}, at the largest dataset of each model. Bars: one-sided 95% threshold; a filled marker "
         "is significant, a hollow one is not.",
         differences.draw_task_differences,
     ),
     _Entry(
         "loss_by_frequency",
         "Loss and calibration by token frequency",
-        "Bin 1 holds the most frequent tokens, half of the training text; each further bin holds half of what is left, "
-        "bin 10 all the rest. Difference in loss to {baseline}: bars are the one-sided 95% threshold; a filled marker "
-        "is significant, a hollow one is not. Calibration, log(predicted / observed): 0 where the tokens of the bin "
-        "are predicted as often as they occur, below 0 where the model underestimates them. " + _BAND + "{binned}",
+        "Bin 1 has the most frequent tokens, which make up half of the training text; each further bin covers half of "
+        "the rest, and bin 10 everything left. Difference in loss to {baseline}: bars are the one-sided 95% threshold; "
+        "a filled marker is significant, a hollow one is not. Calibration, log(predicted / observed): 0 if the bin's "
+        "tokens are predicted as often as they occur, below 0 if the model underestimates them. " + _BAND + "{binned}",
         frequency_figures.draw_by_frequency,
     ),
     _Entry(
@@ -108,7 +107,7 @@ ENTRIES = (
     _Entry(
         "ablation_scale_complete",
         "Every metric against n",
-        "Difference to n = 0, which is Coupled Adam itself. ↓: less is better, ↑: more is better. "
+        "Difference to n = 0, which is Coupled Adam itself. ↓: lower is better, ↑: higher is better. "
         "Bars: one-sided 95% threshold; filled: significant.",
         ablations.draw_scale_complete,
     ),
@@ -121,14 +120,14 @@ ENTRIES = (
     _Entry(
         "mean_ratio_over_training",
         "Mean-embedding ratio over training",
-        "Length of the mean embedding over the mean length; 0 is centred at the origin. " + _BAND,
+        "Length of the mean embedding divided by the mean length; 0 is centred at the origin. " + _BAND,
         training_curves.draw_mean_ratio,
         "embeddings",
     ),
     _Entry(
         "iso_over_training",
         "Isotropy over training",
-        "ISO: 1 when no direction stands out, near 0 when one does. " + _BAND,
+        "ISO: 1 if no direction stands out, near 0 if one does. " + _BAND,
         training_curves.draw_isotropy,
         "embeddings",
     ),
@@ -136,7 +135,7 @@ ENTRIES = (
     _Entry(
         "validation_loss",
         "Validation loss",
-        "On text that is not trained on. " + _BAND,
+        "On held-out text. " + _BAND,
         training_curves.draw_validation_loss,
         "val",
     ),
@@ -148,16 +147,16 @@ ENTRIES = (
     _Entry(
         "mean_ratio_over_training_input",
         "Mean-embedding ratio over training: input table",
-        "Length of the mean embedding over the mean length; 0 is centred at the origin. " + _BAND,
+        "Length of the mean embedding divided by the mean length; 0 is centred at the origin. " + _BAND,
         partial(training_curves.draw_mean_ratio, table="input_"),
         "embeddings",
     ),
     _Entry(
         "theory_second_moment",
         THEORY_CAPTIONS["second_moment"][0],
-        "E[v] of a token, rebuilt at the last checkpoint of one run, against how often the token occurs; a point is a "
-        "token. The line A p̃ minimises plain squares, so the most frequent tokens decide it. On the right the same in "
-        "logarithms.",
+        "E[v] of a token, reconstructed at the last checkpoint of one run, against the frequency of the token; each "
+        "point is a token. The line A p̃ is a plain least-squares fit, so the most frequent tokens dominate it. Right: "
+        "the same on logarithmic axes.",
         theory_figures.draw_second_moments,
     ),
     _Entry("theory_constant", *THEORY_CAPTIONS["second_moment_constant"], theory_figures.draw_constants),
@@ -165,18 +164,18 @@ ENTRIES = (
     _Entry(
         "experiments",
         "Dataset and model sizes",
-        "One marker for each size that has finished runs; the line N = D/20 is about compute-optimal.",
+        "One marker per size with finished runs; the line N = D/20 is approximately compute-optimal.",
         experiments.draw_experiments,
     ),
 )
 
 
 OVER_TRAINING = tuple(entry.name for entry in ENTRIES if entry.curves)
-"""The figures of curves over training, which the page also draws by itself."""
+"""Figures of curves over training, which the page also draws interactively."""
 
 
 def draw_figures(grid: Grid) -> list[CaptionedFigure]:
-    """Every figure that the results have data for, in the order of the report."""
+    """Draw every figure that the results have data for, in the order of the report."""
     words = _caption_words(grid)
     figures = []
     with figure_style():
@@ -191,18 +190,18 @@ def draw_figures(grid: Grid) -> list[CaptionedFigure]:
 
 
 def write_figures(figures: Sequence[CaptionedFigure], folder: Path) -> None:
-    """Write NAME.svg and NAME.pdf of every figure; those of an earlier report that are no longer drawn go away.
+    """Write NAME.svg and NAME.pdf of every figure, and remove figures of an earlier report that are no longer drawn.
 
     Args:
         figures: from `draw_figures`.
-        folder: made if it is missing.
+        folder: created if missing.
     """
     write_captioned_figures(figures, folder, [entry.name for entry in ENTRIES])
 
 
 def _caption_words(grid: Grid) -> dict[str, str]:
-    pairs = [f"{second.label} less {first.label}" for first, second in grid.difference_pairs]
-    what = pairs[0][:1].upper() + pairs[0][1:] if len(pairs) == 1 else "One optimizer less another, as the titles say"
+    pairs = [f"{second.label} minus {first.label}" for first, second in grid.difference_pairs]
+    what = pairs[0][:1].upper() + pairs[0][1:] if len(pairs) == 1 else "One optimizer minus another, named in the title"
     largest = (
         f"Shown: {size_labels(grid.sizes)[grid.largest_size]}, one run each."
         if len(grid.sizes) > 1

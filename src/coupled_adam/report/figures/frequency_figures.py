@@ -13,12 +13,12 @@ from coupled_adam.report.grid import CellRuns, Grid
 from coupled_adam.report.significance import is_number, summarise
 
 ROOM = 0.6
-"""Of the distance between two bins: what the markers of one bin share."""
+"""Share of the distance between two bins that the markers of one bin use."""
 
 
 def draw_by_frequency(grid: Grid) -> Figure | None:
-    """Two panels over the ten bins, of the D and model that `shown_cells` gives: the loss less that of the first
-    optimizer, where there are others, and the calibration of all."""
+    """Draw two panels over the ten bins, for the D and model of `shown_cells`: the loss difference to the first
+    optimizer, if there are others, and the calibration of all."""
     cells = shown_cells(grid)
     if not cells:
         return None
@@ -41,7 +41,7 @@ def draw_by_frequency(grid: Grid) -> Figure | None:
 
 
 def shown_cells(grid: Grid) -> list[CellRuns]:
-    """The cells of one D and model: those with the most optimizers, and of several the largest; empty without any."""
+    """The cells of the D and model with the most optimizers, the largest of several; empty without any."""
     found = [cells for place in grid.places if (cells := binned_cells(place))]
     return max(found, key=lambda cells: (len(cells), cells[0].size), default=[])
 
@@ -49,7 +49,7 @@ def shown_cells(grid: Grid) -> list[CellRuns]:
 def _draw_differences(axes: Axes, cells: Sequence[CellRuns], colours: dict[str, Look]) -> None:
     first, others = cells[0], cells[1:]
     for place, cell in enumerate(others):
-        # Optimizers stand side by side, so that their bars do not cover each other.
+        # Optimizers are side by side, so that their bars do not overlap.
         beside = ROOM * ((place + 0.5) / len(others) - 0.5)
         for number in NUMBERS:
             comparison = compare_bin(first, cell, number)
@@ -59,7 +59,7 @@ def _draw_differences(axes: Axes, cells: Sequence[CellRuns], colours: dict[str, 
 
 
 def _draw_calibration(axes: Axes, cell: CellRuns, look: Look) -> None:
-    """The mean over seeds as a line, and the band of all of them."""
+    """Draw the mean over seeds as a line, and their range as a band."""
     found = {
         number: [value for value in bin_values(cell, BIN_CALIBRATION, number) if is_number(value)] for number in NUMBERS
     }

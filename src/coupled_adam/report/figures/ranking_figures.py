@@ -15,15 +15,15 @@ QUALITIES = ("r_cos", "iso")
 
 
 def shown_place(grid: Grid) -> list[CellRuns]:
-    """The cells that are drawn: of the D and model with the most optimizers, of those the largest; empty where they are
-    too few to rank."""
+    """The cells of the D and model with the most optimizers, the largest of several; empty if there are too few to
+    rank."""
     places = [ranked_cells(place) for place in grid.places]
     best = max(places, key=lambda cells: (len(cells), cells[0].size if cells else None), default=[])
     return best if len(best) >= LEAST_RANKED else []
 
 
 def draw_ranking(grid: Grid) -> Figure | None:
-    """The loss against r_cos and against ISO: a point is an optimizer, its bars the standard deviation over seeds."""
+    """Draw the loss against r_cos and ISO: one point per optimizer, with the standard deviation over seeds as bars."""
     cells = shown_place(grid)
     drawn = [
         key for key in QUALITIES if sum(summarise(cell.values(key).values()).mean is not None for cell in cells) > 1
@@ -50,7 +50,7 @@ def draw_ranking(grid: Grid) -> Figure | None:
                 linestyle="none",
                 label=f"{rank}  {cell.variant.name}",
             )
-            # Of many optimizers some share a colour; the rank tells them apart.
+            # With many optimizers some share a colour; the rank distinguishes them.
             axes.annotate(str(rank), (x.mean, y.mean), xytext=(5, 4), textcoords="offset points", fontsize=8)
         axes.set(xlabel=METRICS[key].heading)
     row[0].set(ylabel=f"{loss_name(grid.results)} ({NATS})")
@@ -59,7 +59,7 @@ def draw_ranking(grid: Grid) -> Figure | None:
 
 
 def draw_learning_rates(grid: Grid) -> Figure | None:
-    """The loss over the learning rate, a line for each optimizer and a panel for each size."""
+    """Draw the loss over the learning rate, one line per optimizer and one panel per size."""
     curves = [curve for curve in rate_curves(grid) if len(curve.losses()) > 1]
     if not curves:
         return None

@@ -1,7 +1,6 @@
-"""How the figures look: one colour, one line and one marker for each optimizer and for each model size.
+"""Style of the figures: one colour, line style and marker for each optimizer and for each model size.
 
-The colours can be told apart with any kind of colour vision and read on white and on black; lines and markers say the
-same again.
+The colours work for all kinds of colour vision and on white and black; line styles and markers repeat the information.
 """
 
 from collections.abc import Sequence
@@ -27,14 +26,14 @@ LINES: dict[Role, str] = {"standard": "--", "coupled": "-", "scaled": "-", "fami
 
 @dataclass(frozen=True)
 class Look:
-    """Of one optimizer, the same in every figure."""
+    """Colour and line style of an optimizer, the same in every figure."""
 
     colour: str
     line: str
 
 
 def looks(variants: Sequence[Variant]) -> dict[str, Look]:
-    """The look of every optimizer of a study, by name."""
+    """Colour and line style of every optimizer of a study, by name."""
     found: dict[str, Look] = {}
     for role in LINES:
         family = [variant for variant in variants if variant.role == role]
@@ -47,7 +46,7 @@ def looks(variants: Sequence[Variant]) -> dict[str, Look]:
 
 
 def two_lines(label: str) -> str:
-    """The name of an optimizer as the title of a narrow panel: what stands in brackets on a line of its own.
+    """Break the name of an optimizer before its parenthesis, for the title of a narrow panel.
 
     Example:
         >>> two_lines("partially coupled (y = 0.25, mean-free)")
@@ -59,7 +58,7 @@ def two_lines(label: str) -> str:
 def size_panels(
     shown: Sequence[Size], x_label: str, y_label: str, *, share_y: bool = True
 ) -> tuple[Figure, dict[Size, Axes]]:
-    """A figure with a panel for each size, three in a row, that share their labels."""
+    """Make a figure with one panel per size, three in a row, with shared axis labels."""
     columns = min(len(shown), 3)
     figure, rows = panels(-(-len(shown) // columns), columns, 2.1 if len(shown) > 1 else 3.0, share_y=share_y)
     places = [axes for row in rows for axes in row]
@@ -82,16 +81,16 @@ def draw_difference(
     marker_size: float = 7,
     colour: str | None = None,
 ) -> None:
-    """A marker with the one-sided 95% threshold as its bar, filled where the difference is significant.
+    """Draw a marker with the one-sided 95% threshold as its bar, filled if the difference is significant.
 
     Args:
         axes: to draw on.
-        x: place.
-        comparison: has a difference; without a threshold (one seed) there is no bar.
-        number: which of the colours and markers for sizes.
-        label: for the legend; None: not in it.
+        x: position.
+        comparison: must have a difference; without a threshold (one seed) there is no bar.
+        number: index of the marker and of the default colour.
+        label: legend entry; None for no entry.
         marker_size: in points.
-        colour: of the optimizer; None: that of the number.
+        colour: None for the colour of `number`.
     """
     assert comparison.difference is not None
     colour = colour or SERIES_COLOURS[number % len(SERIES_COLOURS)]
@@ -111,6 +110,6 @@ def draw_difference(
 
 
 def _shades(colormap: str, count: int) -> tuple[str, ...]:
-    """Colours from one end of a colormap to the other, without its darkest and its lightest."""
+    """Evenly spaced colours of a colormap, without its darkest and lightest."""
     places = np.linspace(0.25, 0.8, max(count, 2))
     return tuple(matplotlib.colors.to_hex(matplotlib.colormaps[colormap](place)) for place in places)

@@ -1,6 +1,6 @@
-"""The theory of a study's runs, drawn by the functions of `coupled-adam theory`: one run of each cell that is shown.
+"""The theory of a study's runs, drawn with the functions of `coupled-adam theory`: one run per cell shown.
 
-A run whose files are missing or damaged is passed over, as if it had not been measured.
+Runs with missing or damaged files are skipped.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from coupled_adam.theory.theory_plots import draw_A, draw_second_moment, draw_up
 
 
 def draw_constants(grid: Grid) -> Figure | None:
-    """A of E[v] = A p over training: of the first optimizer for every model, or of every optimizer for a single one."""
+    """Draw A of E[v] = A p over training: for every model with the first optimizer, or for one model with all."""
     grid = _measured(grid)
     names = model_names(grid.sizes)
     shown: dict[str, RunTheory] = {}
@@ -31,7 +31,7 @@ def draw_constants(grid: Grid) -> Figure | None:
 
 
 def draw_second_moments(grid: Grid) -> Figure | None:
-    """E[v] against the unigram probability at the last checkpoint of one run: the first that has it."""
+    """Draw E[v] against the unigram probability at the last checkpoint of the first run that has it."""
     grid = _measured(grid)
     for variant in grid.variants:
         for run in grid.runs_of(grid.largest_size, variant):
@@ -48,7 +48,7 @@ def draw_second_moments(grid: Grid) -> Figure | None:
 
 
 def draw_sums(grid: Grid) -> Figure | None:
-    """Sums of updates over training, a row of panels for each optimizer."""
+    """Draw sums of updates over training, one row of panels per optimizer."""
     grid = _measured(grid)
     found = {
         variant.label: _first(grid, grid.largest_size, variant)
@@ -59,17 +59,17 @@ def draw_sums(grid: Grid) -> Figure | None:
 
 
 def _have_curves(shown: Mapping[str, RunTheory]) -> bool:
-    """Whether a run has two checkpoints: a run that kept only its last has no curve over training."""
+    """Whether some run has at least two checkpoints, which a curve needs."""
     return any(len(theory.checkpoints) > 1 for theory in shown.values())
 
 
 def _measured(grid: Grid) -> Grid:
-    """The runs that have the theory."""
+    """The runs whose theory was measured."""
     return gather_grid([run for run in grid.results if run.metrics.get(THEORY_BATCHES) is not None])
 
 
 def _first(grid: Grid, size: Size, variant: Variant) -> RunTheory | None:
-    """The theory of the first run of a cell, in the order of seeds, whose file can be read."""
+    """The theory of the first run of a cell, by seed, whose file is readable."""
     for run in grid.runs_of(size, variant):
         try:
             theory = TheoryFolder(run.run_folder).read_run()

@@ -1,6 +1,6 @@
-"""What happened over training, one optimizer against the other: the losses, the mean-embedding ratio and ISO.
+"""Curves over training for each optimizer: the losses, the mean-embedding ratio and ISO.
 
-A line is the mean over seeds and the band around it holds all of them.
+A line is the mean over seeds, and the band covers all seeds.
 """
 
 from matplotlib.figure import Figure
@@ -13,38 +13,38 @@ from coupled_adam.report.run_files import mean_curve
 
 
 def draw_training_loss(grid: Grid) -> Figure | None:
-    """The loss of the training batches."""
+    """Draw the loss of the training batches."""
     return draw_over_training(grid, "train", "loss")
 
 
 def draw_validation_loss(grid: Grid) -> Figure | None:
-    """The loss on the validation text."""
+    """Draw the loss on the validation text."""
     return draw_over_training(grid, "val", "loss")
 
 
 def draw_mean_ratio(grid: Grid, table: str = "") -> Figure | None:
-    """The length of the mean embedding over the mean length of the embeddings.
+    """Draw the length of the mean embedding divided by the mean length of the embeddings.
 
     Args:
         grid: of the finished runs.
-        table: "" for the output table (or the one of a tied model), "input_" for the input table of an untied one.
+        table: "" for the output table (or the table of a tied model), "input_" for the input table of an untied model.
     """
     return draw_over_training(grid, "embeddings", f"{table}mu_norm_ratio", bottom=0.0)
 
 
 def draw_isotropy(grid: Grid, table: str = "") -> Figure | None:
-    """The isotropy of a table, chosen as for the ratio."""
+    """Draw the isotropy of a table; arguments as for `draw_mean_ratio`."""
     return draw_over_training(grid, "embeddings", f"{table}iso", bottom=0.0)
 
 
 def draw_over_training(grid: Grid, kind: str, key: str, *, bottom: float | None = None) -> Figure | None:
-    """One logged number over the steps of training, a panel for each size.
+    """Draw one logged number over training, one panel per size.
 
     Args:
         grid: of the finished runs.
         kind: of the rows in metrics.jsonl.
         key: of the number.
-        bottom: where the vertical axis starts; None: below the smallest value.
+        bottom: start of the vertical axis; None for below the smallest value.
     """
     found = {
         (size, variant): curve
