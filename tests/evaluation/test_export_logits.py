@@ -106,7 +106,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     for wrong, message in (
         (without, r"'ln_f.weight' is missing"),
         (weights | {"ln_f.weight": torch.ones(3)}, r"'ln_f.weight' has shape \(3,\), expected \(16,\)"),
-        (weights | {"lm_head.weight": weights["wte.weight"]}, r"'lm_head.weight' is no parameter"),
+        (weights | {"lm_head.weight": weights["wte.weight"]}, r"'lm_head.weight' is not a parameter"),
     ):
         with pytest.raises(ValueError, match=message):
             export_model(config, wrong, None, tmp_path / "model")

@@ -219,7 +219,7 @@ def test_a_second_call_on_its_own_output_says_that_nothing_is_left(tmp_path: Pat
         assert not second.exists()
     result = run(first, second)
     assert result.exit_code == 0
-    assert "Nothing left to do" in result.stdout
+    assert "Nothing to do" in result.stdout
 
 
 def test_padding_rows_move_but_do_not_count(tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ def evaluate_task(model: Any, name: str, task: Any, limit: int | None) -> Scored
             found = evaluate(lm=model, task_dict={"tasks": {name: task}}, **settings)
     except OverflowError as error:
         raise UserError(
-            "the correct answers are so unlikely under the model that a metric such as the perplexity overflows; its "
-            "weights may have diverged: evaluate an earlier checkpoint, or skip the task"
+            "the correct answers are so unlikely under the model that a metric of lm-eval overflows (such as the "
+            "perplexity); its weights may have diverged: evaluate an earlier checkpoint, or skip the task"
         ) from error
     count = found["n-samples"][name]
     metrics = {

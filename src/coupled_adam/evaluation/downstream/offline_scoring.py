@@ -193,8 +193,8 @@ def evaluate_scores(
         raise UserError(f"{scores_file}: does not identify its model ({error}); score the requests again") from None
     if run is not None and _run_identity(run) != identity:
         raise UserError(
-            f"{scores_file}: these scores are from the run {_described(identity)}, but {run} is the run "
-            f"{_described(_run_identity(run))}; pass the folder of the run that was scored"
+            f"{scores_file}: these scores are from the run {_described(identity)}, but the settings of {run}, "
+            f"{_described(_run_identity(run))}, differ; pass the folder of the run that was scored"
         )
     if run is None and out is None:
         raise UserError("pass the folder of the run that was scored, or a file for the results with --out")

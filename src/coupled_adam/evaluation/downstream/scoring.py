@@ -180,7 +180,7 @@ def _refuse_not_finite(log_likelihoods: np.ndarray, config: ModelConfig, precisi
     bad = int((~np.isfinite(log_likelihoods)).sum())
     if bad:
         raise UserError(
-            f"the model ({config.architecture}, {config.layers} layers of width {config.width}) in {precision} has "
-            f"non-finite scores for {bad} of {len(log_likelihoods)} requests; its weights may have diverged: evaluate "
-            "an earlier checkpoint" + (", or try float32" if precision == "bf16" else "")
+            f"the model ({config.architecture}, {config.layers} layers of width {config.width}) in {precision}: "
+            f"the scores of {bad} of {len(log_likelihoods)} requests are not finite; its weights may have diverged: "
+            "evaluate an earlier checkpoint" + (", or try float32" if precision == "bf16" else "")
         )
