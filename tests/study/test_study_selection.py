@@ -132,7 +132,7 @@ def test_a_wrong_selection_is_refused_before_anything_is_trained(tmp_path: Path,
 
 def test_every_optimizer_has_the_same_number_of_trials(tmp_path: Path) -> None:
     own = optimizers("b 0.002", more='select = { "optimizer.lr" = [1e-3, 2e-3] }\n')
-    with pytest.raises(UserError, match="same number of trials"):
+    with pytest.raises(UserError, match="same number of values"):
         plan(write_study(tmp_path, optimizers("a 0.002") + own, more=SELECT))
     _, cells = plan(write_study(tmp_path, optimizers("a 0.002") + own.replace("2e-3", "2e-3, 3e-3"), more=SELECT))
     assert {cell.config.optimizer.lr for cell in cells if cell.is_candidate and cell.optimizer == "b 0.002"} >= {3e-3}

@@ -160,7 +160,7 @@ def test_a_hangup_saves_and_ends_with_exit_code_129(config_file: Path, tmp_path:
     assert process.returncode == 129, errors
     assert_saved(tmp_path / "run")
     step = json.loads((tmp_path / "run" / "run.json").read_text())["step"]
-    assert re.search(rf"^SIGHUP: .*\b{step} of 4000\b", shown, re.MULTILINE), shown
+    assert re.search(rf"^SIGHUP: .*\b{step:,} of 4,000\b", shown, re.MULTILINE), shown
 
 
 def test_a_run_whose_terminal_is_closed_saves(config_file: Path, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(config_file: Path, corpus
     assert f"coupled-adam train {run} --resume" in shown.replace("\n", "")
     assert "Traceback" not in errors
     stopped_at = json.loads((run / "run.json").read_text())["step"]
-    assert re.search(rf"^SIGINT: .*\b{stopped_at} of 4000\b", shown, re.MULTILINE), shown
+    assert re.search(rf"^SIGINT: .*\b{stopped_at:,} of 4,000\b", shown, re.MULTILINE), shown
     assert 0 < stopped_at < 4000
     # The same command as it was said; what is left is cut short by a second signal.
     resumed = command(run, "--set", f"training.tokens={(stopped_at + 2) * 8 * 16}", "--resume")

@@ -253,7 +253,7 @@ def _wrong_in_candidates(study: "Study", place: str, values: "Mapping[str, Seque
         elif any(a >= b for a, b in itertools.pairwise(numbers)):
             yield f"{written}: expected ascending values, each once"
         elif study.select.extend and numbers[0] <= 0:
-            yield f"{written}: expected values above 0, because select.extend needs their ratio; or set it to 0"
+            yield f"{written}: expected values above 0, since select.extend needs their ratio; or set select.extend = 0"
         if key in NOT_SELECTED or key.startswith("data."):
             yield f"{place}: {key} cannot be selected: validation losses of its values cannot be compared"
         fixed = [("override", study.override)]

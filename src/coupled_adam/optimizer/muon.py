@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from coupled_adam.optimizer.checks import is_flattened
 from coupled_adam.optimizer.muon_step import NS_DTYPES, MuonMatrix, muon_step
 from coupled_adam.optimizer.newton_schulz import COEFFICIENTS, EPS, STEPS
 from coupled_adam.optimizer.sharding import local_gradient, local_part
-from coupled_adam.optimizer.torch_versions import check_graph_capture
+from coupled_adam.optimizer.torch_versions import check_graph_capture, disable_dynamo
 
 ADJUSTMENTS = ("original", "match_rms_adamw")
 # Options that a file of torch.optim.Muon lacks.
@@ -175,7 +174,7 @@ class BatchedMuon(Optimizer):
             muon_step(self._matrices(index, group), group, grad_factor)
         return loss
 
-    @_disable_dynamo  # Dynamo of torch 2.11 cannot set attributes of an optimizer
+    @disable_dynamo  # Dynamo of torch 2.11 cannot set attributes of an optimizer
     def _forget_grad_factor(self) -> None:
         self.grad_factor = None
 

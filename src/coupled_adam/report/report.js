@@ -19,7 +19,8 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
   const legend = document.getElementById("legend"), pickSize = document.getElementById("size");
   const note = document.getElementById("curves-note"); // fills the place after the last chart
   const LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 24, HEIGHT = 190;
-  const DASHES = { "-": "", "--": "7 4", ":": "2 3" }, BORDERS = { "-": "solid", "--": "dashed", ":": "dotted" };
+  const DASHES = { "-": "", "--": "7 4", "-.": "7 3 2 3", ":": "2 3" };
+  const BORDERS = { "-": "solid", "--": "dashed", "-.": "dashed", ":": "dotted" };
   let charts = [], end = 1, step = 1;
 
   [...new Set(plots.map((plot) => plot.size))].forEach((size) => pickSize.add(new Option(size)));
