@@ -71,7 +71,13 @@ def test_float32_iteration_follows_the_literal_one_in_float64(launches: list[str
 @pytest.mark.usefixtures("exact_float32")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"nesterov": False, "weight_decay": 0.0}, {"momentum": 0.0, "lr": torch.tensor([0.02])}, {"momentum": 0.3}],
+    [
+        {},
+        {"nesterov": False, "weight_decay": 0.0},
+        {"momentum": 0.0, "lr": torch.tensor([0.02])},
+        {"momentum": 0.3},
+        {"momentum": 0, "weight_decay": 0, "lr": 1},  # whole numbers: a compiled kernel takes floats
+    ],
     ids=str,
 )
 def test_every_option_gives_what_torch_operations_give(options: dict[str, Any]) -> None:
