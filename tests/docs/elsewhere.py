@@ -26,7 +26,7 @@ def run_elsewhere(
     """Run all examples that are run in a process of their own, or all on some ranks under torchrun.
 
     Args:
-        examples: the examples of one page.
+        examples: the examples of one page, or of several with different titles.
         way: which of them, by how they are run.
         checks: the module whose `CHECKS` has, by title, what must be true afterwards.
         folder: gets a folder for each example.
@@ -34,14 +34,14 @@ def run_elsewhere(
     """
     chosen = [example for example in examples if example.run == way]
     for example in chosen:
-        (folder / str(example.first_line)).mkdir()
+        (folder / example.folder).mkdir()
         for page in (example.page, *pages_with_files):
-            save_files(page, folder / str(example.first_line))
+            save_files(page, folder / example.folder)
     command = [sys.executable]
     if way != "process":
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", way.removeprefix("torchrun ")]
-    command += [str(Path(__file__).with_name("run_example.py")), str(folder), str(chosen[0].page), checks]
-    command += [example.title for example in chosen]
+    command += [str(Path(__file__).with_name("run_example.py")), str(folder), checks]
+    command += [f"{example.page}::{example.title}" for example in chosen]
     # The examples for several ranks are written for CPUs; one core for each is what there may be.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     with (folder / f"{way}.log").open("w") as log:
@@ -55,7 +55,7 @@ def assert_ran_elsewhere(example: Example, folder: Path) -> None:
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
     for rank in range({"process": 1, "torchrun 2": 2}[example.run]):
-        outcome = folder / str(example.first_line) / f"outcome.rank{rank}"
+        outcome = folder / example.folder / f"outcome.rank{rank}"
         log = folder / f"{example.run}.log"
         assert outcome.exists(), f"{example}, rank {rank}: killed, or never started\n{log.read_text()[-6000:]}"
         assert outcome.read_text() == "ok", f"{example}, rank {rank}\n{outcome.read_text()}"

@@ -1,4 +1,4 @@
-"""What must be true after each example of docs/using-coupledadamw.md, by its heading.
+"""What must be true after each example of docs/using-coupledadamw.md and its reference, by its heading.
 
 `tiny` is the module that the page tells its readers to save; it exists only while an example is tested.
 
@@ -52,7 +52,7 @@ def _(names: Names) -> None:
     """What it prints is compared with the page already."""
 
 
-@after("Choose the tables")
+@after("Couple other tables")
 def _(names: Names) -> None:
     model = names["model"]
     tables = {model.head.weight, model.embedding.weight}

@@ -22,6 +22,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 USING_PAGE = ROOT / "docs" / "using-coupledadamw.md"
+USING_REFERENCE = ROOT / "docs" / "coupledadamw-reference.md"
 FRAMEWORKS_PAGE = ROOT / "docs" / "frameworks.md"
 MUON_PAGE = ROOT / "docs" / "with-muon.md"
 README = ROOT / "README.md"
@@ -51,6 +52,11 @@ class Example:
     """"here", "process", "torchrun N" or "gpu"."""
     output: str | None
     """What it prints, where the page says so."""
+
+    @property
+    def folder(self) -> str:
+        """The name of a folder of its own, where it is run elsewhere."""
+        return f"{self.page.stem}-{self.first_line}"
 
     def __str__(self) -> str:
         return f"{self.title}, line {self.first_line}"

@@ -1,10 +1,10 @@
 """Run examples of the page and their checks, each in a process of its own that is forked after the imports.
 
 It is started once for all `process` examples, and by torchrun, once per rank, for all `torchrun` examples. FOLDER has a
-folder for each example, of the name of its line, to run in; its outcome there is a file `outcome.rank<r>`: "ok" or what
-it printed and the traceback.
+folder for each example to run in; its outcome there is a file `outcome.rank<r>`: "ok", or what it printed and the
+traceback.
 
-Usage: python run_example.py FOLDER PAGE CHECKS TITLE ...
+Usage: python run_example.py FOLDER CHECKS PAGE::TITLE ...
 """
 
 import contextlib
@@ -49,16 +49,18 @@ def meet_at_another_port() -> None:
 
 
 def main() -> None:
-    folder, page, titles = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4:]
-    checks = importlib.import_module(sys.argv[3]).CHECKS
-    examples = [example for example in read_examples(page) if example.title in titles and not example.file]
-    files = {Path(example.file).stem for example in read_examples(page) + read_examples(USING_PAGE) if example.file}
+    folder, chosen = Path(sys.argv[1]), sys.argv[3:]
+    checks = importlib.import_module(sys.argv[2]).CHECKS
+    pages = dict.fromkeys(Path(name.partition("::")[0]) for name in chosen)
+    of_pages = [example for page in pages for example in read_examples(page)]
+    examples = [example for example in of_pages if f"{example.page}::{example.title}" in chosen and not example.file]
+    files = {Path(example.file).stem for example in of_pages + read_examples(USING_PAGE) if example.file}
     for module in sorted(set().union(*map(imported_modules, examples)) - files):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     for example in examples:
         meet_at_another_port()
-        arguments = (example, folder / str(example.first_line), checks)
+        arguments = (example, folder / example.folder, checks)
         child = multiprocessing.get_context("fork").Process(target=run_forked, args=arguments)
         child.start()
         child.join(SECONDS_PER_EXAMPLE)

@@ -1,4 +1,4 @@
-"""The troubleshooting table of docs/using-coupledadamw.md: every message is raised by what the page says raises it."""
+"""The troubleshooting table of the CoupledAdamW reference: every message is raised by what the page says raises it."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from page_examples import USING_PAGE, save_files
+from page_examples import USING_PAGE, USING_REFERENCE, save_files
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -19,7 +19,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from coupled_adam import CoupledAdamW, convert_state_dict, param_groups
 
-SECTION = USING_PAGE.read_text(encoding="utf-8").partition("\n## Troubleshooting\n")[2]
+SECTION = USING_REFERENCE.read_text(encoding="utf-8").partition("\n## Troubleshooting\n")[2]
 MESSAGES = re.findall(r"^\| `(.+?)` \|", SECTION, re.MULTILINE)
 IS_FSDP_CHECKED = torch.__version__ >= "2.13"  # from there on torch refuses a parameter of two groups
 CAUSES: dict[str, Callable[[], None]] = {}

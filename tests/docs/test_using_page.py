@@ -1,5 +1,8 @@
-"""docs/using-coupledadamw.md: every example runs as written and leaves behind what the page says."""
+"""docs/using-coupledadamw.md and its reference: every example runs as written and leaves behind what the page says."""
 
+import ast
+import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +11,13 @@ import pytest
 import torch
 from elsewhere import SECONDS, assert_ran_elsewhere, marked, run_elsewhere
 from page_checks import CHECKS
-from page_examples import USING_PAGE, Example, read_examples, run_here, save_files
+from page_examples import USING_PAGE, USING_REFERENCE, Example, read_examples, run_here, save_files
 from torch import nn
 
 from coupled_adam import CoupledAdamW
 
-EXAMPLES = [example for example in read_examples(USING_PAGE) if not example.file]
+PAGES = (USING_PAGE, USING_REFERENCE)
+EXAMPLES = [example for page in PAGES for example in read_examples(page) if not example.file]
 
 pytestmark = pytest.mark.timeout(3 * SECONDS)
 
@@ -32,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the examples for several ranks, started together."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    run_elsewhere(EXAMPLES, "torchrun 2", "page_checks", folder)
+    run_elsewhere(EXAMPLES, "torchrun 2", "page_checks", folder, pages_with_files=[USING_PAGE])
     return folder
 
 
@@ -49,6 +53,28 @@ def test_example_runs_as_written_elsewhere(example: Example, elsewhere: Path) ->
 
 def test_every_example_has_a_check_and_a_heading_of_its_own() -> None:
     assert sorted(example.title for example in EXAMPLES) == sorted(CHECKS)
+
+
+def test_the_how_to_and_its_reference_lead_to_each_other() -> None:
+    how_to, reference = (page.read_text(encoding="utf-8") for page in PAGES)
+    assert f"]({USING_REFERENCE.name})" in how_to
+    assert f"]({USING_PAGE.name})" in reference
+
+
+def test_the_reference_lists_every_argument_with_its_default() -> None:
+    section = USING_REFERENCE.read_text(encoding="utf-8").partition("\n## Arguments\n")[2].partition("\n## ")[0]
+    table = section.partition("\n\n| attribute")[0]
+    listed: dict[str, str] = {}
+    for names, default in re.findall(r"^\| (`.+?`) \| (.+?) \|", table, re.MULTILINE):
+        arguments = re.findall(r"`(\w+)`", names)
+        defaults = default.split(", ") if default.count(", ") + 1 == len(arguments) > 1 else [default] * len(arguments)
+        listed |= dict(zip(arguments, defaults, strict=True))
+    parameters = dict(list(inspect.signature(CoupledAdamW.__init__).parameters.items())[1:])
+    assert listed.keys() == parameters.keys()
+    assert listed.pop("params") == "required"
+    assert {name: ast.literal_eval(text.strip("`")) for name, text in listed.items()} == {
+        name: parameters[name].default for name in listed
+    }
 
 
 def test_load_state_dict_takes_and_keeps_what_the_page_says() -> None:

@@ -209,7 +209,7 @@ def _refuse_deepspeed(path: Path) -> None:
 
 def _refuse_sharded(path: Path) -> None:
     raise UserError(
-        f"{path}: an optimizer saved under FSDP; switch it on the ranks that train, as docs/using-coupledadamw.md "
+        f"{path}: an optimizer saved under FSDP; switch it on the ranks that train, as docs/coupledadamw-reference.md "
         "shows under 'From a sharded AdamW checkpoint'"
     )
 
