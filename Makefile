@@ -27,7 +27,7 @@ demo: $(VENV)/.installed-study
 
 # Two files at a time: most tests wait for processes they have started, or use one core.
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -21,7 +21,22 @@ limit_instructions()  # otherwise bfloat16 products kill the test process on som
 collect_ignore_glob = ["**/conftest.py"]
 
 
+# Files that take long come first, so that no worker waits for the last of them at the end.
+SLOW_FILES = (
+    "test_distributed.py",
+    "test_study_runner.py",
+    "test_study_selection.py",
+    "test_training_kills.py",
+    "test_training_parallel.py",
+    "test_data_prepare.py",
+    "test_family_parallel.py",
+    "test_notebook.py",
+    "test_site.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: SLOW_FILES.index(item.path.name) if item.path.name in SLOW_FILES else len(SLOW_FILES))
     skip = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

@@ -206,7 +206,8 @@ def test_every_page_opens_from_the_disk_without_errors_and_without_a_network(sit
 def test_a_link_of_the_navigation_leads_to_a_page_with_its_formulas(site: Path, browser: Browser) -> None:
     browser.open(site / "theory.html", 1400, 900)
     follow = (
-        "Array.from(document.querySelectorAll('.md-nav--primary a')).find((a) => a.textContent.trim() === '{}').click()"
+        "const link = Array.from(document.querySelectorAll('.md-nav--primary a'))"
+        ".find((a) => a.textContent.trim() === '{}'); setTimeout(() => link.click())"
     )
     browser.evaluate(follow.format("The mathematics"))
     wait_for(browser, "location.pathname.endsWith('mathematics.html') && document.readyState === 'complete'")
@@ -233,6 +234,16 @@ def test_search_finds_a_name_without_a_server(site: Path, browser: Browser) -> N
 
 def wait_for(browser: Browser, condition: str, seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
-    while not browser.evaluate(condition):
+    while not holds(browser, condition):
         assert time.monotonic() < end, condition
         time.sleep(0.1)
+
+
+def holds(browser: Browser, condition: str) -> bool:
+    """Whether a condition holds now; not while another page is being loaded."""
+    try:
+        return bool(browser.evaluate(condition))
+    except AssertionError as error:
+        if "navigated" not in str(error):
+            raise
+        return False

@@ -141,7 +141,7 @@ def checkpoint_of_fsdp2_over_tensor_parallel_is_loaded() -> None:
             assert_state(model, optimizer, torch.load(checkpoint(name) / "expected.pt"))
 
 
-@runs_on(2, 4)
+@runs_on(2)
 def full_state_dict_continues() -> None:
     """From all ranks to all ranks, and from rank 0 alone by broadcast, sharded to sharded and to unsharded.
 
