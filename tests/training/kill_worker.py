@@ -16,7 +16,7 @@ from small_runs import small_config, train
 
 from coupled_adam.config.run_sections import CheckpointSection
 
-KILLS = 20
+KILLS = 12
 STEPS = 1200
 
 
