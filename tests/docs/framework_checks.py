@@ -3,26 +3,17 @@
 Legend: V vocabulary rows, H hidden size.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from page_checks import Check, Names
+from check_registry import Checks, Names
 from page_reference import assert_coupled, assert_same_weights, fresh_model, tokens_of, train_by_algorithm_1
 from torch import nn
 
 from coupled_adam import CoupledAdamW
 
-CHECKS: dict[str, Check] = {}
-
-
-def after(title: str) -> Callable[[Check], Check]:
-    def register(check: Check) -> Check:
-        assert title not in CHECKS, title
-        CHECKS[title] = check
-        return check
-
-    return register
+CHECKS = Checks()
+after = CHECKS.after
 
 
 def fresh_llama(size: dict[str, Any]) -> nn.Module:

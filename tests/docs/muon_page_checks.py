@@ -8,26 +8,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from page_checks import Check, Names
+from check_registry import Checks, Names
 from page_reference import assert_coupled, assert_same_weights, fresh_model, tokens_of
 from torch import Tensor, nn
 
 from coupled_adam import CoupledAdamW
 from coupled_adam.optimizer.reference import reference_init, reference_step
 
-CHECKS: dict[str, Check] = {}
+CHECKS = Checks()
+after = CHECKS.after
 MATRIX = "block.1.weight"  # of tiny.py
 # Muon multiplies in bfloat16, where the last bit of a gradient can make a difference; a step is about 5e-3 long.
 ATOL = 5e-4
-
-
-def after(title: str) -> Callable[[Check], Check]:
-    def register(check: Check) -> Check:
-        assert title not in CHECKS, title
-        CHECKS[title] = check
-        return check
-
-    return register
 
 
 def train_by_muon_and_algorithm_1(

@@ -6,10 +6,9 @@ Legend: V vocabulary rows, H hidden size.
 """
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import torch
+from check_registry import Checks, Names
 from page_reference import (
     H,
     assert_coupled,
@@ -24,18 +23,8 @@ from torch import Tensor, nn
 
 from coupled_adam import CoupledAdamW, param_groups
 
-Names = dict[str, Any]
-Check = Callable[[Names], None]
-CHECKS: dict[str, Check] = {}
-
-
-def after(title: str) -> Callable[[Check], Check]:
-    def register(check: Check) -> Check:
-        assert title not in CHECKS, title
-        CHECKS[title] = check
-        return check
-
-    return register
+CHECKS = Checks()
+after = CHECKS.after
 
 
 @after("The whole loop")

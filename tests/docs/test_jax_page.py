@@ -3,7 +3,7 @@
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,15 @@ jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 
 import torch  # noqa: E402
+from check_registry import Checks, Names  # noqa: E402
 from page_examples import ROOT, Example, read_examples, run_here, save_files  # noqa: E402
 
 from coupled_adam.optimizer.reference import reference_init, reference_step  # noqa: E402
 
 PAGE = ROOT / "docs" / "jax.md"
 EXAMPLES = [example for example in read_examples(PAGE) if not example.file]
-Names = dict[str, Any]
-Check = Callable[[Names], None]
-CHECKS: dict[str, Check] = {}
+CHECKS = Checks()
+after = CHECKS.after
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,14 +54,6 @@ def test_example_runs_as_written(example: Example) -> None:
 
 def test_every_example_has_a_check_and_a_heading_of_its_own() -> None:
     assert sorted(example.title for example in EXAMPLES) == sorted(CHECKS)
-
-
-def after(title: str) -> Callable[[Check], Check]:
-    def register(check: Check) -> Check:
-        CHECKS[title] = check
-        return check
-
-    return register
 
 
 def assert_trained_by_the_equations(

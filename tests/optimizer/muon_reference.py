@@ -1,5 +1,6 @@
 """Muon written down literally, one matrix at a time, in float64: what BatchedMuon is compared with."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -65,3 +66,24 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Largest deviation, relative to the largest element."""
     deviation = (actual.detach().cpu().double() - expected.detach().cpu().double()).abs().max()
     return (deviation / expected.detach().abs().max().cpu().double()).item()
+
+
+def assert_follows_reference(
+    optimizer: torch.optim.Optimizer,
+    params: Sequence[nn.Parameter],
+    starts: Sequence[Tensor],
+    gradients: Sequence[Sequence[Tensor]],
+    *,
+    lr: float,
+    nesterov: bool,
+    adjust: str | None,
+    momentum_error: float,
+) -> None:
+    """Parameters to 1e-5 and momenta to `momentum_error` are those of `muon_reference`, from `starts`."""
+    for i, (p, start) in enumerate(zip(params, starts, strict=True)):
+        A, B = p.shape
+        ratio = 0.2 * math.sqrt(max(A, B)) if adjust == "match_rms_adamw" else math.sqrt(max(1, A / B))
+        own = [step[i] for step in gradients]
+        expected, momentum = muon_reference(start, own, lr=lr, nesterov=nesterov, ratio=ratio)
+        assert relative_error(p, expected) < 1e-5
+        assert relative_error(optimizer.state[p]["momentum_buffer"], momentum) < momentum_error

@@ -9,7 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from muon_reference import gradients_like, matrices, muon_reference, newton_schulz, relative_error, run
+from muon_reference import (
+    assert_follows_reference,
+    gradients_like,
+    matrices,
+    muon_reference,
+    newton_schulz,
+    relative_error,
+    run,
+)
 from test_torch_features import peak_bytes
 from torch import nn
 
@@ -31,12 +39,9 @@ def test_float32_iteration_follows_the_literal_one_in_float64(
     steps = gradients_like(params, 5)
     optimizer = BatchedMuon(params, lr=0.02, nesterov=nesterov, adjust_lr_fn=adjust, ns_dtype="float32")
     run(optimizer, params, steps)
-    for i, (p, start) in enumerate(zip(params, starts, strict=True)):
-        A, B = p.shape
-        ratio = 0.2 * math.sqrt(max(A, B)) if adjust == "match_rms_adamw" else math.sqrt(max(1, A / B))
-        expected, momentum = muon_reference(start, [step[i] for step in steps], lr=0.02, nesterov=nesterov, ratio=ratio)
-        assert relative_error(p, expected) < 1e-5
-        assert relative_error(optimizer.state[p]["momentum_buffer"], momentum) < 1e-5
+    assert_follows_reference(
+        optimizer, params, starts, steps, lr=0.02, nesterov=nesterov, adjust=adjust, momentum_error=1e-5
+    )
 
 
 def test_all_options_of_the_iteration_are_used() -> None:

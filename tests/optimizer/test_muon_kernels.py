@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from muon_reference import gradients_like, matrices, muon_reference, relative_error, run
+from muon_reference import assert_follows_reference, gradients_like, matrices, relative_error, run
 from torch import Tensor, nn
 
 from coupled_adam.optimizer import BatchedMuon, muon_step
@@ -61,12 +61,9 @@ def test_float32_iteration_follows_the_literal_one_in_float64(
     steps = gradients_like(params, 2)
     optimizer = BatchedMuon(params, lr=0.02, nesterov=nesterov, adjust_lr_fn=adjust, ns_dtype="float32")
     run(optimizer, params, steps)
-    for i, (p, start) in enumerate(zip(params, starts, strict=True)):
-        A, B = p.shape
-        ratio = 0.2 * math.sqrt(max(A, B)) if adjust == "match_rms_adamw" else math.sqrt(max(1, A / B))
-        expected, momentum = muon_reference(start, [step[i] for step in steps], lr=0.02, nesterov=nesterov, ratio=ratio)
-        assert relative_error(p, expected) < 1e-5
-        assert relative_error(optimizer.state[p]["momentum_buffer"], momentum) < 1e-6
+    assert_follows_reference(
+        optimizer, params, starts, steps, lr=0.02, nesterov=nesterov, adjust=adjust, momentum_error=1e-6
+    )
 
 
 @pytest.mark.parametrize(

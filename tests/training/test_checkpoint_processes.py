@@ -10,6 +10,7 @@ import pytest
 import torch
 from checkpoint_worker import SCENARIOS, Model, differences, full
 from safetensors.torch import load_file
+from small_runs import ENVIRONMENT
 
 from coupled_adam import CoupledAdamW
 from coupled_adam.training.checkpoint.save_and_load import load, newest_good
@@ -23,8 +24,6 @@ SCRIPTS: dict[str, tuple[object, ...]] = {
     "kills-on-1": ("checkpoint_kills.py", KILLS, 1),
     "kills-on-2": ("checkpoint_kills.py", KILLS, 2),
 }
-# OpenMP threads that spin while they wait would keep the other ranks from their cores.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 pytestmark = pytest.mark.timeout(SECONDS + 30)
 

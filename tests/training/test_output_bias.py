@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import VOCABULARY, assert_same_tensors, rows, saved_tensors, small_config, train, write_corpus
+from small_runs import (
+    ENVIRONMENT,
+    VOCABULARY,
+    assert_same_tensors,
+    rows,
+    saved_tensors,
+    small_config,
+    train,
+    write_corpus,
+)
 from test_training_run import stop_at
 from torch import Tensor
 
@@ -28,7 +37,6 @@ ROWS = 64
 BIAS = "model.lm_head.bias"
 ONE_PROCESS = Ranks(0, 1, torch.device("cpu"), "none")
 WORKER = Path(__file__).with_name("output_bias_worker.py")
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 
 def smoothed(corpus: Path) -> Tensor:

@@ -89,9 +89,8 @@ def _two_sided(comparison: Comparison) -> float:
 
 def _row(pair: _Pair, corrected: float) -> tuple[TableCell, ...]:
     found = pair.comparison
-    assert found.paired_interval is not None
-    low, high = found.paired_interval
-    difference = (low + high) / 2
+    difference = found.paired_difference
+    assert difference is not None
     is_decided = corrected < 1 - CONFIDENCE
     verdict = ("better" if difference < 0 else "worse") if is_decided else "open"
     return (

@@ -66,6 +66,8 @@ class Comparison:
     """The same by the paired test; None with fewer than two common seeds."""
     pairs: int = 0
     """Number of common seeds."""
+    paired_difference: float | None = None
+    """Mean of X_1 - X_0 over the common seeds; None as for `paired_p`."""
     paired_interval: tuple[float, float] | None = None
     """Two-sided 95% interval of the mean of X_1 - X_0 over the common seeds; None as for `paired_p`."""
     paired_two_sided_p: float | None = None
@@ -172,6 +174,7 @@ def compare(x0: Values, x1: Values, better: Better | None) -> Comparison:
     return replace(
         comparison,
         paired_p=p,
+        paired_difference=paired.mean,
         paired_interval=(paired.mean - half, paired.mean + half),
         paired_two_sided_p=2 * min(p, 1 - p),
     )
