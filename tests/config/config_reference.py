@@ -1,8 +1,8 @@
-"""The reference part of docs/training-config.md, made from the config classes.
+"""Generate the reference part of docs/training-config.md from the config classes.
 
     python tests/config/config_reference.py
 
-writes it into the page again, after a key was added or its text changed.
+rewrites it. Run it after you add a key or change its text.
 """
 
 import re
@@ -44,7 +44,7 @@ def _section(name: str, field: FieldInfo) -> list[str]:
 def _table(keys: dict[str, FieldInfo]) -> list[str]:
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for name, field in keys.items():
-        default = "needed" if field.is_required() else f"`{toml_value(field.default)}`"
+        default = "required" if field.is_required() else f"`{toml_value(field.default)}`"
         meaning = " ".join((field.description or "").split())
         rows.append(f"| `{name}` | {expected(field)} | {default} | {meaning} |")
     return rows

@@ -115,8 +115,8 @@ def test_config_file_of_a_run_gives_the_same_config_back() -> None:
         ({"mean_free": True}, "Coupled Adam (mean-free)", "coupled mean-free"),
         ({"row_exponent": 0.25}, "partially coupled (y = 0.25)", "partial y=0.25"),
         ({"row_exponent": 1.0}, "factored", "factored"),
-        ({"row_exponent": 1.0, "column_exponent": 0.0}, "one number a row", "per-row"),
-        ({"column_exponent": 0.0}, "one number a table", "per-table"),
+        ({"row_exponent": 1.0, "column_exponent": 0.0}, "one number per row", "per-row"),
+        ({"column_exponent": 0.0}, "one number per table", "per-table"),
         (
             {"row_exponent": 0.5, "column_exponent": 0.75},
             "partially coupled (x = 0.75, y = 0.5)",

@@ -79,7 +79,7 @@ def _wrong_in_optimizer(config: "Config") -> Iterator[str]:
 
 
 def _wrong_in_tables(config: "Config") -> Iterator[str]:
-    """Numbers for a table that the model does not have, or that another optimizer than Adam trains."""
+    """Yield one error line per setting of a table that does not exist or that SGD trains."""
     optimizer, tied = config.optimizer, config.model.tied
     for name, table, coupled_by in (
         ("tables", optimizer.tables, ("output", "all")),
@@ -89,12 +89,12 @@ def _wrong_in_tables(config: "Config") -> Iterator[str]:
             given = f"optimizer.{name}.{key} = {toml_value(value)}"
             if name == "input_table" and tied:
                 yield (
-                    f"{given}: a tied model has one table, whose numbers are those of [optimizer.tables]; expected "
+                    f"{given}: a tied model has one table, configured in [optimizer.tables]; expected "
                     "model.tied = false"
                 )
             elif optimizer.embeddings == "sgd" and optimizer.couple in coupled_by:
                 yield (
-                    f'{given} has no effect with optimizer.embeddings = "sgd", which trains this table by '
+                    f'{given} has no effect with optimizer.embeddings = "sgd", which trains this table with '
                     'optimizer.sgd_factor and sgd_momentum; leave it out, or set optimizer.embeddings = "coupled" or '
                     '"adamw"'
                 )
@@ -119,12 +119,12 @@ def _wrong_in_annealing(config: "Config") -> Iterator[str]:
     elif start is None and anneal is not None:
         yield (
             f"optimizer.row_exponent_start is missing: optimizer.anneal = {toml_value(anneal)} needs it; or leave "
-            "anneal out, and row_exponent is constant"
+            "anneal out for a constant row_exponent"
         )
     elif start is not None and start == end:
         yield (
-            f"optimizer.row_exponent_start = {start}: expected another value than optimizer.row_exponent, or there is "
-            "nothing to anneal; leave row_exponent_start and anneal out"
+            f"optimizer.row_exponent_start = {start}: expected a value other than optimizer.row_exponent; for a "
+            "constant row_exponent, leave row_exponent_start and anneal out"
         )
 
 
@@ -161,7 +161,7 @@ def _wrong_in_length(config: "Config") -> Iterator[str]:
 
 
 def _without_effect(config: "Config") -> Iterator[str]:
-    """Report settings without effect: they are more often a mistake than intended."""
+    """Yield one error line per setting without effect: it is more often a mistake than intended."""
     embeddings, kind = config.optimizer.embeddings, config.schedule.kind
     if config.optimizer.couple != "output" and embeddings == "adamw" and not config.optimizer.centre:
         yield (

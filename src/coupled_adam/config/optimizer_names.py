@@ -12,8 +12,8 @@ from typing import Any
 CORNERS = {
     (1.0, 0.0): ("Coupled Adam", "coupled"),
     (1.0, 1.0): ("factored", "factored"),
-    (0.0, 1.0): ("one number a row", "per-row"),
-    (0.0, 0.0): ("one number a table", "per-table"),
+    (0.0, 1.0): ("one number per row", "per-row"),
+    (0.0, 0.0): ("one number per table", "per-table"),
 }
 BETWEEN = ("partially coupled", "partial")
 MEAN_FREE = "mean-free"

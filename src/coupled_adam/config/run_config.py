@@ -45,9 +45,9 @@ class Config(Section):
     """All settings of a run."""
 
     name: Name
-    """Name of the run; its folder is called after it."""
+    """Name of the run, used in its folder name."""
     seed: Seed = 1
-    """Seed of the initial weights and of the order of the data."""
+    """Seed of the initial weights and of the data order."""
     model: ModelSection
     data: DataSection
     optimizer: OptimizerSection

@@ -39,12 +39,12 @@ class ModelSection(Section):
     """Rows V of the embedding table. auto: the tokenizer's size, rounded up to a multiple of 64 for faster matrix
     products."""
     tied: bool = True
-    """Whether the input and the output embeddings share one table."""
+    """Whether input and output embeddings share one table."""
     bias: bool = False
     """gpt2 only: biases in the linear layers and norms."""
     output_bias: Literal["none", "unigram", "learned"] = "none"
     """Bias of the logits, one number per row of the table. unigram: fixed at the log frequency of the token in the
-    training text, with one added to each count. learned: starts there and is trained, without weight decay."""
+    training text, with one added to each count. learned: initialized like unigram and trained without weight decay."""
     logit_cap: Positive | None = None
     """Soft cap c of the logits, c * tanh(logit / c); Gemma 2 uses 30. none: no cap."""
 
@@ -58,28 +58,28 @@ class DataSection(Section):
     """Text to prepare the folder from if it is missing: python-docs, openwebtext, slimpajama, or text:FILES. none: the
     folder must exist."""
     tokenizer: Text = "gpt2"
-    """Tokenizer for preparing the text: gpt2, bpe:4096 (trained on the text, with that size), or a tokenizer.json
+    """Tokenizer for preparing the text: gpt2, bpe:4096 (trained on the text, with 4096 tokens), or a tokenizer.json
     file."""
     order: Literal["random", "epochs"] = "random"
     """random: windows at random positions. epochs: every window once per epoch, reshuffled each epoch."""
 
 
 class MuonSection(Section):
-    """Muon, where `optimizer.matrices` asks for it. Its learning rate follows the schedule as all others do."""
+    """Muon, used if `optimizer.matrices` is "muon". Its learning rate follows the schedule."""
 
     lr_factor: Positive = 1.0
     """Muon's learning rate is this factor times lr."""
     momentum: Decay = 0.95
-    """The momentum, Nesterov's."""
+    """Nesterov momentum."""
     weight_decay: NotNegative | None = None
-    """Weight decay of the matrices. none: that of AdamW."""
+    """Weight decay of the matrices. none: optimizer.weight_decay."""
     adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
-    """What the learning rate of a matrix is multiplied by. match_rms_adamw: 0.2 sqrt(max(rows, columns)), with which lr
-    and weight decay can be those of AdamW. original: sqrt(max(1, rows / columns)), which needs a larger lr_factor."""
+    """Factor on the learning rate of a matrix. match_rms_adamw: 0.2 sqrt(max(rows, columns)), for the same lr and
+    weight decay as AdamW. original: sqrt(max(1, rows / columns)), which needs a larger lr_factor."""
 
 
 class TableSection(Section):
-    """Adam's numbers for one vocabulary table, where they differ from those of the other weights."""
+    """Adam's hyperparameters for one vocabulary table, if they differ from those of the other weights."""
 
     lr_factor: Positive = 1.0
     """The table's learning rate is this factor times lr."""
@@ -92,48 +92,48 @@ class TableSection(Section):
 
 
 class OutputTableSection(TableSection):
-    """Adam's numbers for the output table, or the tied one, where they differ from those of the other weights."""
+    """Adam's hyperparameters for the output or tied table, if they differ from those of the other weights."""
 
 
 class InputTableSection(TableSection):
-    """Adam's numbers for the input table of an untied model, where they differ from those of the other weights."""
+    """Adam's hyperparameters for the input table of an untied model, if they differ from those of the other weights."""
 
 
 class OptimizerSection(Section):
-    """The optimizer: one for the embeddings, AdamW for everything else, or Muon for the matrices of the blocks."""
+    """Optimizers of the embeddings, of the blocks' matrices, and of everything else (AdamW)."""
 
     embeddings: Literal["adamw", "coupled", "sgd"] = "coupled"
     """Optimizer of the embeddings: adamw (standard), coupled (Coupled Adam), or sgd."""
     matrices: Literal["adamw", "muon"] = "adamw"
     """Optimizer of the blocks' matrices: adamw or muon."""
     lr: Positive
-    """Highest learning rate."""
+    """Peak learning rate."""
     couple: Literal["output", "input", "all"] = "output"
-    """Which embeddings `embeddings` and `centre` act on, in an untied model. A tied table counts as output."""
+    """Tables that `embeddings` and `centre` apply to, in an untied model. A tied table counts as output."""
     scale_exponent: Number = 0.0
-    """coupled only: n in 2^-n times the second moment; 0 is the paper's method."""
+    """coupled only: n; the second moment is multiplied by 2^-n. 0 is the paper's method."""
     row_exponent: Share = 0.0
-    """coupled only: how far the second moment follows the mean square of a token's row. 0: not at all, which is Coupled
-    Adam; 1: fully, which with column_exponent = 1 is Adafactor's second moment; between: partially coupled."""
+    """coupled only: how closely the second moment follows the mean square of a token's row. 0: not at all (Coupled
+    Adam). 1: fully (with column_exponent = 1: Adafactor's second moment). In between: partially coupled."""
     column_exponent: Share = 1.0
-    """coupled only: how far the second moment follows the mean square of a column; 0: not at all."""
+    """coupled only: how closely the second moment follows the mean square of a column. 0: not at all. 1: fully."""
     mean_free: bool = False
-    """coupled only: subtract the mean over the vocabulary from every update, so that the mean embedding never moves."""
+    """coupled only: subtract the mean over the vocabulary from every update, so the mean embedding never moves."""
     row_exponent_start: Share | None = None
-    """coupled only: row_exponent of the first step; it then goes in a straight line to `row_exponent` over `anneal`.
-    none: row_exponent is constant."""
+    """coupled only: row_exponent at the first step; it changes linearly to `row_exponent` over `anneal`. none: constant
+    row_exponent."""
     anneal: Steps | None = None
-    """coupled only: how long row_exponent takes from row_exponent_start to its end: steps, or a share of the run such
-    as "10%"."""
+    """coupled only: length of the change from row_exponent_start to row_exponent: steps, or a share of the run such as
+    "10%"."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
-    """coupled only: type of the tables' first moments. bfloat16: half the bytes; rounded up or down at random, by the
-    run's seed, so that the rounding is right on average."""
+    """coupled only: dtype of the tables' first moments. bfloat16: half the bytes, with stochastic rounding from the
+    run's seed."""
     sgd_factor: Positive | None = None
-    """sgd only, and needed there: the embeddings' learning rate is this factor f times lr."""
+    """sgd only, required: f; the embeddings' learning rate is f times lr."""
     sgd_momentum: Decay = 0.9
-    """sgd only: the momentum."""
+    """sgd only: momentum."""
     centre: bool = False
-    """Subtract the mean embedding after each step, whatever the optimizer. For coupled see also mean_free."""
+    """Subtract the mean embedding after each step, with any optimizer. For coupled, see also mean_free."""
     beta1: Decay = 0.9
     """AdamW: decay of the first moment."""
     beta2: Decay = 0.95
@@ -141,13 +141,13 @@ class OptimizerSection(Section):
     eps: Positive = 1e-8
     """AdamW: added to the root of the second moment."""
     weight_decay: NotNegative = 0.1
-    """AdamW: weight decay, on linear layers only: not on embeddings, norms or biases."""
+    """AdamW: weight decay of linear layers. Embeddings, norms and biases are not decayed."""
     max_grad_norm: NotNegative = 1.0
-    """Gradients are scaled down to this global norm; 0: no clipping."""
+    """Clip the gradients to this global norm. 0: no clipping."""
     z_loss: NotNegative = 0.0
-    """Weight of the mean squared log partition function in the loss; 0: none."""
+    """Weight of the mean squared log partition function in the loss. 0: off."""
     mu_loss: NotNegative = 0.0
-    """Weight of the squared length of the mean output embedding in the loss; 0: none."""
+    """Weight of the squared length of the mean output embedding in the loss. 0: off."""
     tables: OutputTableSection = Field(default_factory=OutputTableSection)
     input_table: InputTableSection = Field(default_factory=InputTableSection)
     muon: MuonSection = Field(default_factory=MuonSection)
@@ -165,14 +165,14 @@ class OptimizerSection(Section):
 
 
 class ScheduleSection(Section):
-    """The learning rate over time."""
+    """Learning rate schedule."""
 
     kind: Literal["cosine", "constant", "wsd"] = "cosine"
     """After the warm-up: cosine, constant, or wsd (constant, then linear decay)."""
     warmup: Steps = 0
     """Linear warm-up from zero: steps, or a share of the run such as "1%"."""
     final_fraction: Share = 0.1
-    """cosine and wsd: final learning rate as a fraction of lr."""
+    """cosine and wsd only: final learning rate as a fraction of lr."""
     decay: Steps = "20%"
     """wsd only: length of the linear decay at the end: steps, or a share of the run."""
 
@@ -181,12 +181,12 @@ class TrainingSection(Section):
     """Training length, batch size, device and parallelism."""
 
     tokens: Tokens
-    """Data size D in tokens, such as "5B" or "300k"; it determines the number of steps."""
+    """Data size D in tokens, such as "5B" or "300k". It determines the number of steps."""
     batch_size: Count
     """Samples per step, over all ranks."""
     micro_batch_size: Count | None = None
-    """Maximum number of samples per rank and forward pass; gradients accumulate over a step. none: a rank's whole
-    share."""
+    """Maximum number of samples per rank and forward pass; gradients are accumulated over a step. none: all samples of
+    the rank."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA if available."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
@@ -196,7 +196,7 @@ class TrainingSection(Section):
     cuda_graphs: bool | Literal["auto"] = "auto"
     """Replay a step as CUDA graphs, which removes Python overhead for small models. auto: on one GPU."""
     deterministic: bool = False
-    """CUDA: only deterministic algorithms, so that a resumed run is bit-exact; slower."""
+    """CUDA: use only deterministic algorithms. Slower, but a resumed run is bit-exact."""
     parallel: Literal["auto", "none", "ddp", "fsdp2"] = "auto"
     """With several torchrun processes: ddp (each holds the whole model) or fsdp2 (each holds a shard). auto: ddp."""
     threads: Count | None = None
@@ -204,7 +204,7 @@ class TrainingSection(Section):
 
 
 class CheckpointSection(Section):
-    """When to save checkpoints. A run is always saved at the end and when it is stopped."""
+    """When to save checkpoints. A run always saves one at the end and when it is stopped."""
 
     every: Count | None = None
     """Save every N steps."""
@@ -213,7 +213,7 @@ class CheckpointSection(Section):
     keep: Count = 2
     """Number of latest checkpoints to keep."""
     milestones: WholeNumber = 0
-    """Checkpoints that are never deleted: 10 keeps one after each tenth of D. 0: none."""
+    """Number of checkpoints that are never deleted: 10 keeps one after each tenth of D. 0: none."""
 
 
 class LogSection(Section):
@@ -234,4 +234,4 @@ class LogSection(Section):
     wandb: Text | None = None
     """Weights & Biases project to log to as well."""
     wordsim: Text | None = None
-    """Folder of word-similarity benchmarks, or "download"; for the measures that need them."""
+    """Folder of word-similarity benchmarks, or "download". none: no word similarity."""

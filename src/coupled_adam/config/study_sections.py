@@ -1,6 +1,6 @@
 """The sections of a study file: models, optimizers, selection, evaluation, report and cluster jobs.
 
-The text under a key says what it means. `cross_checks` finds conflicts between keys.
+The text under a key explains it. `cross_checks` finds conflicts between keys.
 """
 
 from typing import Annotated, Any, Literal
@@ -103,7 +103,7 @@ class OptimizerAxis(Section):
     lr: Annotated[list[Positive], Axis, Field(min_length=1), Expected("a number above 0 or a list of them")] | None = (
         None
     )
-    """Highest learning rate of the whole model, or a list of them to plot the loss over the learning rate."""
+    """Peak learning rate of the whole model, or a list to plot the loss over the learning rate."""
     scale_exponent: (
         Annotated[list[Number], Axis, Field(min_length=1), Expected("a number or a list of numbers")] | None
     ) = None
@@ -133,8 +133,8 @@ class OptimizerAxis(Section):
 
 
 class SelectSection(Section):
-    """A setting to select by validation loss, separately for each optimizer, model and data size, on a separate seed.
-    The runs with the study's seeds then use the best value."""
+    """A setting to select by validation loss on a separate seed, for each optimizer, model and data size. The runs with
+    the study's seeds then use the best value."""
 
     values: Candidates = Field(default_factory=dict)
     """The setting and its candidate values, ascending, such as { "optimizer.lr" = [1e-3, 2e-3, 4e-3] }. Empty: no
@@ -147,7 +147,7 @@ class SelectSection(Section):
 
 
 class EvaluationSection(Section):
-    """What to measure of a trained model. Loss and embeddings during training are always recorded."""
+    """What to measure on a trained model. Loss and embeddings during training are always recorded."""
 
     test_loss: bool = True
     """Mean loss over the whole test split."""
