@@ -23,7 +23,7 @@ def reference() -> str:
     """A table of keys for the top of the file and for each section."""
     fields = Config.model_fields
     top = {name: field for name, field in fields.items() if keys_of(field) is None}
-    parts = ["### At the top\n", *_table(top)]
+    parts = ["### Top level\n", *_table(top)]
     for name, field in fields.items():
         if keys_of(field):
             parts += _section(name, field)

@@ -70,8 +70,8 @@ def prepare(
             min=0, max=1, metavar="PART", help="Fraction of documents held out for testing.  [default: same as --val]"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the choice of held-out documents.")] = 0,
-    shard_tokens: Annotated[str, typer.Option(metavar="N", help="Largest number of tokens per file.")] = "100M",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed for choosing the held-out documents.")] = 0,
+    shard_tokens: Annotated[str, typer.Option(metavar="N", help="Maximum number of tokens per file.")] = "100M",
     max_tokens: Annotated[
         str | None, typer.Option(metavar="N", help="Stop after about N tokens, such as `10B`.")
     ] = None,

@@ -79,7 +79,8 @@ def expected(field: FieldInfo) -> str:
     """
     # pydantic moves top-level `Annotated` metadata to field.metadata.
     words = _expected_in(field.metadata) or [word for kind in kinds(field.annotation) for word in _words(kind)]
-    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+    last = ", or " if any("," in word for word in words) else " or "
+    return last.join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
 def _words(kind: Any) -> list[str]:

@@ -23,7 +23,7 @@ from coupled_adam.config.schema import Section
 
 
 class ModelSection(Section):
-    """The model."""
+    """Shape of the model."""
 
     architecture: Literal["gpt2", "llama"] = "gpt2"
     """gpt2: learned positions, GELU, LayerNorm. llama: rotary positions, SwiGLU, LayerNorm."""
@@ -50,7 +50,7 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """The training data."""
+    """Training data."""
 
     folder: Text
     """Folder of token files, written by `coupled-adam data prepare` or nanoGPT."""
@@ -207,9 +207,9 @@ class CheckpointSection(Section):
     """When to save checkpoints. A run always saves one at the end and when it is stopped."""
 
     every: Count | None = None
-    """Save every N steps."""
+    """Save every N steps. none: not by steps."""
     minutes: Positive | None = 30.0
-    """Save every N minutes."""
+    """Save every N minutes. none: not by time."""
     keep: Count = 2
     """Number of latest checkpoints to keep."""
     milestones: WholeNumber = 0
