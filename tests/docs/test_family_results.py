@@ -20,6 +20,9 @@ PARTIAL = "partial y=0.25 mean-free"
 BASELINES = {"AdamW": "standard", "Coupled Adam": "coupled"}
 OPTIMIZERS = ("standard", "coupled", PARTIAL)
 LENGTHS = {"82M": SHORT, "262M": 262_000_000}
+BEST_RATES = {"standard": "0.002", "coupled": "0.001", PARTIAL: "0.002"}
+ROUNDINGS = ("int8_row", "int8_group", "int4_row", "int4_group")
+STUDIES_WITH_ROUNDING = ("learning-rates", "unigram-bias", "best-learning-rates")
 
 
 def lines_of(name: str) -> list[str]:
@@ -65,6 +68,8 @@ def table_of(results: list[Result], name: str) -> list[str]:
         ("partially-coupled main", ["single-gpu", "partially-coupled"], "main"),
         ("few-steps main", ["few-steps"], "main"),
         ("learning-rates main", ["learning-rates"], "main"),
+        ("best main", ["best-learning-rates"], "main"),
+        ("best primary", ["best-learning-rates"], "primary"),
         ("learning-rates learning_rates", ["learning-rates"], "learning_rates"),
     ],
 )
@@ -74,8 +79,8 @@ def test_a_table_is_that_of_the_stored_runs(mark: str, studies: list[str], name:
 
 def test_quantised_losses_are_those_of_the_stored_runs() -> None:
     shown = lines_of("quantised")
-    made = [line for study in ("learning-rates", "unigram-bias") for line in stored_table(study, "quantised")]
-    assert len(shown) == 10
+    made = [line for study in STUDIES_WITH_ROUNDING for line in stored_table(study, "quantised")]
+    assert len(shown) == 13
     assert set(shown) <= set(made)
 
 
@@ -138,6 +143,66 @@ def test_what_the_text_says_of_learning_rates_is_in_the_stored_runs() -> None:
     assert {run.commit for run in runs.values()} == {"37aac31"}
 
 
+def best(metric: str) -> dict[str, np.ndarray]:
+    """A metric of each optimizer at its best learning rate, seed by seed."""
+    runs = {(run.optimizer, run.seed): run.metrics[metric] for run in read_results(STORED / "best-learning-rates")}
+    return {kind: np.array([runs[f"{kind} lr={lr}", seed] for seed in (1, 2, 3)]) for kind, lr in BEST_RATES.items()}
+
+
+def interval(values: np.ndarray) -> str:
+    low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+    return f"{low:.3f} to {high:.3f}"
+
+
+def test_best_rates_are_the_winners_of_the_shorter_runs() -> None:
+    loss = {name: run.metrics["loss"] or 0.0 for name, run in by_optimizer("learning-rates").items()}
+    winners = {
+        kind: min((loss[name], name) for name in loss if name.startswith(f"{kind} lr"))[1] for kind in OPTIMIZERS
+    }
+    assert winners == {kind: f"{kind} lr={lr}" for kind, lr in BEST_RATES.items()}
+
+
+def test_what_the_text_says_of_best_against_best_is_in_the_stored_runs() -> None:
+    loss, text = best("loss"), section("Which learning rate")
+    behind = loss["standard"] - loss[PARTIAL]
+    assert f"{behind[0]:.2f}, {behind[1]:.2f} and {behind[2]:.2f} below AdamW" in text
+    to_coupled = loss[PARTIAL] - loss["coupled"]
+    assert f"{-to_coupled.mean():.2f} below Coupled Adam (interval {interval(to_coupled)})" in text
+    plain = [run.metrics["loss"] for run in main_runs() if (run.tokens, run.optimizer) == (SHORT, "standard")]
+    assert f"Tuning brings AdamW {np.mean(plain) - loss['standard'].mean():.2f} " in text
+    iso, r_cos = best("iso"), best("r_cos")
+    assert f"ISO {iso[PARTIAL].mean():.2f}, r_cos {r_cos[PARTIAL].mean():.0f}" in text
+    assert f"AdamW at 2e-3 has {iso['standard'].mean():.2f} and {r_cos['standard'].mean():.0f}" in text
+
+
+def test_who_wins_where_is_what_the_stored_runs_say() -> None:
+    """Bins whose 95% interval of the difference to AdamW excludes zero, and on which side."""
+    for kind, ahead, behind in ((PARTIAL, {4, 5, 6, 7, 8, 9, 10}, set()), ("coupled", {6, 7, 8, 9, 10}, {1, 2, 3, 4})):
+        for number in range(1, 11):
+            losses = best(f"frequency_loss_{number}")
+            test = stats.ttest_ind(losses[kind], losses["standard"], equal_var=False)
+            sign = np.sign(test.statistic) if test.pvalue < 0.05 else 0
+            assert sign == (number in behind) - (number in ahead), (kind, number)
+    gap = {}
+    for number in (4, 9):
+        losses = best(f"frequency_loss_{number}")
+        gap[number] = (losses["standard"] - losses[PARTIAL]).mean()
+    assert f"{gap[4]:.2f} nats there, {gap[9]:.1f} in bin 9" in section("Which learning rate")
+
+
+def test_rounded_tables_of_the_best_runs_lose_what_the_text_says() -> None:
+    loss, text = best("loss"), section("Is the table easier")
+    cost = {key: {kind: best(f"loss_{key}")[kind] - loss[kind] for kind in OPTIMIZERS} for key in ROUNDINGS}
+    assert max(cost[key][kind].max() for key in ("int8_row", "int8_group") for kind in OPTIMIZERS) < 0.002
+    by_row = {kind: f"{cost['int4_row'][kind].mean():.2f}" for kind in OPTIMIZERS}
+    assert f"best learning rate {by_row['coupled']}, against {by_row['standard']} for AdamW at its own" in text
+    assert f"it loses least, {by_row[PARTIAL]}, with every seed" in text
+    assert all((cost["int4_row"][PARTIAL] < cost["int4_row"][kind]).all() for kind in ("standard", "coupled"))
+    by_group = {kind: f"{cost['int4_group'][kind].mean():.2f}" for kind in OPTIMIZERS}
+    assert by_group["coupled"] == by_group[PARTIAL]
+    assert f"AdamW loses {by_group['standard']} and the other two {by_group[PARTIAL]}" in text
+
+
 def test_what_the_text_says_of_the_bias_is_in_the_stored_runs() -> None:
     runs, text = by_optimizer("unigram-bias"), section("With a bias of the logits")
     loss = {kind: runs[f"{kind} unigram"].metrics["loss"] or 0.0 for kind in OPTIMIZERS}
@@ -160,16 +225,16 @@ def test_what_the_text_says_of_rounding_is_in_the_stored_runs() -> None:
     cost = {
         (name, key): (run.metrics[f"loss_{key}"] or 0.0) - (run.metrics["loss"] or 0.0)
         for name, run in runs.items()
-        for key in ("int8_row", "int8_group", "int4_row", "int4_group")
+        for key in ROUNDINGS
     }
     text = section("Is the table easier")
     by_row = {name: f"{cost[name, 'int4_row']:.2f}" for name in runs}
-    assert f"{by_row['coupled lr=0.001']} for Coupled Adam" in text
-    assert f"{by_row['standard lr=0.001']} for AdamW at the same" in text
-    assert f"{by_row[f'{PARTIAL} lr=0.002']} for partially coupled Adam at its best rate" in text
-    assert f"{by_row['standard lr=0.002']} for AdamW at its own" in text
-    with_bias = [by_row[f"{kind} unigram"] for kind in ("coupled", PARTIAL, "standard")]
-    assert f"with the bias {with_bias[0]} and {with_bias[1]}, against {with_bias[2]}" in text
+    equal_rates = f"{by_row['coupled lr=0.001']} at 41M tokens, against {by_row['standard lr=0.001']} for AdamW"
+    assert f"{equal_rates} at the same learning rate" in text
+    best_rates = f"loses {by_row[f'{PARTIAL} lr=0.002']}, against {by_row['standard lr=0.002']} for AdamW"
+    assert f"41M tokens and its best rate it {best_rates}" in text
+    for kind in ("coupled", PARTIAL):
+        assert f"with the bias {by_row[f'{kind} unigram']}, against {by_row['standard unigram']}" in text
     shown = [name for name in runs if any(f"| {name} |" in line for line in lines_of("quantised"))]
     assert len(shown) == 8
     assert all(abs(cost[name, f"int8_{scale}"]) < 0.001 for name in shown for scale in ("row", "group"))
@@ -218,3 +283,34 @@ def test_differences_over_the_length_on_the_page_of_advice_are_those_of_the_stor
         shown = " | ".join(f"{means[kind] - means['standard']:.3f}" for kind in ("coupled", PARTIAL))
         expected.append(f"| {length} | {steps} | {shown} | 3 |")
     assert lines == expected
+
+
+def test_losses_with_bfloat16_state_are_those_of_the_stored_runs() -> None:
+    text = (DOCS / "performance.md").read_text().split("<!-- table state-dtype -->")[1].split("\n\n")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    narrow = {run.optimizer: run for run in read_results(STORED / "state-dtype")}
+    expected = []
+    for name, kind in (("Coupled Adam", "coupled"), ("partially coupled", PARTIAL)):
+        run = narrow[kind]
+        assert run.settings["state_dtype"] == "bfloat16"
+        wide = {run.seed: run.metrics["loss"] for run in main_runs() if (run.tokens, run.optimizer) == (SHORT, kind)}
+        values = np.array([wide[seed] for seed in (1, 2, 3)])
+        spread = stats.t.ppf(0.975, 2) * values.std(ddof=1) * np.sqrt(1 + 1 / 3)
+        low, high = values.mean() - spread, values.mean() + spread
+        assert low < run.metrics["loss"] < high
+        mean = f"{values.mean():.3f}({1000 * values.std(ddof=1):.0f})"
+        expected.append(f"| {name} | {run.metrics['loss']:.3f} | {wide[1]:.3f} | {mean} | {low:.3f} to {high:.3f} |")
+    assert lines == expected
+
+
+def test_trials_with_muon_are_those_of_the_stored_runs() -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines_of("muon trials")][2:]
+    stored = {run.cell: f"{run.metrics['val_loss']:.3f}" for run in read_results(STORED / "muon")}
+    names = {"AdamW": "standard", "Coupled Adam": "coupled", "partially coupled Adam": "partial-y0.25-mean-free"}
+    shown = {
+        f"30M-82M-{names[row[0]]}-lr_factor{factor}": cell
+        for row in rows
+        for factor, cell in zip(("0.333333", "1", "3"), row[1:], strict=True)
+        if cell[0].isdigit()
+    }
+    assert shown == stored
