@@ -204,7 +204,7 @@ def _shard(model: LanguageModel, ranks: Ranks, *, bf16: bool, compile: bool) -> 
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh: DeviceMesh = init_device_mesh(ranks.device.type, (ranks.size,))
-    # Autocast decides the precision of every operation, as without sharding: the residual stream stays float32. Only
+    # Autocast decides the precision of every operation, as without sharding: the residual stream keeps its dtype. Only
     # the blocks' weights are sent and gathered as bf16; the tables and their gradients are float32 throughout.
     # Not on the CPU, where LayerNorm needs weights of its input's dtype.
     as_bf16 = bf16 and ranks.device.type == "cuda"
