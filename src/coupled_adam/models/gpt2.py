@@ -88,4 +88,5 @@ class GPT2(LanguageModel):
         branch = None
         for block in self.blocks:
             x, branch = block(x, branch)
+        assert branch is not None  # there is at least one block
         return cast(Tensor, self.ln_f(widened(x, self.ln_f) + branch))

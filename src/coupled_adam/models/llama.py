@@ -106,4 +106,5 @@ class Llama(LanguageModel):
         branch = None
         for block in self.blocks:
             x, branch = block(x, branch)
+        assert branch is not None  # there is at least one block
         return cast(Tensor, self.norm(widened(x, self.norm) + branch))
