@@ -6,6 +6,7 @@
     python benchmarks/train.py --peers ours --profile 0 --json OUT.json
     python benchmarks/train.py --peers ours muon torch-muon             the blocks' matrices by AdamW and by Muon
     python benchmarks/train.py --peers ours --residual-dtype float32 bfloat16 --combo-kernels off on
+    python benchmarks/train.py --peers ours --qkv-gradients together apart
 
 The plain loop is what one would write with torch alone: torch.compile, bf16 autocast, F.cross_entropy of all logits,
 clip_grad_norm_, fused AdamW. Ours is the step that `coupled-adam train` takes, with the coupled optimizer; "muon" is
@@ -15,8 +16,8 @@ is not measured. The time is that of many steps in a row, between two waits for 
 shown. Memory is the peak of all tensors, warm-up and compilation included.
 
 On a GPU, watts and SM clock are means over the timed steps, read by nvidia-smi in its own process. If the timed steps
-take less than three seconds, further untimed steps fill them up. With several values of --residual-dtype or
---combo-kernels, each of our peers is measured with each.
+take less than three seconds, further untimed steps fill them up. With several values of --residual-dtype,
+--combo-kernels or --qkv-gradients, each of our peers is measured with each.
 """
 
 import argparse
@@ -34,7 +35,6 @@ from typing import Any, Literal
 
 import torch
 import torch._inductor.config
-import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -42,7 +42,6 @@ from torch import Tensor, nn
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.config.run_config import load_config
 from coupled_adam.config.run_sections import OptimizerSection
-from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.model_config import RESIDUAL_DTYPES, ModelConfig, flops_per_token, parameter_count
 from coupled_adam.optimizer import param_groups
 from coupled_adam.study.energy import visible_gpus
@@ -52,6 +51,8 @@ from coupled_adam.training.parallel import Ranks, build
 from coupled_adam.training.train_step import TrainStep
 from gpu_load import SHORTEST_SECONDS, GpuLoad, LoadMeter
 from kernel_shares import where_time_goes
+from plain_gpt2 import PlainGPT2
+from qkv_gradients import gradients_apart
 from step import commit, hardware
 
 Batch = tuple[Tensor, Tensor]
@@ -72,6 +73,8 @@ class Workload:
     cuda_graphs: bool
     combo_kernels: bool = False
     """Let Inductor put independent pointwise operations into one kernel; ours only."""
+    qkv_apart: bool = False
+    """Never put the gradients of queries, keys and values together; ours only, see `qkv_gradients`."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -105,33 +108,6 @@ class Measurement:
     """Part of the time by kind of kernel, idle included."""
     load: GpuLoad | None = None
     """Mean power and clock of the GPU over the timed steps."""
-
-
-class PlainGPT2(nn.Module):
-    """The same GPT-2, in torch's own operations only: all logits, then F.cross_entropy."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        if model.config.architecture != "gpt2":
-            raise SystemExit("the plain loop knows GPT-2 only; choose --peers ours")
-        self.model = model
-        self.heads = model.config.heads
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        model: Any = self.model
-        x = model.wte(tokens) + model.wpe(torch.arange(tokens.shape[1], device=tokens.device))
-        for block in model.blocks:
-            x = x + self.attention(block.attn, block.ln_1(x))
-            hidden = F.gelu(F.linear(block.ln_2(x), block.mlp.c_fc.weight))
-            x = x + F.linear(hidden, block.mlp.c_proj.weight)
-        logits = F.linear(model.ln_f(x), model.lm_head.weight)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    def attention(self, module: Any, x: Tensor) -> Tensor:
-        parts = F.linear(x, module.c_attn.weight).chunk(3, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return F.linear(attended.transpose(1, 2).flatten(2), module.c_proj.weight)
 
 
 def plain_step(workload: Workload, with_muon: bool = False) -> Step:
@@ -192,18 +168,18 @@ COMPARED_BY_DEFAULT = ["plain", "ours"]
 OURS = ("ours", "muon")
 
 
-def variants(
-    peers: list[str], workload: Workload, residual_dtypes: list[str], combo_kernels: list[str]
-) -> Iterator[tuple[str, str, Workload]]:
+def variants(arguments: argparse.Namespace, workload: Workload) -> Iterator[tuple[str, str, Workload]]:
     """Name, peer and workload of every measurement; the settings are those of our peers only."""
-    for peer in peers:
+    settings = list(itertools.product(arguments.residual_dtype, arguments.combo_kernels, arguments.qkv_gradients))
+    for peer in arguments.peers:
         if peer not in OURS:
             yield peer, peer, workload
             continue
-        for dtype, combo in itertools.product(residual_dtypes, combo_kernels):
+        for dtype, combo, qkv in settings:
             name = peer + ("-bf16-residual" if dtype == "bfloat16" else "") + ("-combo" if combo == "on" else "")
+            name += "-qkv-apart" if qkv == "apart" else ""
             model = replace(workload.model, residual_dtype=dtype)
-            yield name, peer, replace(workload, model=model, combo_kernels=combo == "on")
+            yield name, peer, replace(workload, model=model, combo_kernels=combo == "on", qkv_apart=qkv == "apart")
 
 
 def synchronise(device: torch.device) -> None:
@@ -252,11 +228,12 @@ def measure(name: str, peer: str, workload: Workload, steps: int, rounds: int, p
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
-    with LoadMeter(visible_gpus()[:1] if is_cuda else []) as meter:
-        run = Run(PEERS[peer](workload), workload)
-        losses = [loss.item() for loss in run.take(5)]  # compiles, and shows that it learns
-        seconds, load = timed(run, steps, rounds, meter)
-    shares = where_time_goes(run.seconds, profiled_steps, seconds, device) if profiled_steps else {}
+    with gradients_apart() if workload.qkv_apart else nullcontext():
+        with LoadMeter(visible_gpus()[:1] if is_cuda else []) as meter:
+            run = Run(PEERS[peer](workload), workload)
+            losses = [loss.item() for loss in run.take(5)]  # compiles, and shows that it learns
+            seconds, load = timed(run, steps, rounds, meter)
+        shares = where_time_goes(run.seconds, profiled_steps, seconds, device) if profiled_steps else {}
     peak_flops = devices.peak_flops(device)
     rate = workload.tokens_per_step / seconds
     measurement = Measurement(
@@ -337,6 +314,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--combo-kernels", nargs="+", choices=["off", "on"], default=["off"], help="Inductor's, experimental; ours only"
     )
+    parser.add_argument(
+        "--qkv-gradients",
+        nargs="+",
+        choices=["together", "apart"],
+        default=["together"],
+        help="an experiment; ours only",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")
     parser.add_argument("--commit", default=commit(), help="what is measured, where git cannot tell")
     return parser.parse_args()
@@ -365,6 +349,8 @@ def require_effect(arguments: argparse.Namespace, workload: Workload) -> None:
     """Refuse settings that would not be measured."""
     if "bfloat16" in arguments.residual_dtype and not workload.bf16:
         raise SystemExit("--residual-dtype bfloat16 needs bf16 autocast, which is used on CUDA only; leave it out")
+    if "apart" in arguments.qkv_gradients and (workload.model.architecture != "gpt2" or workload.model.bias):
+        raise SystemExit("--qkv-gradients apart is for GPT-2 without biases; leave it out")
     if "on" in arguments.combo_kernels and not workload.compile:
         raise SystemExit("--combo-kernels on needs compilation; add --compile")
     if "on" in arguments.combo_kernels and not hasattr(torch._inductor.config, "combo_kernels"):
@@ -383,9 +369,7 @@ def main() -> None:
     require_effect(arguments, workload)
     measurements = [
         measure(name, peer, variant, steps, arguments.rounds, arguments.profile)
-        for name, peer, variant in variants(
-            arguments.peers, workload, arguments.residual_dtype, arguments.combo_kernels
-        )
+        for name, peer, variant in variants(arguments, workload)
     ]
     show(measurements, workload, console)
     if arguments.json:

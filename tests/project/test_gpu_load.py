@@ -66,35 +66,3 @@ def test_without_nvidia_smi_nothing_is_read(gpu_load: Any, tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     with gpu_load.LoadMeter(["0"]) as meter:
         assert meter.mean(0.0, time.monotonic()) is None
-
-
-def test_each_of_our_peers_is_measured_with_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import torch
-
-    import train
-    from coupled_adam.models.model_config import ModelConfig
-
-    model = ModelConfig("gpt2", layers=1, heads=1, width=8)
-    workload = train.Workload(model, 2, 2, torch.device("cuda"), bf16=True, compile=True, cuda_graphs=True)
-    found = list(train.variants(["plain", "ours"], workload, ["float32", "bfloat16"], ["off", "on"]))
-    assert [name for name, _, _ in found] == [
-        "plain", "ours", "ours-combo", "ours-bf16-residual", "ours-bf16-residual-combo",
-    ]  # fmt: skip
-    assert [(peer, one.model.residual_dtype, one.combo_kernels) for _, peer, one in found] == [
-        ("plain", "float32", False),
-        ("ours", "float32", False),
-        ("ours", "float32", True),
-        ("ours", "bfloat16", False),
-        ("ours", "bfloat16", True),
-    ]
-
-
-@pytest.mark.parametrize("option", [["--residual-dtype", "bfloat16"], ["--combo-kernels", "on"]], ids=str)
-def test_settings_without_effect_are_refused(option: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import train
-
-    monkeypatch.setattr(sys, "argv", ["train.py", "--device", "cpu", *option])
-    with pytest.raises(SystemExit, match=option[0]):
-        train.main()
