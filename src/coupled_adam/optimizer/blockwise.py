@@ -58,7 +58,7 @@ def column_square_sums(grad: Tensor) -> Tensor:
         return _square_sums(grad, wide)
     sums = _square_sums(grad, torch.promote_types(grad.dtype, torch.float32)).to(wide)
     if grad.dtype != wide and not sums.isfinite().all():
-        # float32 is twice as fast, and suffices for gradients up to about 1e17. NaN and infinity stay what they are.
+        # float32 is twice as fast, and suffices for gradients up to about 1e17. NaN and infinity are preserved.
         sums = torch.where(sums.isfinite(), sums, _square_sums(grad, wide))
     return sums
 

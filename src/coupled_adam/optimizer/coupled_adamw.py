@@ -44,7 +44,7 @@ FAMILY_OPTIONS = {
 class CoupledAdamW(AdamW):
     r"""AdamW in which all rows of a vocabulary table share one second moment: Coupled Adam.
 
-    Step :math:`t` updates row :math:`e_i` of a coupled table with :math:`V` rows from its gradient :math:`g_i`:
+    Step :math:`t` updates row :math:`e_i` of a coupled table, with V rows and H columns, from its gradient :math:`g_i`:
 
     .. math::
         \begin{aligned}
@@ -271,7 +271,7 @@ class CoupledAdamW(AdamW):
         A (V, H) second moment of a coupled table is averaged over its rows, and over its columns for the row moments,
         so an AdamW run continues as if coupled from here on. Missing row moments start at the mean of the column
         moments. A group keeps `coupled`, `vocabulary_size` and `state_dtype`; a coupled group keeps its weight decay if
-        the file is from AdamW. Other options, such as `lr`, the exponents and `max_grad_norm`, come from the file.
+        the file is from AdamW. The file sets other options, such as `lr`, the exponents and `max_grad_norm`.
 
         Args:
             state_dict: result of `state_dict()`. If its groups differ from this optimizer's, see

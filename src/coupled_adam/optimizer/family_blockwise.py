@@ -256,7 +256,7 @@ def row_square_sums(grad: Tensor) -> Tensor:
         block = grad[start : start + rows].to(compute_dtype)
         squares = torch.linalg.vector_norm(block, dim=1, keepdim=True).to(wide).square()
         if not grad.is_cpu or (compute_dtype != wide and not squares.isfinite().all()):
-            # float32 is faster, and suffices for gradients up to about 1e17. NaN and infinity stay what they are.
+            # float32 is faster, and suffices for gradients up to about 1e17. NaN and infinity are preserved.
             squares = block.to(wide).square().sum(dim=1, keepdim=True)
         sums[start : start + rows] = squares
 

@@ -114,7 +114,7 @@ def first_pass_kernel(
             r_before = tl.load(row_avg_sq_ptr + rows, mask=in_rows, other=0.0)
             # Multiply twice: the square of the factor can underflow.
             r = beta2 * r_before + one_minus_beta2 * (row_sums * inverse_width * grad_factor * grad_factor)
-            overflowed = (row_sums < float("inf")) == 0  # also true for infinity and NaN, which stay what they are
+            overflowed = (row_sums < float("inf")) == 0  # also true for infinity and NaN, which are preserved
             if tl.max(overflowed.to(tl.int32), axis=0) > 0:
                 small = g * SHRINK
                 wide_sums = tl.sum(small * small, axis=1).to(tl.float64) * UNSHRINK_SQUARE

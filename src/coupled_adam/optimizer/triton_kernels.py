@@ -62,7 +62,7 @@ def _column_square_sums_kernel(
     column_sums = tl.sum(sums, axis=0)
     partial_offsets = partial_ptr + tl.program_id(0) * H + columns
     tl.store(partial_offsets, column_sums.to(tl.float64), mask=in_table)
-    # Also true for infinity and NaN in g, which stay what they are. The second loop keeps no sums of the first in
+    # Also true for infinity and NaN in g, which are preserved. The second loop keeps no sums of the first in
     # registers: with more than 64 registers, fewer programs fit on a multiprocessor than SUM_PROGRAMS assumes.
     overflowed = (column_sums < float("inf")) == 0
     if tl.max(overflowed.to(tl.int32), axis=0) > 0:
