@@ -92,12 +92,10 @@ ENTRIES = (
     _Entry(
         "loss_by_frequency",
         "Loss and calibration by token frequency",
-        "Bin 1 has the most frequent tokens, which make up half of the training text; each further bin covers half of "
-        "the rest, and bin 10 everything left. Difference in loss from {baseline}: bars are the one-sided 95% "
-        "threshold; a filled marker is significant, a hollow one is not. Calibration, log(predicted / observed): 0 if the "
-        "bin's tokens are predicted as often as they occur, below 0 if the model underestimates them. "
-        + _BAND
-        + "{binned}",
+        "Bin 1 has the most frequent tokens, which make up half of the training text. Each further bin covers half of "
+        "the rest, bin 10 everything left. Top: difference in loss from {baseline}, with the one-sided 95% threshold "
+        "as bars; a filled marker is significant, a hollow one is not. Bottom: calibration, log(predicted / observed); "
+        "0 is calibrated, and below 0 the model underestimates these tokens. " + _BAND + "{binned}",
         frequency_figures.draw_by_frequency,
     ),
     _Entry(
