@@ -62,8 +62,8 @@ def evaluate(
 
     Requires the extra `eval` of this package, except for `eval answer` and for the loss alone (`--tasks none`).
 
-    If the GPU machine has no lm-eval, run `coupled-adam eval requests RUN requests.safetensors` on another machine, then
-    `coupled-adam eval answer RUN requests.safetensors scores.safetensors` on the GPU machine, then
+    If the GPU machine has no lm-eval, run `coupled-adam eval requests RUN requests.safetensors` on another machine,
+    then `coupled-adam eval answer RUN requests.safetensors scores.safetensors` on the GPU machine, then
     `coupled-adam eval score RUN scores.safetensors` on the other one again.
 
     Try: `coupled-adam eval runs/tiny-coupled-seed1 --tasks arc_easy,winogrande --limit 50`
