@@ -113,17 +113,18 @@ def test_the_share_of_one_direction_is_that_of_the_stored_singular_values() -> N
 
 
 def test_the_readme_shows_the_numbers_of_the_results_page() -> None:
-    results = [*read_results(RESULTS), *read_results(STORED / "partially-coupled")]
-    table = build_tables(gather_grid(results))[0]
-    rows = {(row[0].text, row[2].text): row for row in table.rows}
-    columns = [column.key for column in table.columns]
+    longer = [
+        run for folder in (RESULTS, STORED / "partially-coupled") for run in read_results(folder) if run.tokens == LONG
+    ]
+    tables = [build_tables(gather_grid(runs))[0] for runs in (read_results(STORED / "best-learning-rates"), longer)]
     shown = README.read_text().split("<!-- table single-gpu -->")[1].split("\n\n")[0]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table_lines(shown)[2:]]
     assert len(lines) == 5
     keys = ("mu_norm_ratio", "iso", "r_cos", "kappa", "loss")
-    optimizers = ("standard", "coupled", "partial y=0.25 mean-free")
+    kinds = ("standard", "coupled", "partial y=0.25 mean-free")
+    for table in tables:
+        assert [row[2].text.split(" lr=")[0] for row in table.rows] == list(kinds)
     for key, (_, *values) in zip(keys, lines, strict=True):
-        place = columns.index(key)
-        cells = [rows[D, name][place] for D in ("82M", "262M") for name in optimizers]
+        cells = [row[[column.key for column in table.columns].index(key)] for table in tables for row in table.rows]
         expected = [f"**{cell.text}**" if cell.bold else cell.text for cell in cells]
         assert values == expected, key
