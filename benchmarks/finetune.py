@@ -1,14 +1,14 @@
-"""Fine-tune a model that AdamW has trained: with AdamW, with Coupled Adam, and recentred before.
+"""Fine-tune a model pretrained with AdamW: with AdamW and with Coupled Adam, with and without recentring first.
 
-    python benchmarks/finetune.py                    the preset `tiny`, 2M tokens; then 200 steps for each setting
+    python benchmarks/finetune.py                    preset `tiny`, 2M tokens; then 200 steps per setting
     python benchmarks/finetune.py --lrs 1e-3 --seeds 1 --steps 100
     python benchmarks/finetune.py --json OUT.json
 
-The first text is the documentation of Python, torch and numpy that every installation has, the second the source code
-of Python's standard library. The model is trained on the first as by `coupled-adam train`, with AdamW. Then it is
-trained on the second, in a plain loop: warm-up over a tenth of the steps, a cosine down to a tenth of the learning
-rate, gradients clipped to 1. "Kept" is the state of AdamW at the end of the first training, "fresh" an optimizer
-without any. Losses are those of held-out documents of both texts. Runs that differ in the optimizer alone see the same
+The first text is the documentation of Python, torch and numpy from the installed packages. The second text is the
+source code of Python's standard library. `coupled-adam train` trains the model on the first text with AdamW. A plain
+loop then trains it on the second text: warm-up over a tenth of the steps, cosine decay to a tenth of the learning rate,
+gradients clipped to 1. "kept" starts from AdamW's state at the end of pretraining, "fresh" from an empty optimizer
+state. Losses are measured on held-out documents of both texts. Runs that differ only in the optimizer use the same
 batches.
 
 Legend: V vocabulary rows, H hidden size.
@@ -55,12 +55,12 @@ WEIGHT_DECAY = 0.1
 
 @dataclass(frozen=True)
 class Method:
-    """A way to go on."""
+    """A way to fine-tune."""
 
     name: str
     recentred: bool
     coupled: dict[str, Any] | None
-    """Options of CoupledAdamW; None for torch.optim.AdamW."""
+    """Options of CoupledAdamW; None means torch.optim.AdamW."""
 
 
 METHODS = [
@@ -75,20 +75,20 @@ METHODS = [
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is measured of a model."""
+    """Measurements of a model."""
 
     loss: float
-    """On held-out documents of the second text, in nats."""
+    """Loss on held-out documents of the second text, in nats."""
     old_loss: float
-    """On those of the first text."""
+    """Loss on held-out documents of the first text."""
     mean_ratio: float
     iso: float
-    """Over both signs of every eigenvector: the mean of a centred table is too short to choose one."""
+    """ISO over both signs of every eigenvector: the mean of a centred table is too short to choose a sign."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One fine-tuning."""
+    """One fine-tuning run."""
 
     method: str
     state: str
@@ -99,14 +99,14 @@ class Finished:
 
 @dataclass(frozen=True)
 class Texts:
-    """Both corpora, with one tokenizer."""
+    """Both corpora, with the same tokenizer."""
 
     first: Corpus
     second: Corpus
 
 
 def source_code(path: Path) -> None:
-    """Write Python's standard library without its tests, one file a document, as JSON lines."""
+    """Write Python's standard library without its tests as JSON lines, one document per file."""
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for file in library.rglob("*.py") if not SKIPPED_FOLDERS & set(file.relative_to(library).parts))
     with path.open("w", encoding="utf-8") as lines:
@@ -115,7 +115,7 @@ def source_code(path: Path) -> None:
 
 
 def pretrain(folder: Path, tokens: str) -> Path:
-    """A run of `coupled-adam train` with AdamW on the first text."""
+    """Run `coupled-adam train` with AdamW on the first text."""
     data = folder / "docs"
     overrides = ["optimizer.embeddings=adamw", f"training.tokens={tokens}", f"data.folder={data}"]
     run = folder / "pretrained"
@@ -125,7 +125,7 @@ def pretrain(folder: Path, tokens: str) -> Path:
 
 
 def load_start(run: Path) -> tuple[LanguageModel, State]:
-    """The model of a run and the state of its AdamW, in the groups that CoupledAdamW makes."""
+    """Load the model of a run and the state of its AdamW, in the groups of CoupledAdamW."""
     model, _, _ = load_run(run)
     adamw = torch.optim.AdamW(param_groups(model, WEIGHT_DECAY, couple="none"))
     make_optimizer_state([adamw])
@@ -134,7 +134,7 @@ def load_start(run: Path) -> tuple[LanguageModel, State]:
 
 
 def build_optimizer(model: nn.Module, method: Method, state: State | None) -> torch.optim.Optimizer:
-    """The optimizer of a method, fresh or with AdamW's state."""
+    """Build the optimizer of a method, fresh or with AdamW's state."""
     optimizer: torch.optim.Optimizer
     if method.coupled is None:
         optimizer = torch.optim.AdamW(param_groups(model, WEIGHT_DECAY, couple="none"))
@@ -146,7 +146,7 @@ def build_optimizer(model: nn.Module, method: Method, state: State | None) -> to
 
 
 def fine_tune(model: LanguageModel, optimizer: torch.optim.Optimizer, batches: Batches, lr: float, steps: int) -> None:
-    """The plain loop."""
+    """Train in a plain loop."""
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -167,7 +167,7 @@ def measured(model: LanguageModel, texts: Texts) -> Numbers:
 
 
 def fine_tunings(runs: dict[bool, Path], texts: Texts, options: argparse.Namespace) -> Iterator[Finished]:
-    """Every method, with both states, every learning rate and every seed."""
+    """Run every method with both states, every learning rate and every seed."""
     for method in METHODS:
         for state_name in ("kept", "fresh"):
             for lr in options.lrs:
@@ -180,13 +180,13 @@ def fine_tunings(runs: dict[bool, Path], texts: Texts, options: argparse.Namespa
 
 
 def cell(values: list[float], decimals: int) -> str:
-    """Mean and standard deviation over the seeds."""
+    """Format mean and standard deviation over the seeds."""
     mean = f"{statistics.mean(values):.{decimals}f}"
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{decimals}f}"
 
 
 def markdown(before: Numbers, finished: list[Finished]) -> str:
-    """One row a setting, as a table of Markdown."""
+    """Format the results as a Markdown table, one row per setting."""
     lines = [
         "| method | AdamW's state | learning rate | loss, new text | loss, old text | mean ratio | ISO, both signs |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
@@ -203,12 +203,12 @@ def markdown(before: Numbers, finished: list[Finished]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", default="2M", help="of the first training")
-    parser.add_argument("--steps", type=int, default=200, help="of each fine-tuning, 16 x 64 tokens each")
+    parser.add_argument("--tokens", default="2M", help="tokens of pretraining")
+    parser.add_argument("--steps", type=int, default=200, help="steps of each fine-tuning run, 16 x 64 tokens each")
     parser.add_argument("--lrs", nargs="+", type=float, default=[3e-4, 1e-3, 3e-3])
-    parser.add_argument("--seeds", type=int, default=1, help="orders of the batches")
-    parser.add_argument("--folder", type=Path, help="keep the model there, and use the one that is there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all runs there as well")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds, which set the order of the batches")
+    parser.add_argument("--folder", type=Path, help="keep the pretrained model here, and reuse it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all runs to this file")
     options = parser.parse_args()
 
     started = time.monotonic()

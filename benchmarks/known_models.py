@@ -1,10 +1,10 @@
-"""What is found in every language model of the installed transformers, without weights and without downloads.
+"""List the vocabulary tables of every language model in the installed transformers, without weights or downloads.
 
-    python benchmarks/known_models.py            those with more than a head and an input table, and those refused
-    python benchmarks/known_models.py --all      all of them
+    python benchmarks/known_models.py            models with other tables than a head and an input table, and errors
+    python benchmarks/known_models.py --all      all models
 
-Every class that transformers lists for text, for masked text, for images with text and for speech with text is built
-from its default config, with two layers, on the meta device. A class whose default config does not build is counted.
+Every class that transformers lists for text, masked text, images with text and speech with text is built from its
+default config, with two layers, on the meta device. Classes whose default config does not build are only counted.
 """
 
 import argparse
@@ -26,7 +26,7 @@ USUAL = ({"tied"}, {"output", "input"})
 
 
 def classes() -> Iterator[tuple[str, str]]:
-    """Type of config and name of class."""
+    """Yield config type and class name of every model."""
     seen = set()
     for kind in KINDS:
         for model_type, names in getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").items():
@@ -52,14 +52,14 @@ def build(model_type: str, name: str) -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="also the usual ones")
+    parser.add_argument("--all", action="store_true", help="also list models with the usual tables")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     built = usual = refused = unbuilt = 0
     for model_type, name in classes():
         try:
             model = build(model_type, name)
-        except Exception:  # whatever a default config is lacking
+        except Exception:  # an incomplete default config can raise anything
             unbuilt += 1
             continue
         built += 1

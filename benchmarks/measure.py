@@ -1,14 +1,14 @@
-"""Time of all measures of one embedding matrix, against the literal way, as ratios in one run.
+"""Time all measures of one embedding matrix, and compare with a literal implementation in the same run.
 
     python benchmarks/measure.py                 50304 x 768, the GPT-2 vocabulary at the size of GPT-2 small
     python benchmarks/measure.py --large         262144 x 4096 (4 GiB), time and memory of `measure` alone
     python benchmarks/measure.py --json OUT.json
 
-The literal way is numpy's `eig` of the Gram matrix, one matrix-vector product per eigenvector, and an SVD of it all.
-It is timed in float64, which it needs to be right to six digits as `measure` is, and in float32, the matrix's own type.
-Rounds alternate between the peers. Beside the median stands the best time, which other work on the machine disturbs
-least. Two matrices, because the time of `measure` depends on them: short rows let it skip most eigenvectors unseen,
-rows four times as long, as SmolLM2 has them, do not.
+The literal implementation uses numpy's `eig` of the Gram matrix, one matrix-vector product per eigenvector, and an SVD
+of the whole matrix. It is timed in float64, which it needs for the six digits of `measure`, and in float32, the dtype
+of the matrix. Rounds alternate between the peers. The table shows the median and the best time; other work on the
+machine affects the best time least. There are two matrices, because the time of `measure` depends on the data: short
+rows let it skip most eigenvectors, rows four times as long, as in SmolLM2, do not.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -44,17 +44,17 @@ class Measurement:
 
     shape: str
     rows: str
-    """Which of the two matrices."""
+    """The matrix: "short" or "long" rows."""
     peer: str
     seconds: float
     """Median over the rounds."""
     best_seconds: float
     error: float | None
-    """Largest relative error of iso, mu_norm_ratio, kappa and rho_log against the literal way in float64."""
+    """Largest relative error of iso, mu_norm_ratio, kappa and rho_log, compared with the literal float64 results."""
 
 
 def table(V: int, H: int, length: float) -> npt.NDArray[np.float32]:
-    """A matrix like a trained one: rows about `length` long, a common shift, a decaying spectrum. Made in pieces."""
+    """Create, in blocks, a matrix like a trained one: rows of norm about `length`, a shift, a decaying spectrum."""
     random = np.random.default_rng(0)
     spread = np.geomspace(3, 0.1, H, dtype=np.float32) / np.float32(np.sqrt(H))
     shift = random.standard_normal(H, dtype=np.float32) / np.float32(np.sqrt(H))
@@ -73,7 +73,7 @@ def zipf_counts(V: int) -> npt.NDArray[np.int64]:
 
 
 def literal(E: Matrix, counts: npt.NDArray[np.int64]) -> Measures:
-    """The paper's definitions, line by line."""
+    """Compute the paper's definitions, line by line."""
     _, C = np.linalg.eig(E.T @ E)
     mu = E.mean(0)
     Z = []
@@ -104,7 +104,7 @@ def compare(V: int, H: int, rows: str, rounds: int) -> list[Measurement]:
         "literal, float32": lambda: literal(E, counts),
         "measure": lambda: by_measure(E, counts),
     }
-    by_measure(E[:4096], counts[:4096])  # starts the threads
+    by_measure(E[:4096], counts[:4096])  # warm-up: starts the threads
     seconds: dict[str, list[float]] = {peer: [] for peer in peers}
     results: dict[str, Measures] = {}
     for _ in range(rounds):
@@ -145,7 +145,7 @@ def show(measurements: list[Measurement], console: Console) -> None:
 
 
 def status_bytes(field: str) -> int:
-    """A line of /proc/self/status, such as VmRSS (memory in use) or VmHWM (the most so far)."""
+    """Read a field of /proc/self/status, such as VmRSS (memory in use) or VmHWM (peak memory), in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -156,7 +156,7 @@ def measure_large(V: int, H: int, console: Console) -> dict[str, object]:
     E, counts = table(V, H, LENGTHS["short"]), zipf_counts(V)
     console.print(f"{V} x {H} float32: {E.nbytes / 2**30:.2f} GiB")
     before = status_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     begin = time.perf_counter()
     metrics = measure(E, unigram=counts)
     seconds = time.perf_counter() - begin
@@ -168,10 +168,10 @@ def measure_large(V: int, H: int, console: Console) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="50304x768", metavar="VxH")
-    parser.add_argument("--large", action="store_true", help="time and memory at 262144 x 4096; Linux only")
+    parser.add_argument("--large", action="store_true", help="measure time and memory at 262144 x 4096; Linux only")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")
-    parser.add_argument("--commit", default=commit(), help="what is measured, where git cannot tell")
+    parser.add_argument("--json", metavar="FILE", help="also write the measurements to this file")
+    parser.add_argument("--commit", default=commit(), help="commit to report, if git is not available")
     arguments = parser.parse_args()
     console = Console(width=140)
     console.print(

@@ -1,17 +1,17 @@
-"""Time and memory of one optimizer step on one vocabulary table, against torch.optim.AdamW, as ratios in one run.
+"""Time and memory of one optimizer step on one vocabulary table, compared with torch.optim.AdamW in the same run.
 
-    python benchmarks/step.py                 CUDA when there is one, else the CPU
+    python benchmarks/step.py                 on CUDA if available, else on the CPU
     python benchmarks/step.py --device cpu --shapes 50304x768
     python benchmarks/step.py --dtype bfloat16
-    python benchmarks/step.py --state-dtype bfloat16   CoupledAdamW with first moments in bfloat16 as well
-    python benchmarks/step.py --device cpu --busy 1    beside that many processes that never rest
+    python benchmarks/step.py --state-dtype bfloat16   also CoupledAdamW with first moments in bfloat16
+    python benchmarks/step.py --device cpu --busy 1    while this many other processes are busy
     python benchmarks/step.py --json OUT.json
-    python benchmarks/step.py --back-to-back  the host launches step after step and the cache stays warm
+    python benchmarks/step.py --back-to-back  step after step, with launch times and a warm cache
 
-Each peer has its own tensors. Rounds alternate between the peers and the median is taken, so that a slow moment
-of the machine hits all of them. On CUDA every step is timed by itself, with events and a cold cache, while the
-queue is kept full, as the backward pass does in training; the time the host needs to launch a step stands beside it.
-On the CPU, CoupledAdamW is timed with numba's compiled loops, where it is installed, and with torch operations.
+Each peer has its own tensors. Rounds alternate between the peers, so that a slow moment of the machine affects all of
+them, and the median over rounds is reported. On CUDA, events time every step separately, with a cold cache and a full
+queue, as after the backward pass in training. The time that the host needs to launch a step is reported separately. On
+the CPU, CoupledAdamW is timed with numba's compiled loops, if installed, and with torch operations.
 """
 
 import argparse
@@ -53,27 +53,27 @@ class Measurement:
     peer: str
     milliseconds: float
     host_microseconds: float
-    """Time until `step` returns with the device still busy; hidden behind it in training. CPU: the whole step."""
+    """Time until `step` returns while the device is still busy; hidden in training. On the CPU: the whole step."""
     passes: int
     """How often the algorithm must read or write V x H elements."""
     bytes_per_number: int
-    """What these passes move for each number of the table."""
+    """Bytes that these passes move per number of the table."""
     gigabytes_per_second: float
     state_bytes: int
     temporary_bytes: int
-    """Peak memory during a step above what was allocated before it."""
+    """Peak memory during a step, minus the memory allocated before it."""
 
 
 @dataclass
 class Peer:
-    """An optimizer on a table of its own."""
+    """An optimizer with its own table."""
 
     name: str
     passes: int
     build: Callable[..., torch.optim.Optimizer]
     """Takes the table and, for CoupledAdamW, `state_dtype`."""
     moment_passes: int = 2
-    """How many of the passes are over the first moment."""
+    """Number of passes over the first moment."""
     state_dtype: torch.dtype | None = None
     clip_outside: bool = False
     numba: bool = True
@@ -159,7 +159,7 @@ def seconds_of(function: Callable[[], object], repeats: int, device: str) -> flo
     flush = torch.empty(2**28, dtype=torch.uint8, device=device)  # several times the L2 cache
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     torch.cuda.synchronize()
-    torch.cuda._sleep(40_000_000)  # about 20 ms, in which the host gets ahead
+    torch.cuda._sleep(40_000_000)  # about 20 ms for the host to fill the queue
     for start, end in events:
         flush.zero_()
         start.record()
@@ -170,7 +170,7 @@ def seconds_of(function: Callable[[], object], repeats: int, device: str) -> flo
 
 
 def back_to_back_seconds_of(function: Callable[[], object], repeats: int, device: str) -> float:
-    """Seconds per call when nothing hides the launches."""
+    """Seconds per call, including launches that nothing hides."""
     if device == "cpu":
         return host_seconds_of(function, repeats)
     torch.cuda.synchronize()
@@ -182,7 +182,7 @@ def back_to_back_seconds_of(function: Callable[[], object], repeats: int, device
 
 
 def host_seconds_of(function: Callable[[], object], repeats: int) -> float:
-    """Seconds per call as the host sees it."""
+    """Seconds per call on the host."""
     begin = time.perf_counter()
     for _ in range(repeats):
         function()
@@ -190,7 +190,7 @@ def host_seconds_of(function: Callable[[], object], repeats: int) -> float:
 
 
 def temporary_bytes(function: Callable[[], object], device: str) -> int:
-    """Peak allocation during a call above what was allocated before it."""
+    """Peak memory during a call, minus the memory allocated before it."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -210,7 +210,7 @@ def temporary_bytes(function: Callable[[], object], device: str) -> int:
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Processes that compute without end, each as good as a core for itself, while the block runs."""
+    """Keep `count` other processes busy, each with one thread, while the block runs."""
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=never_rest, daemon=True) for _ in range(count)]
     for process in processes:
@@ -269,9 +269,9 @@ def measure_shape(
 
 
 def copy_bandwidth(device: str) -> float:
-    """Bytes read plus bytes written per second by a plain copy, the ceiling on CUDA, in GB/s.
+    """Bandwidth of a plain copy, read plus written, in GB/s: the upper limit on CUDA.
 
-    0 on the CPU, where a copy is slower than a kernel that writes what it has just read.
+    0 on the CPU, where a copy is slower than a kernel that writes to the memory it has just read.
     """
     if device == "cpu":
         return 0.0
@@ -331,16 +331,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shapes", nargs="+", metavar="VxH", help="default: the vocabularies of GPT-2, Llama 3, Gemma")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of table and state")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of table and state")
     parser.add_argument(
-        "--state-dtype", choices=["float32", "bfloat16"], help="of first moments, for more rows with CoupledAdamW"
+        "--state-dtype", choices=["float32", "bfloat16"], help="also time CoupledAdamW with first moments of this dtype"
     )
-    parser.add_argument("--busy", type=int, default=0, metavar="N", help="start N processes that never rest")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="keep N other processes busy")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--repeats", type=int, help="steps in a row per round (default: 20 on CUDA, 3 on the CPU)")
-    parser.add_argument("--back-to-back", action="store_true", help="time steps in a row, host launches included")
-    parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")
-    parser.add_argument("--commit", default=commit(), help="what is measured, where git cannot tell")
+    parser.add_argument("--back-to-back", action="store_true", help="time steps in a row, including launches")
+    parser.add_argument("--json", metavar="FILE", help="also write the measurements to this file")
+    parser.add_argument("--commit", default=commit(), help="commit to report, if git is not available")
     arguments = parser.parse_args()
     device = arguments.device
     repeats = arguments.repeats or (20 if device == "cuda" else 3)
@@ -356,7 +356,7 @@ def main() -> None:
             measurements += measure_shape(shape, dtype, state_dtype, device, arguments.rounds, repeats, timer)
     show(measurements, ceiling, console)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
-    console.print(f"{arguments.busy} busy processes beside it; load average of the machine {load:.1f}")
+    console.print(f"{arguments.busy} other busy processes; load average of the machine {load:.1f}")
     if arguments.json:
         report = {
             "hardware": hardware(device),

@@ -5,6 +5,8 @@
     python benchmarks/train.py --layers 6 --width 384 --heads 6 --batch 16
     python benchmarks/train.py --peers ours --profile 0 --json OUT.json
     python benchmarks/train.py --peers ours muon torch-muon             the blocks' matrices by AdamW and by Muon
+    python benchmarks/train.py --peers ours --residual-dtype float32 bfloat16 --combo-kernels off on
+    python benchmarks/train.py --peers ours --qkv-gradients together apart
 
 The plain loop is what one would write with torch alone: torch.compile, bf16 autocast, F.cross_entropy of all logits,
 clip_grad_norm_, fused AdamW. Ours is the step that `coupled-adam train` takes, with the coupled optimizer; "muon" is
@@ -12,22 +14,27 @@ the same with Muon for the matrices of the blocks, "torch-muon" the plain loop w
 start, tokens and precision are the same. Tokens are on the device already, drawn by Zipf's law; reading them from disk
 is not measured. The time is that of many steps in a row, between two waits for the device; the median of the rounds is
 shown. Memory is the peak of all tensors, warm-up and compilation included.
+
+On a GPU, watts and SM clock are means over the timed steps, read by nvidia-smi in its own process. If the timed steps
+take less than three seconds, further untimed steps fill them up. With several values of --residual-dtype,
+--combo-kernels or --qkv-gradients, each of our peers is measured with each.
 """
 
 import argparse
 import functools
 import gc
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
+import torch._inductor.config
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -35,30 +42,22 @@ from torch import Tensor, nn
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.config.run_config import load_config
 from coupled_adam.config.run_sections import OptimizerSection
-from coupled_adam.models.language_model import LanguageModel
-from coupled_adam.models.model_config import ModelConfig, flops_per_token, parameter_count
+from coupled_adam.models.model_config import RESIDUAL_DTYPES, ModelConfig, flops_per_token, parameter_count
 from coupled_adam.optimizer import param_groups
+from coupled_adam.study.energy import visible_gpus
 from coupled_adam.training import devices
 from coupled_adam.training.optimizers import build_optimizers
 from coupled_adam.training.parallel import Ranks, build
 from coupled_adam.training.train_step import TrainStep
+from gpu_load import SHORTEST_SECONDS, GpuLoad, LoadMeter
+from kernel_shares import where_time_goes
+from plain_gpt2 import PlainGPT2
+from qkv_gradients import gradients_apart
 from step import commit, hardware
 
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch, float], Tensor]
 LR, WARM_UP_STEPS = 6e-4, 100
-# Parts of kernel names, in this order, and what they belong to. The rest is called "pointwise".
-KINDS = {
-    "attention": ("flash", "fmha", "sdpa", "attention", "cudnn"),
-    "loss": ("cross_entropy", "log_softmax", "nll_loss", "softmax"),
-    "norm and GELU": ("add_norm", "layer_norm", "gelu"),
-    "matmul": ("gemm", "nvjet", "cutlass", "cublas", "xmma", "splitk", "aten::mm", "aten::addmm", "aten::bmm"),
-    "optimizer": (
-        "adam", "optimizer", "_update_kernel", "_square_sums_kernel", "_second_moment_kernel", "_clip_factor_kernel",
-        "multi_tensor", "lpnorm", "foreach",
-    ),
-    "copies": ("memcpy", "memset", "aten::copy_", "aten::fill_", "aten::zero_"),
-}  # fmt: skip
 
 
 @dataclass
@@ -72,6 +71,10 @@ class Workload:
     bf16: bool
     compile: bool
     cuda_graphs: bool
+    combo_kernels: bool = False
+    """Let Inductor put independent pointwise operations into one kernel; ours only."""
+    qkv_apart: bool = False
+    """Never put the gradients of queries, keys and values together; ours only, see `qkv_gradients`."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -103,33 +106,8 @@ class Measurement:
     first_losses: list[float]
     shares: dict[str, float]
     """Part of the time by kind of kernel, idle included."""
-
-
-class PlainGPT2(nn.Module):
-    """The same GPT-2, in torch's own operations only: all logits, then F.cross_entropy."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        if model.config.architecture != "gpt2":
-            raise SystemExit("the plain loop knows GPT-2 only; choose --peers ours")
-        self.model = model
-        self.heads = model.config.heads
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        model: Any = self.model
-        x = model.wte(tokens) + model.wpe(torch.arange(tokens.shape[1], device=tokens.device))
-        for block in model.blocks:
-            x = x + self.attention(block.attn, block.ln_1(x))
-            hidden = F.gelu(F.linear(block.ln_2(x), block.mlp.c_fc.weight))
-            x = x + F.linear(hidden, block.mlp.c_proj.weight)
-        logits = F.linear(model.ln_f(x), model.lm_head.weight)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    def attention(self, module: Any, x: Tensor) -> Tensor:
-        parts = F.linear(x, module.c_attn.weight).chunk(3, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return F.linear(attended.transpose(1, 2).flatten(2), module.c_proj.weight)
+    load: GpuLoad | None = None
+    """Mean power and clock of the GPU over the timed steps."""
 
 
 def plain_step(workload: Workload, with_muon: bool = False) -> Step:
@@ -166,7 +144,10 @@ def plain_step(workload: Workload, with_muon: bool = False) -> Step:
 
 def our_step(workload: Workload, matrices: Literal["adamw", "muon"] = "adamw") -> Step:
     ranks = Ranks(0, 1, workload.device, "none")
-    module, model = build(workload.model, 1, ranks, bf16=workload.bf16, compile=workload.compile)
+    options = {"combo_kernels": True} if workload.combo_kernels else None
+    module, model = build(
+        workload.model, 1, ranks, bf16=workload.bf16, compile=workload.compile, inductor_options=options
+    )
     optimizers = build_optimizers(model, OptimizerSection(lr=LR, matrices=matrices), capturable=workload.cuda_graphs)
     train_step = TrainStep(module, optimizers, precision=workload.precision, cuda_graphs=workload.cuda_graphs)
 
@@ -184,6 +165,21 @@ PEERS: dict[str, Callable[[Workload], Step]] = {
     "torch-muon": functools.partial(plain_step, with_muon=True),
 }
 COMPARED_BY_DEFAULT = ["plain", "ours"]
+OURS = ("ours", "muon")
+
+
+def variants(arguments: argparse.Namespace, workload: Workload) -> Iterator[tuple[str, str, Workload]]:
+    """Name, peer and workload of every measurement; the settings are those of our peers only."""
+    settings = list(itertools.product(arguments.residual_dtype, arguments.combo_kernels, arguments.qkv_gradients))
+    for peer in arguments.peers:
+        if peer not in OURS:
+            yield peer, peer, workload
+            continue
+        for dtype, combo, qkv in settings:
+            name = peer + ("-bf16-residual" if dtype == "bfloat16" else "") + ("-combo" if combo == "on" else "")
+            name += "-qkv-apart" if qkv == "apart" else ""
+            model = replace(workload.model, residual_dtype=dtype)
+            yield name, peer, replace(workload, model=model, combo_kernels=combo == "on", qkv_apart=qkv == "apart")
 
 
 def synchronise(device: torch.device) -> None:
@@ -217,21 +213,31 @@ class Run:
         return (time.perf_counter() - begin) / steps
 
 
-def measure(peer: str, workload: Workload, steps: int, rounds: int, profiled_steps: int) -> Measurement:
+def timed(run: Run, steps: int, rounds: int, meter: LoadMeter) -> tuple[float, GpuLoad | None]:
+    """The median seconds of a step, and the GPU's load over the timed steps, or over enough of the same kind."""
+    begin = time.monotonic()
+    seconds = statistics.median(run.seconds(steps) for _ in range(rounds))
+    while meter.readings and time.monotonic() - begin < SHORTEST_SECONDS:
+        run.seconds(steps)
+    return seconds, meter.mean(begin, time.monotonic())
+
+
+def measure(name: str, peer: str, workload: Workload, steps: int, rounds: int, profiled_steps: int) -> Measurement:
     """Build a peer, warm it up, time it, look where its time goes, and take it down."""
     device = workload.device
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
-    run = Run(PEERS[peer](workload), workload)
-    losses = [loss.item() for loss in run.take(5)]  # compiles, and shows that it learns
-    times = [run.seconds(steps) for _ in range(rounds)]
-    seconds = statistics.median(times)
-    shares = where_time_goes(run, profiled_steps, seconds) if profiled_steps else {}
+    with gradients_apart() if workload.qkv_apart else nullcontext():
+        with LoadMeter(visible_gpus()[:1] if is_cuda else []) as meter:
+            run = Run(PEERS[peer](workload), workload)
+            losses = [loss.item() for loss in run.take(5)]  # compiles, and shows that it learns
+            seconds, load = timed(run, steps, rounds, meter)
+        shares = where_time_goes(run.seconds, profiled_steps, seconds, device) if profiled_steps else {}
     peak_flops = devices.peak_flops(device)
     rate = workload.tokens_per_step / seconds
     measurement = Measurement(
-        peer=peer,
+        peer=name,
         milliseconds=1e3 * seconds,
         tokens_per_second=rate,
         mfu=None if peak_flops is None else rate * flops_per_token(workload.model) / peak_flops,
@@ -239,6 +245,7 @@ def measure(peer: str, workload: Workload, steps: int, rounds: int, profiled_ste
         reserved_gigabytes=torch.cuda.max_memory_reserved() / 1e9 if is_cuda else None,
         first_losses=losses,
         shares=shares,
+        load=load,
     )
     del run
     torch.compiler.reset()
@@ -246,26 +253,6 @@ def measure(peer: str, workload: Workload, steps: int, rounds: int, profiled_ste
     if is_cuda:
         torch.cuda.empty_cache()
     return measurement
-
-
-def where_time_goes(run: Run, count: int, seconds_per_step: float) -> dict[str, float]:
-    """Share of each kind of kernel in the time of a step; on the CPU of each kind of operator."""
-    is_cuda = run.device.type == "cuda"
-    activity = torch.profiler.ProfilerActivity.CUDA if is_cuda else torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[activity]) as profile:
-        wall = 1e6 * count * run.seconds(count)
-    # Recording slows the host down: on a GPU the kernels are as fast as ever and the wall clock is the unrecorded one.
-    whole = 1e6 * seconds_per_step * count if is_cuda else wall
-    shares = dict.fromkeys([*KINDS, "pointwise", "idle"], 0.0)
-    for event in profile.key_averages():
-        microseconds = event.self_device_time_total if is_cuda else event.self_cpu_time_total
-        shares[kind_of(event.key)] += microseconds / whole
-    shares["idle"] = max(0.0, 1 - sum(shares.values()))
-    return shares
-
-
-def kind_of(name: str) -> str:
-    return next((kind for kind, parts in KINDS.items() if any(part in name.lower() for part in parts)), "pointwise")
 
 
 def show(measurements: list[Measurement], workload: Workload, console: Console) -> None:
@@ -276,7 +263,9 @@ def show(measurements: list[Measurement], workload: Workload, console: Console) 
     )
     compared = [peer for peer in COMPARED_BY_DEFAULT if any(m.peer == peer for m in measurements)]
     ratios = [f"x {peer}" for peer in compared]
-    for column in ("step", "ms", "tokens/s", *ratios, "MFU %", "peak GB", "reserved GB", "loss after 5 steps"):
+    for column in (
+        "step", "ms", "tokens/s", *ratios, "W", "SM MHz", "MFU %", "peak GB", "reserved GB", "loss after 5 steps",
+    ):  # fmt: skip
         table.add_column(column, justify="left" if column == "step" else "right")
     milliseconds = {m.peer: m.milliseconds for m in measurements}
     for m in measurements:
@@ -285,6 +274,8 @@ def show(measurements: list[Measurement], workload: Workload, console: Console) 
             f"{m.milliseconds:.2f}",
             f"{m.tokens_per_second:,.0f}",
             *(f"{milliseconds[peer] / m.milliseconds:.2f}" for peer in compared),
+            "-" if m.load is None or m.load.watts is None else f"{m.load.watts:.0f}",
+            "-" if m.load is None or m.load.sm_megahertz is None else f"{m.load.sm_megahertz:.0f}",
             "-" if m.mfu is None else f"{100 * m.mfu:.1f}",
             f"{m.peak_gigabytes:.2f}",
             "-" if m.reserved_gigabytes is None else f"{m.reserved_gigabytes:.2f}",
@@ -319,6 +310,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=COMPARED_BY_DEFAULT)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on CUDA")
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, help="ours only; default: on CUDA")
+    parser.add_argument("--residual-dtype", nargs="+", choices=RESIDUAL_DTYPES, default=["float32"], help="ours only")
+    parser.add_argument(
+        "--combo-kernels", nargs="+", choices=["off", "on"], default=["off"], help="Inductor's, experimental; ours only"
+    )
+    parser.add_argument(
+        "--qkv-gradients",
+        nargs="+",
+        choices=["together", "apart"],
+        default=["together"],
+        help="an experiment; ours only",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")
     parser.add_argument("--commit", default=commit(), help="what is measured, where git cannot tell")
     return parser.parse_args()
@@ -343,6 +345,18 @@ def workload_of(arguments: argparse.Namespace, device: torch.device) -> Workload
     )
 
 
+def require_effect(arguments: argparse.Namespace, workload: Workload) -> None:
+    """Refuse settings that would not be measured."""
+    if "bfloat16" in arguments.residual_dtype and not workload.bf16:
+        raise SystemExit("--residual-dtype bfloat16 needs bf16 autocast, which is used on CUDA only; leave it out")
+    if "apart" in arguments.qkv_gradients and (workload.model.architecture != "gpt2" or workload.model.bias):
+        raise SystemExit("--qkv-gradients apart is for GPT-2 without biases; leave it out")
+    if "on" in arguments.combo_kernels and not workload.compile:
+        raise SystemExit("--combo-kernels on needs compilation; add --compile")
+    if "on" in arguments.combo_kernels and not hasattr(torch._inductor.config, "combo_kernels"):
+        raise SystemExit(f"torch {torch.__version__} has no combo kernels; leave out --combo-kernels on")
+
+
 def main() -> None:
     arguments = parse()
     limit_instructions()
@@ -352,7 +366,11 @@ def main() -> None:
     console = Console(width=140)
     console.print(f"{hardware(device.type)}, torch {torch.__version__}, {date.today()}, commit {arguments.commit}")
     steps = arguments.steps or (20 if device.type == "cuda" else 5)
-    measurements = [measure(peer, workload, steps, arguments.rounds, arguments.profile) for peer in arguments.peers]
+    require_effect(arguments, workload)
+    measurements = [
+        measure(name, peer, variant, steps, arguments.rounds, arguments.profile)
+        for name, peer, variant in variants(arguments, workload)
+    ]
     show(measurements, workload, console)
     if arguments.json:
         report = {

@@ -1,10 +1,10 @@
-"""Try tile shapes for the Triton kernels on this GPU; the best become constants of the modules that launch them.
+"""Try tile shapes for the Triton kernels on this GPU. The best ones become constants of the modules that launch them.
 
-python benchmarks/tune_kernels.py coupled   # triton_kernels.py
-python benchmarks/tune_kernels.py rounding  # the tile of its update with first moments in bfloat16
-python benchmarks/tune_kernels.py compile   # all that the next one tries, on all cores
-python benchmarks/tune_kernels.py family    # family_triton.py
-python benchmarks/tune_kernels.py steps     # whole steps of both, with the constants as they are
+python benchmarks/tune_kernels.py coupled   # tune triton_kernels.py
+python benchmarks/tune_kernels.py rounding  # tune its update with first moments in bfloat16
+python benchmarks/tune_kernels.py compile   # compile the candidates of `family` in advance, in several processes
+python benchmarks/tune_kernels.py family    # tune family_triton.py
+python benchmarks/tune_kernels.py steps     # time whole steps of both with the current constants
 """
 
 import argparse
@@ -26,14 +26,14 @@ from coupled_adam.optimizer.stochastic_rounding import Rounding
 from coupled_adam.optimizer.table import Hyperparameters, Table
 
 SHAPES = [(50304, 768), (128256, 4096), (50304, 2560), (262144, 2304)]
-# Bytes that this GPU copies in a millisecond, read and written: no pass over a table can be faster.
+# Bytes, read and written, that an H200 copies per millisecond: an upper limit for every pass over a table.
 BYTES_PER_MS = 4.27e9
 FLUSH_BYTES = 2**28  # several times the L2 cache
 COMPILERS = 14
 
 
 class Candidate(NamedTuple):
-    """Constants of `family_triton` to try, and the part of a step that they matter for."""
+    """Constants of `family_triton` to try, and the part of a step that uses them."""
 
     part: str
     shape: tuple[int, int]
@@ -46,7 +46,7 @@ def milliseconds(function: Callable[[], object], repetitions: int = 15) -> float
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     function()
     torch.cuda.synchronize()
-    torch.cuda._sleep(10_000_000)  # about 5 ms, in which the host gets ahead
+    torch.cuda._sleep(10_000_000)  # about 5 ms for the host to fill the queue
     times = []
     for _ in range(repetitions):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -123,12 +123,12 @@ def small_kernels(table: Table) -> None:
     family_triton.coefficients(table, sums, None)
 
 
-# Each part of a step with what is timed, and with the passes over a table that it cannot do without.
+# For each part of a step: the function to time, and its minimum number of passes over a table.
 PARTS: dict[str, tuple[Callable[[Table], object], int]] = {
     "first_pass": (lambda table: family_triton.first_pass(table, None), 3),
     "square_sums": (family_triton.square_sums, 1),
     "advance_first_moment": (lambda table: family_triton.advance_first_moment(table, table.row_avg_sq, None), 3),
-    "move_rows": (family_step, 6),  # together: what the first pass leaves in the cache counts
+    "move_rows": (family_step, 6),  # timed as a whole step, because the first pass fills the cache
     "apply_update": (family_step_with_mean, 6),
     "small kernels": (small_kernels, 0),
 }
@@ -158,7 +158,7 @@ def candidates(shape: tuple[int, int], dtype: torch.dtype) -> Iterator[Candidate
 
 
 def compile_all(share: list[Candidate]) -> None:
-    """Run each candidate once, so that its kernels lie in Triton's cache on disk; for all V that 16 divides alike."""
+    """Run each candidate once to fill Triton's disk cache. Compiled kernels work for every V divisible by 16."""
     for candidate in share:
         table = random_table(2**12, candidate.shape[1], candidate.dtype, row_exponent=0.25, mean_free=True)
         with_constants(candidate.constants, functools.partial(PARTS[candidate.part][0], table))
@@ -178,7 +178,7 @@ def with_constants(constants: dict[str, Any], function: Callable[[], Any]) -> An
 def compile_family(shapes: list[tuple[int, int]], dtype: torch.dtype, parts: list[str]) -> None:
     kinds = {}
     every = [candidate for shape in shapes for candidate in candidates(shape, dtype) if candidate.part in parts]
-    for candidate in every:  # the number of programs is not compiled in
+    for candidate in every:  # the number of programs does not affect compilation
         compiled = {
             name: value._replace(programs=0) if isinstance(value, Tiling) else value
             for name, value in candidate.constants.items()
@@ -300,9 +300,11 @@ def time_steps(shapes: list[tuple[int, int]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", choices=["coupled", "rounding", "compile", "family", "steps"])
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first so many shapes")
-    parser.add_argument("--dtype", default="float32", help="of the table; for compile and family")
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="for compile and family")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="use only the first N shapes")
+    parser.add_argument("--dtype", default="float32", help="dtype of the table, for compile and family")
+    parser.add_argument(
+        "--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="parts of a step, for compile and family"
+    )
     arguments = parser.parse_args()
     shapes = SHAPES[: arguments.shapes]
     if arguments.what == "coupled":

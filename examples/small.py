@@ -1,4 +1,4 @@
-"""What the examples share: a text that comes with Python, as tokens, and a small decoder.
+"""Shared by the examples: a text from the standard library as tokens, and a small decoder.
 
 Legend: V vocabulary rows, H hidden size, B batch, T time.
 """

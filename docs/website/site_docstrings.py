@@ -1,4 +1,4 @@
-"""Docstrings for the API pages: roles and formulas of Sphinx, as torch and optax write them, become Markdown."""
+"""Convert docstrings for the API pages: Sphinx roles and formulas, as in torch and optax, become Markdown."""
 
 import re
 import textwrap
@@ -13,7 +13,7 @@ ROLE = re.compile(r":(?:func|class|meth|attr|mod):`([^`]+)`")
 
 
 class SphinxRoles(griffe.Extension):
-    """Rewrites every docstring before it is parsed."""
+    """Rewrite every docstring before it is parsed."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called for every module, class, function and attribute."""
@@ -22,7 +22,7 @@ class SphinxRoles(griffe.Extension):
 
 
 def as_markdown(docstring: str) -> str:
-    """A docstring with its formulas between dollars and its references as links to the API pages."""
+    """Put the formulas of a docstring between dollars, and turn its references into links to the API pages."""
     docstring = MATH_BLOCK.sub(
         lambda block: textwrap.indent(f"$$\n{textwrap.dedent(block['tex']).strip()}\n$$\n\n", block["indent"]),
         docstring + "\n",
@@ -33,5 +33,5 @@ def as_markdown(docstring: str) -> str:
 
 
 def link(name: str) -> str:
-    """A link to a public name; other names are only set as code."""
+    """Link a public name; show other names as code."""
     return f"[`{name}`][{name}]" if name.startswith("coupled_adam.") else f"`{name}`"

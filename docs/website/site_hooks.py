@@ -1,4 +1,4 @@
-"""What the site needs beyond mkdocs: pages from outside docs/, formulas without a script, and a check of every link."""
+"""Hooks of mkdocs: pages from outside docs/, formulas without a script, and a check of every link."""
 
 import posixpath
 import re
@@ -27,7 +27,7 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are written elsewhere in the repository, and other files of it that pages link to."""
+    """Add pages from elsewhere in the repository, and other files that pages link to."""
     for source, page in PAGES_OUTSIDE.items():
         path = root(config) / source
         if path.suffix != ".ipynb":
@@ -47,7 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links as the repository has them into links of the site."""
+    """Turn links between files of the repository into links of the site."""
 
     def lead_on(link: re.Match[str]) -> str:
         found = site_path(repository_path(page.file.src_uri, link["target"], config))
@@ -59,7 +59,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace formulas by MathML, which browsers draw by themselves."""
+    """Replace formulas by MathML, which browsers draw without a script."""
     headings = list(page.toc)
     while headings:
         heading = headings.pop()
@@ -69,34 +69,34 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """End the build when a link of the written pages leads nowhere, or a page loads something from elsewhere."""
+    """Fail the build if a link is dead, or if a page loads something from a network."""
     found = dead_links(Path(config.site_dir))
     if found:
         raise PluginError("dead links or foreign resources in the site:\n  " + "\n  ".join(found))
 
 
 def root(config: MkDocsConfig) -> Path:
-    """The root of the repository."""
+    """Return the root of the repository."""
     return Path(config.config_file_path).parent
 
 
 def repository_path(page: str, target: str, config: MkDocsConfig) -> str:
-    """The file of the repository that a page of the site links to."""
+    """Return the file of the repository that a page of the site links to."""
     source = next((source for source, known in PAGES_OUTSIDE.items() if known == page), f"docs/{page}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-    # A site cannot show a folder: the file that says what is in it.
+    # A site cannot show a folder: link to its README or its results.
     names = [name for name in ("README.md", "results.jsonl") if (root(config) / path / name).is_file()]
     return posixpath.join(path, *names[:1])
 
 
 def site_path(source: str) -> str:
-    """Where the site has a file of the repository."""
+    """Return the path of a repository file in the site."""
     inside = source.removeprefix("docs/") if source.startswith("docs/") else f"repository/{source}"
     return PAGES_OUTSIDE.get(source, inside)
 
 
 def outside_of_code(markdown: str, change: Callable[[str], str]) -> str:
-    """Change all of a page but its fenced code."""
+    """Apply `change` to a page, except for its fenced code."""
     pieces, end = [], 0
     for code in FENCED.finditer(markdown):
         pieces += [change(markdown[end : code.start()]), code.group()]
@@ -105,5 +105,5 @@ def outside_of_code(markdown: str, change: Callable[[str], str]) -> str:
 
 
 def deeper_lists(text: str) -> str:
-    """Indent what belongs to an item of a list by four spaces: two are enough for GitHub, not for Python-Markdown."""
+    """Indent the lines of a list item by four spaces: two are enough for GitHub, but not for Python-Markdown."""
     return re.sub(r"^ {2,3}(?=\S)", "    ", text, flags=re.MULTILINE)

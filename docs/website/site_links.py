@@ -1,4 +1,4 @@
-"""A check of the written site: every link and every resource is a file of the site, every anchor is on its page."""
+"""Check the built site: every link and resource is a file of the site, and every anchor is on its page."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,7 +9,7 @@ RESOURCES = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "s
 
 
 class Links(HTMLParser):
-    """Ids and links of one page; `resources` are those that a browser loads by itself."""
+    """Ids and links of one page; `resources` are links that a browser loads without a click."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Links(HTMLParser):
 
 
 def dead_links(site: Path) -> list[str]:
-    """Links of the site that lead nowhere, and resources that would come from a network, as lines of text."""
+    """List dead links, and resources that would be loaded from a network, one line each."""
     pages = {path.resolve(): read_links(path) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
     found = []
     for path, page in pages.items():
@@ -49,7 +49,7 @@ def dead_links(site: Path) -> list[str]:
 
 
 def read_links(path: Path) -> Links:
-    """The links of one page."""
+    """Read the links of one page."""
     links = Links()
     links.feed(path.read_text(encoding="utf-8"))
     return links

@@ -1,4 +1,4 @@
-"""A notebook as a page: its text, its code, and what it printed and drew when it was last saved."""
+"""Show a notebook as a page: its text, its code, and its saved output and pictures."""
 
 import base64
 import json

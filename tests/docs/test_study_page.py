@@ -151,11 +151,9 @@ def test_list_of_studies_in_the_reference_is_that_of_the_package(tmp_path: Path)
 
 
 def test_table_of_the_reference_has_every_key_of_a_result() -> None:
-    text = section("results.jsonl")
-    assert first_column(text) == list(STORED)
-    metrics = next(row for row in text.splitlines() if row.startswith("| `metrics`"))
-    others = {"metrics", "null", "input_", THEORY_PREFIX, FREQUENCY_PREFIX, TASK_LIMIT}
-    named = set(re.findall(r"`([a-z_0-9]+)`", metrics)) - others
+    assert first_column(section("results.jsonl")) == list(STORED)
+    others = {"input_", THEORY_PREFIX, FREQUENCY_PREFIX, TASK_LIMIT}
+    named = set(re.findall(r"`([a-z_0-9]+)`", section("Names of metrics"))) - others
     of_tasks = {task.key for task in TASKS} | {"acc"}
     assert named == {
         *(metric.key for metric in TABLE_METRICS),
@@ -184,3 +182,10 @@ def test_tables_and_figures_in_the_reference_are_those_that_can_be_written() -> 
     assert {*first_column(table("table"))} == {*tables.NAMES}
     drawn = {entry.name for entry in album.ENTRIES}
     assert {*first_column(table("figure"))} == {name for name in drawn if not name.endswith("_input")}
+
+
+def test_the_papers_studies_cost_what_the_reference_says() -> None:
+    rows = re.findall(r"^\| .+ \| `(paper-[\w-]+)` \| (.+) \|$", HOW_TO, re.MULTILINE)
+    assert {name for name, _ in rows} == {name for name in STUDIES if name.startswith("paper-")}
+    for name, needed in rows:
+        assert re.search(rf"^\| `{name}` \|.*\| {re.escape(needed)} \|$", REFERENCE, re.MULTILINE), name

@@ -35,8 +35,8 @@ LOSS_OF_A_PAIR = {
     "seeds each.": [(HIGH, LOW)],
     "Coupled Adam reaches a lower test loss than standard Adam: 3.01(1) against 3.11(1), significant at 95% over 3 "
     "and 2 seeds.": [(HIGH, LOW[:2])],
-    "Coupled Adam is worse in test loss than standard Adam: 3.11(1) against 3.02(1), significant at 95% over 3 seeds "
-    "each.": [(LOW, HIGH)],
+    "Coupled Adam reaches a higher test loss than standard Adam: 3.11(1) against 3.02(1), significant at 95% over 3 "
+    "seeds each.": [(LOW, HIGH)],
     "The test losses of Coupled Adam (3.11(2)) and standard Adam (3.12(2)) do not differ significantly at 95% over 3 "
     "seeds each.": [([3.10, 3.12, 3.14], NEAR_HIGH)],
     "With one seed each nothing can be claimed about the test loss: 3.020 with Coupled Adam, 3.110 with standard "
@@ -71,19 +71,23 @@ EMBEDDINGS_OF_A_PAIR = {
     "standard Adam, significant at 95%.": [(RATIO_HIGH, [0.40, 0.41, 0.42])],
     f"The embeddings of Coupled Adam lie farther from the origin: its mean embedding has 85% {LENGTH}, against 2% with "
     "standard Adam, significant at 95%.": [FARTHER],
-    f"The embeddings of Coupled Adam lie no closer to the origin at 95%: its mean embedding has 2% {LENGTH}, against "
-    "2% with standard Adam.": [SAME],
+    "The embeddings of Coupled Adam are not significantly closer to the origin at 95%: its mean embedding has 2% "
+    f"{LENGTH}, against 2% with standard Adam.": [SAME],
     f"With Coupled Adam the mean embedding has 2% {LENGTH}, against 85% with standard Adam; there are too few seeds "
     "to test this.": [([0.85], [0.02])],
-    "The embeddings of Coupled Adam lie significantly closer to the origin in 1 of 2 (no claim in 1): its mean "
+    "The embeddings of Coupled Adam are significantly closer to the origin in 1 of 2 (no claim in 1): its mean "
     f"embedding has 2% {LENGTH}, against 80% to 85% with standard Adam.": [CLOSER, UNTESTED],
-    "The embeddings of Coupled Adam lie significantly farther from the origin in 1 of 2 (no claim in 1): its mean "
+    "The embeddings of Coupled Adam are significantly farther from the origin in 1 of 2 (no claim in 1): its mean "
     f"embedding has 2% to 85% {LENGTH}, against 2% to 80% with standard Adam.": [FARTHER, UNTESTED],
-    "The embeddings of Coupled Adam lie no closer to the origin at 95% in 1 of 2 (no claim in 1): its mean embedding "
-    f"has 2% {LENGTH}, against 2% to 80% with standard Adam.": [SAME, UNTESTED],
-    "The embeddings of Coupled Adam lie significantly closer to the origin in 1 of 3 and no closer at 95% in 1 (no "
-    f"claim in 1): its mean embedding has 2% {LENGTH}, against 2% to 85% with standard Adam.": [CLOSER, SAME, UNTESTED],
-    "The embeddings of Coupled Adam lie significantly closer to the origin in 1 of 2 and significantly farther from it "
+    "The embeddings of Coupled Adam are not significantly closer to the origin in 1 of 2 (no claim in 1): its mean "
+    f"embedding has 2% {LENGTH}, against 2% to 80% with standard Adam.": [SAME, UNTESTED],
+    "The embeddings of Coupled Adam are significantly closer to the origin in 1 of 3 and not significantly closer in 1 "
+    f"(no claim in 1): its mean embedding has 2% {LENGTH}, against 2% to 85% with standard Adam.": [
+        CLOSER,
+        SAME,
+        UNTESTED,
+    ],
+    "The embeddings of Coupled Adam are significantly closer to the origin in 1 of 2 and significantly farther from it "
     f"in 1: its mean embedding has 2% to 85% {LENGTH}, against 2% to 85% with standard Adam.": [CLOSER, FARTHER],
     "The embeddings were not measured.": [],
 }
@@ -119,14 +123,14 @@ LOSS_OF_MANY = {
         UNCLEAR,
         UNCLEAR,
     ],
-    f"Over 3 {SIZES}, a has the lowest test loss in all 3 (significantly in 2); significantly means at 95% lower than "
-    "all others.": [BEATEN, BEATEN, UNCLEAR],
-    f"Over 3 {SIZES}, a has the lowest test loss in 2 (significantly) and b in 1 (not significantly); significantly "
-    "means at 95% lower than all others.": [BEATEN, BEATEN, {"a": HIGH, "b": [3.09, 3.10, 3.12], "c": HIGH}],
+    f"Over 3 {SIZES}, a has the lowest test loss in all 3 (significantly in 2); significantly: at 95%, lower "
+    "than all others.": [BEATEN, BEATEN, UNCLEAR],
+    f"Over 3 {SIZES}, a has the lowest test loss in 2 (significantly) and b in 1 (not significantly); significantly: "
+    "at 95%, lower than all others.": [BEATEN, BEATEN, {"a": HIGH, "b": [3.09, 3.10, 3.12], "c": HIGH}],
     f"Over 2 {SIZES}, a has the lowest test loss in 1 and b in 1, each time significantly lower than all others with "
     "more than one seed (at 95%).": [LOW_C, HIGH_C],
     f"Over 2 {SIZES}, a has the lowest test loss in 1 (significantly) and c in 1 (no claim for lack of seeds); "
-    "significantly means at 95% lower than all others with more than one seed.": [LOW_C, ALL_HIGH_C],
+    "significantly: at 95%, lower than all others with more than one seed.": [LOW_C, ALL_HIGH_C],
     f"Over 2 {SIZES}, c has the lowest test loss in both; with so few seeds, nothing can be claimed.": [
         ALL_HIGH_C,
         ALL_HIGH_C,
@@ -134,10 +138,10 @@ LOSS_OF_MANY = {
     "The test loss was not measured.": [],
 }
 EMBEDDINGS_OF_MANY = {
-    f"The mean embedding has from 2% (a) to 10% (b) {LENGTH}; 0 is centred at the origin.": [
+    f"The mean embedding has 2% (a) to 10% (b) {LENGTH}; 0% means centred at the origin.": [
         {"a": RATIO_LOW, "b": [0.09, 0.10, 0.11]}
     ],
-    f"With each of them the mean embedding has 2% {LENGTH}; 0 is centred at the origin.": [
+    f"With every optimizer, the mean embedding has 2% {LENGTH}; 0% means centred at the origin.": [
         {"a": RATIO_LOW, "b": RATIO_LOW}
     ],
     "The embeddings were not measured.": [],

@@ -57,14 +57,14 @@ def evaluate(
 ) -> None:
     """Evaluate a model: its test loss, and the paper's seven downstream tasks with lm-evaluation-harness.
 
-    Finished tasks are not repeated, so the same command resumes a stopped evaluation. Acc is the mean of the seven
-    accuracies. `--task-data DIR` reads the tasks from local files and needs no network.
+    Acc is the mean of the seven accuracies. Run the same command to resume a stopped evaluation; finished tasks are not
+    repeated. `--task-data DIR` reads the tasks from local files and needs no network.
 
     Requires the extra `eval` of this package, except for `eval answer` and for the loss alone (`--tasks none`).
 
-    If the GPU machine has no lm-eval: `coupled-adam eval requests RUN requests.safetensors` here,
-    `coupled-adam eval answer RUN requests.safetensors scores.safetensors` there,
-    `coupled-adam eval score RUN scores.safetensors` here
+    If the GPU machine has no lm-eval, run `coupled-adam eval requests RUN requests.safetensors` on another machine,
+    then `coupled-adam eval answer RUN requests.safetensors scores.safetensors` on the GPU machine, then
+    `coupled-adam eval score RUN scores.safetensors` on the other one again.
 
     Try: `coupled-adam eval runs/tiny-coupled-seed1 --tasks arc_easy,winogrande --limit 50`
     """

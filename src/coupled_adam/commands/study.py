@@ -59,13 +59,13 @@ def run(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a setting of all runs, such as `data.folder=DIR`; may be repeated.",
+            help="Change a setting of all runs, or a study key such as `evaluation.tasks`; may be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Train and evaluate every cell of a study, then write its report.
+    """Train and evaluate every run of a study, then write its report.
 
-    Stop with Ctrl-C and resume with the same command; finished runs are not repeated. If a run fails, the others
+    Press Ctrl-C to stop. Run the same command to resume; finished runs are not repeated. If a run fails, the others
     continue.
 
     For your own study: `coupled-adam study show demo > mine.toml`, edit the file, `coupled-adam study run mine.toml`
@@ -160,10 +160,12 @@ def run_and_report(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Study folder; several are merged.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="Study folder; several are merged into one report.")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder to write to; required for several.  [default: the study folder]"),
+        typer.Option(metavar="DIR", help="Folder to write to; required to merge.  [default: the study folder]"),
     ] = None,
 ) -> None:
     """Rewrite the tables, figures and report.html of a study.

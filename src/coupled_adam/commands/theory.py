@@ -44,9 +44,10 @@ def theory(
 ) -> None:
     """Measure why embeddings shift, on the checkpoints of a run.
 
-    Shows which sums over the vocabulary vanish: those of the gradients, and those of the updates of SGD, Adam, Coupled
-    Adam and the run's own optimizer, by the layer they come from. Also shows how the second moment depends on the
-    unigram probability. Each number is next to the paper's value. Nothing is trained: the learning rate is zero.
+    Sums gradients and updates over the vocabulary: a sum of zero does not move the mean embedding. Compares the updates
+    of SGD, Adam, Coupled Adam and the run's own optimizer, separately for the input and the output layer. Also shows
+    how the second moment depends on the unigram probability. The paper's values are next to the measured ones. The run
+    is not trained further.
 
     Writes theory.html, the figures and all numbers to RUN/theory. Finished measurements are not repeated.
 

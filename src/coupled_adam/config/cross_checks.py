@@ -35,6 +35,10 @@ def _wrong_in_model(config: "Config") -> Iterator[str]:
         )
     if model.architecture == "llama" and model.bias:
         yield 'model.bias = true: expected false with model.architecture = "llama"'
+    training = config.training
+    in_float32 = training.precision == "float32" or (training.precision == "auto" and training.device == "cpu")
+    if model.residual_dtype != "float32" and in_float32:
+        yield residual_without_bf16(model.residual_dtype)
     tokenizer = config.data.tokenizer
     bpe = re.fullmatch(r"bpe:(\d+)", tokenizer)
     if tokenizer.startswith("bpe:") and not bpe:
@@ -48,6 +52,14 @@ def _wrong_in_model(config: "Config") -> Iterator[str]:
         and model.vocabulary_size < GPT2_TOKENS
     ):
         yield too_few_rows(model.vocabulary_size, GPT2_TOKENS, tokenizer)
+
+
+def residual_without_bf16(residual_dtype: str) -> str:
+    """Error message for a narrow residual stream in a run without bf16 autocast."""
+    return (
+        f'model.residual_dtype = {toml_value(residual_dtype)}: expected "float32" in a run in float32, or '
+        'training.precision = "bf16"'
+    )
 
 
 def too_few_rows(rows: int, tokens: int, tokenizer: str) -> str:

@@ -56,6 +56,7 @@ SYNONYMS = {
         "training.batch_size": "batch bs train_batch_size global_batch_size",
         "training.micro_batch_size": "micro_batch per_device_train_batch_size device_batch_size gradient_accumulation "
         "gradient_accumulation_steps grad_accum",
+        "model.residual_dtype": "residual residual_stream residual_precision",
         "training.precision": "dtype amp mixed_precision bf16 fp16 float32",
         "training.parallel": "fsdp ddp strategy gpus world_size",
         "checkpoints.every": "save_every save_steps save_interval checkpoint_every checkpoint_interval",

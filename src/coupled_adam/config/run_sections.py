@@ -47,6 +47,9 @@ class ModelSection(Section):
     training text, with one added to each count. learned: initialized like unigram and trained without weight decay."""
     logit_cap: Positive | None = None
     """Soft cap c of the logits, c * tanh(logit / c); Gemma 2 uses 30. none: no cap."""
+    residual_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the residual stream, the sums between the blocks, and of its gradient. bfloat16: half the bytes, rounded
+    after every sum; only with precision bf16."""
 
 
 class DataSection(Section):

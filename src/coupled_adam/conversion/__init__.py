@@ -1,4 +1,4 @@
-"""Optimizer files of AdamW become files of CoupledAdamW, and back: what `coupled-adam convert` does."""
+"""Convert optimizer files between AdamW and CoupledAdamW, for `coupled-adam convert`."""
 
 from coupled_adam.conversion.checkpoint_conversion import Conversion, convert_checkpoint
 

@@ -1,7 +1,7 @@
-"""How the groups of an AdamW are cut, which decides the number of each parameter in its file.
+"""Ways to split parameters into AdamW's groups. The split determines the number of each parameter in a file.
 
-A file without names is understood by trying the usual ways to cut a model's parameters into groups. The sizes of the
-groups and the shapes of the moments must fit, and all ways that fit must agree on the names.
+For a file without names, the usual splits are tried. The sizes of the groups and the shapes of the moments must match,
+and all matching splits must agree on the names.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ CUTS: tuple[Cut, ...] = get_args(Cut)
 
 @dataclass(frozen=True)
 class Layout:
-    """Groups of an AdamW."""
+    """The groups of an AdamW."""
 
     groups: Sequence[Sequence[str]]
     """Names of the parameters of each group."""
     decayed: frozenset[int]
-    """The groups that weight decay is applied to."""
+    """Indices of the groups with weight decay."""
 
     @property
     def sizes(self) -> list[int]:
@@ -37,7 +37,7 @@ class Layout:
 
 
 def layout_of(cut: Cut, model: ModelParameters) -> Layout | None:
-    """The groups of `model` cut in this way; None where that needs its modules and only names are known."""
+    """Split the parameters of `model`. Returns None if the split needs modules or packages that are not available."""
     names = list(model.named)
     if cut == "single":
         return Layout([names], frozenset({0}))
@@ -51,7 +51,7 @@ def layout_of(cut: Cut, model: ModelParameters) -> Layout | None:
             from transformers import Trainer
         except ModuleNotFoundError:
             return None
-        # The method does not look at the Trainer, only at the model.
+        # The method uses only the model, not the Trainer.
         decayed = set(Trainer.get_decay_parameter_names(None, model.module))  # type: ignore[arg-type]
         split = [name for name in names if name in decayed], [name for name in names if name not in decayed]
         return Layout(split, frozenset({0}))
@@ -62,12 +62,12 @@ def layout_of(cut: Cut, model: ModelParameters) -> Layout | None:
 
 
 def names_by_position(state_dict: StateDict, model: ModelParameters, cut: Cut | None, path: Any) -> list[str]:
-    """The names of the parameters of a file that has none, in its order.
+    """Find the parameter names of a file without names, in the order of the file.
 
     Args:
-        state_dict: of an AdamW or CoupledAdamW.
-        model: whose parameters they are.
-        cut: how the user says the groups are cut; None: whatever fits.
+        state_dict: state dict of an AdamW or CoupledAdamW.
+        model: the parameters of the model.
+        cut: the split that the user named; None tries all.
         path: the file, for messages.
     """
     layouts = {way: layout_of(way, model) for way in ([cut] if cut else CUTS)}
@@ -75,19 +75,19 @@ def names_by_position(state_dict: StateDict, model: ModelParameters, cut: Cut | 
     orders = {tuple(layout.names) for layout in fitting.values()}
     if len(orders) > 1:
         ways = " or ".join(f"--adamw-groups {way}" for way in fitting)
-        raise UserError(f"{path}: its groups can be read in {len(orders)} ways; say which with {ways}")
+        raise UserError(f"{path}: its groups match {len(orders)} ways to split the model; choose with {ways}")
     if orders:
         return list(orders.pop())
     sizes = [len(group["params"]) for group in state_dict["param_groups"]]
     expected = ", ".join(f"{layout.sizes} ({way})" for way, layout in layouts.items() if layout)
     same = sum(sizes) == len(model.named)
     remedy = (
-        "the shapes or the order differ: give the model that was trained with --model"
+        "the shapes or the order differ: pass the trained model with --model"
         if same
-        else "give the model that was trained with --model, and what was not trained with --frozen PATTERN"
+        else "pass the trained model with --model, and parameters that were not trained with --frozen PATTERN"
     )
     raise UserError(
-        f"{path}: its groups have {sizes} parameters, and those of {model.origin} would have {expected}; {remedy}"
+        f"{path}: its groups have {sizes} parameters, but those of {model.origin} would have {expected}; {remedy}"
     )
 
 

@@ -1,7 +1,7 @@
-"""One call that converts a checkpoint folder or an optimizer file, written as a whole or not at all.
+"""Convert a checkpoint folder or an optimizer file, atomically.
 
-A folder becomes a complete copy of itself in which the optimizer and the scheduler are converted, so that a framework
-resumes from it at once. Of a file, everything but the optimizer and its schedulers is kept.
+A folder is copied completely, with the optimizer and the scheduler converted, so that a framework can resume from the
+copy. A file keeps everything but the optimizer and its schedulers, which are converted.
 """
 
 import os
@@ -37,7 +37,7 @@ Kind = Literal["coupled", "adamw"]
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was converted."""
+    """Summary of a conversion."""
 
     tables: Sequence[ConvertedTable]
     groups: Sequence[dict[str, Any]]
@@ -46,7 +46,7 @@ class Conversion:
     bytes_after: int
     schedulers: int
     has_modules: bool
-    """Whether the groups are those that `CoupledAdamW(model)` makes; else they are the old ones, less the tables."""
+    """Whether the new groups are those of `CoupledAdamW(model)`. Otherwise they are the old ones without the tables."""
     is_trainer_checkpoint: bool
 
 
@@ -61,27 +61,30 @@ def convert_checkpoint(
     frozen: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Conversion:
-    """Write `source` with the optimizer of the other kind to `out`.
+    """Convert the optimizer in `source` to the other kind, and write the result to `out`.
 
     Args:
-        source: a checkpoint folder with optimizer.pt or optimizer.bin, or a file with an optimizer in it.
+        source: a checkpoint folder with optimizer.pt or optimizer.bin, or a file that contains an optimizer.
         out: the folder or file to write.
         to: the kind of optimizer that will load `out`.
-        model: a folder with config.json, a file of the model's state dict, or "module:function", a function that
-            returns the model; where `source` does not have it.
-        couple: which tables, as in CoupledAdamW; "output" by default. Only to "coupled".
-        adamw_groups: how the groups of the AdamW are cut, on whichever side it is.
+        model: the model, if `source` does not have it: a folder with config.json, a file with the model's state dict,
+            or "module:function" for a function that returns the model.
+        couple: which tables to couple, as in CoupledAdamW; default "output". Only for `to="coupled"`.
+        adamw_groups: how AdamW's parameters are split into groups, in `source` or in `out`.
         frozen: name patterns of parameters that were not trained.
-        overwrite: replace an older checkpoint or file.
+        overwrite: replace an existing checkpoint or file.
+
+    Returns:
+        The converted tables, the new groups and their sizes.
     """
     if to == "adamw" and couple is not None:
-        raise UserError("--couple is for --to coupled: the way back takes every table that is coupled in the file")
+        raise UserError("--couple needs --to coupled; --to adamw converts every table that is coupled in the file")
     path = find_optimizer_file(source)
     _require_free(source, out, overwrite=overwrite)
     file = read_optimizer_file(path)
     if is_coupled(file.state_dict) == (to == "coupled"):
         has = "was written by CoupledAdamW" if to == "coupled" else "has no coupled table"
-        raise UserError(f"{path}: nothing to convert with --to {to}, this file {has}")
+        raise UserError(f"{path}: nothing to convert with --to {to}; this file {has}")
     is_trainer_checkpoint = source.is_dir() and (source / "trainer_state.json").is_file()
     parameters = read_model_parameters(model, source, file, frozen)
     names = saved_names(file.state_dict)
@@ -106,38 +109,38 @@ def _adamw_layout(cut: Cut, parameters: ModelParameters) -> Any:
     layout = layout_of(cut, parameters)
     if layout is None or not parameters.in_order:
         raise UserError(
-            f"AdamW's files go by the order of the parameters, which {parameters.origin} does not tell for "
-            f"--adamw-groups {cut}; give the model with --model, a folder with config.json or module:function"
+            f"AdamW's files depend on the order of the parameters, which {parameters.origin} does not provide for "
+            f"--adamw-groups {cut}; pass the model with --model, a folder with config.json or module:function"
         )
     return layout
 
 
 def _require_free(source: Path, out: Path, *, overwrite: bool) -> None:
     if out.exists() and out.samefile(source):
-        raise UserError(f"{out}: is the input itself; give another name")
+        raise UserError(f"{out}: is the input itself; choose another name")
     if out.is_symlink():
-        raise UserError(f"{out}: is a link; give the name of a new {'folder' if source.is_dir() else 'file'}")
+        raise UserError(f"{out}: is a link; choose a new {'folder' if source.is_dir() else 'file'}")
     if not source.is_dir():
         if out.exists() and not out.is_dir() and not overwrite:
-            raise UserError(f"{out}: exists; give another name, or replace it with --overwrite")
+            raise UserError(f"{out}: exists; choose another name, or replace it with --overwrite")
         with _saying_what_failed(out):
             require_writable(out)
         return
     if out.resolve().is_relative_to(source.resolve()):
-        raise UserError(f"{out}: lies inside the input; give a folder outside of {source}")
+        raise UserError(f"{out}: is inside the input; choose a folder outside of {source}")
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file, and the input a folder; give the name of a new folder")
+        raise UserError(f"{out}: is a file, but the input is a folder; choose a new folder")
     if out.is_dir() and any(out.iterdir()):
         if not overwrite:
-            raise UserError(f"{out}: is not empty; give a new folder, or replace this one with --overwrite")
+            raise UserError(f"{out}: is not empty; choose a new folder, or replace this one with --overwrite")
         if source.resolve().is_relative_to(out.resolve()):
-            raise UserError(f"{out}: the input lies inside it; give a new folder")
+            raise UserError(f"{out}: contains the input; choose a new folder")
         if not any((out / name).is_file() for name in SCHEDULER_BESIDE):
-            raise UserError(f"{out}: is not a checkpoint, and --overwrite leaves it alone; give a new folder")
+            raise UserError(f"{out}: is not a checkpoint, so --overwrite does not replace it; choose a new folder")
 
 
 def _write(source: Path, out: Path, file: OptimizerFile, switched: Switched) -> int:
-    """Write all of it and return how many schedulers were converted."""
+    """Write the converted file or folder, and return the number of converted schedulers."""
     groups_before = len(file.state_dict["param_groups"])
     document = file.document
     inside = file.schedulers()
@@ -182,9 +185,9 @@ def _saying_what_failed(out: Path) -> Iterator[None]:
     except (OSError, RuntimeError) as error:  # torch's writer turns an OSError into a RuntimeError
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         reason = str(getattr(cause, "strerror", None) or cause)
-        if isinstance(error, shutil.Error):  # of copytree: a list of source, copy and reason
+        if isinstance(error, shutil.Error):  # from copytree: a list of (source, copy, reason)
             reason = str(error.args[0][0][2])
         full = any(os.strerror(number) in reason for number in OF_A_FULL_DISK)
-        remedy = "make room, or write to another disk" if full else "give another place"
+        remedy = "free some space, or write to another disk" if full else "choose another location"
         line = reason.split("\n")[0]
-        raise UserError(f"{out}: cannot be written ({line}); {remedy}. Nothing was left behind") from error
+        raise UserError(f"{out}: cannot be written ({line}); {remedy}. No partial output was left behind") from error

@@ -1,8 +1,7 @@
-"""The trainable parameters of the model that an optimizer file belongs to, by name and in order, without its weights.
+"""The trainable parameters of the model of an optimizer file: names and order, without weights.
 
-torch's optimizers number parameters and forget their names. The model gives the names back: it is built from its
-config.json, or by a function of the user's, on the meta device, where nothing is allocated; or its names are read from
-its state dict.
+torch's optimizers store numbers instead of parameter names, so the names come from the model. It is built from its
+config.json or by a user function, on the meta device, which allocates nothing. Or its state dict provides the names.
 """
 
 import importlib
@@ -29,41 +28,41 @@ FUNCTION = re.compile(r"[\w.]+:\w+")
 
 @dataclass(frozen=True)
 class ModelParameters:
-    """What an optimizer may hold of a model."""
+    """The parameters of a model that an optimizer may have."""
 
     named: dict[str, nn.Parameter]
     """The trainable parameters, on the meta device, in the order of `named_parameters()` if `in_order`."""
     module: nn.Module | None
-    """The model on the meta device, where it could be built."""
+    """The model on the meta device, if it could be built."""
     in_order: bool
     origin: str
-    """Where this is known from, for messages."""
+    """The source of this information, for messages."""
 
 
 def read_model_parameters(
     model: str | Path | None, source: Path, file: OptimizerFile, frozen: Sequence[str]
 ) -> ModelParameters:
-    """The parameters of the model of an optimizer file.
+    """Find the parameters of the model of an optimizer file.
 
     Args:
-        model: what the user says: a folder with config.json, that file, a PyTorch file of the model, or
-            "module:function", a function of the user's that returns the model; else None.
-        source: the checkpoint folder or file that is converted.
+        model: the model that the user passed: a folder with config.json, that file, a PyTorch file of the model, or
+            "module:function" for a function that returns the model; else None.
+        source: the checkpoint folder or file to convert.
         file: the optimizer in it.
-        frozen: name patterns of parameters, or buffers, that were not trained.
+        frozen: name patterns of parameters or buffers that were not trained.
     """
     path = None if model is None else Path(model)
     if path is not None and not path.exists():
         if FUNCTION.fullmatch(str(model)):
             return _from_module(_called(str(model)), str(model), frozen)
-        raise UserError(f"--model {model}: no such file or folder, and not module:function either")
+        raise UserError(f"--model {model}: no such file or folder; pass one, or module:function")
     config = _config_of(path, source)
     if config is not None:
         return _from_module(_configured(config), str(config.parent), frozen)
     if path is not None:
         state = OptimizerFile(path, load_harmless(path), ()).model_state()
         if state is None:
-            raise UserError(f"{path}: no model in this file; give a folder with config.json, or a model's state dict")
+            raise UserError(f"{path}: no model in this file; pass a folder with config.json, or a model's state dict")
         return _from_state(state, str(path), frozen)
     state, names = file.model_state(), saved_names(file.state_dict)
     if state is not None and (names is None or set(names) <= set(map(plain_name, state))):
@@ -72,13 +71,13 @@ def read_model_parameters(
     if names is not None:
         return _from_names(file.state_dict, names, str(file.path))
     raise UserError(
-        f"{file.path}: the parameters have numbers and no names; give the model with --model, a folder with "
+        f"{file.path}: the parameters have no names, only numbers; pass the model with --model, a folder with "
         "config.json or module:function"
     )
 
 
 def saved_names(state_dict: StateDict) -> list[str] | None:
-    """The parameter names in an optimizer file, in its order; None where it has none."""
+    """Return the parameter names in an optimizer file, in its order, or None if it has none."""
     groups = state_dict["param_groups"]
     if not all("param_names" in group for group in groups):
         return None
@@ -90,40 +89,40 @@ def _config_of(model: Path | None, source: Path) -> Path | None:
     if path.name == "config.json":
         return path
     folder = path if path.is_dir() else path.parent
-    # Beside a file that the user gives as the model, a config.json may be anything's.
+    # A config.json next to a model file that the user passed may belong to something else.
     if (folder / "config.json").is_file() and (path.is_dir() or model is None):
         return folder / "config.json"
     if model is not None and model.is_dir():
-        raise UserError(f"--model {model}: no config.json in this folder; give the folder of the model")
+        raise UserError(f"--model {model}: no config.json in this folder; pass the folder of the model")
     return None
 
 
 def _configured(config: Path) -> nn.Module:
-    """The model that a config.json describes."""
+    """Build the model of a config.json."""
     try:
         architecture = read_json(config)["architectures"][0]
     except (ValueError, KeyError, TypeError, IndexError):
-        raise UserError(f"{config}: does not say the class of the model under 'architectures'") from None
+        raise UserError(f"{config}: has no model class under 'architectures'; pass --model module:function") from None
     require("transformers", "hf", f"to build the model of {config}")
     import transformers
 
     model_class = getattr(transformers, str(architecture), None)
     if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
         raise UserError(
-            f"{config}: transformers {transformers.__version__} has no model class {architecture}; give --model "
-            "module:function, a function of yours that returns the model"
+            f"{config}: transformers {transformers.__version__} has no model class {architecture}; pass --model "
+            "module:function, with a function that returns the model"
         )
     try:
         config_class = model_class.config_class or transformers.PreTrainedConfig
         with torch.device("meta"):
-            # Not AutoConfig, which would offer to run code beside the config.
+            # Not AutoConfig, which would offer to run code next to the config.
             return model_class(config_class.from_pretrained(str(config.parent), local_files_only=True))
-    except Exception as error:  # of a config that does not fit its class: anything
-        raise UserError(f"{config}: no {architecture} can be built from it ({_first_line(error)})") from None
+    except Exception as error:  # a config that does not match its class can raise anything
+        raise UserError(f"{config}: cannot build {architecture} from it ({_first_line(error)})") from None
 
 
 def _called(function: str) -> nn.Module:
-    """The model that the user's "module:function" returns, found as `python -m` finds modules."""
+    """Call the user's "module:function" and return its model. Modules are found as by `python -m`."""
     module_name, _, name = function.partition(":")
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
@@ -131,7 +130,7 @@ def _called(function: str) -> nn.Module:
         build = getattr(importlib.import_module(module_name), name)
         with torch.device("meta"):
             model = build()
-    except Exception as error:  # the user's code: anything
+    except Exception as error:  # user code can raise anything
         raise UserError(f"--model {function}: {type(error).__name__}: {_first_line(error)}") from None
     finally:
         sys.path.remove(folder)
@@ -151,7 +150,7 @@ def _from_module(module: nn.Module, origin: str, frozen: Sequence[str]) -> Model
 
 
 def _from_state(state: dict[str, Tensor], origin: str, frozen: Sequence[str]) -> ModelParameters:
-    """Parameters of a model's state dict: its order is that of named_parameters(), with tied ones listed again."""
+    """Read the parameters from a model's state dict. It has the order of named_parameters(), and repeats tied ones."""
     named: dict[str, nn.Parameter] = {}
     seen = set()
     for name, tensor in state.items():
@@ -187,5 +186,5 @@ def _require_matches(patterns: Sequence[str], names: Sequence[str], origin: str)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UserError(
-                f"--frozen {pattern}: {origin} has no parameter of such a name, but {', '.join(names[:4])}, ..."
+                f"--frozen {pattern}: matches no parameter of {origin}; its parameters are {', '.join(names[:4])}, ..."
             )

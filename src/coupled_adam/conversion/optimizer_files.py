@@ -1,7 +1,7 @@
-"""The optimizer in a checkpoint: which file it is in, and where in that file.
+"""Find and read the optimizer in a checkpoint.
 
-A file is read with `weights_only=True`, so nothing in it runs. What stands beside the optimizer in the same file (the
-model, a step count, schedulers) is kept as it is. Formats that do not hold whole AdamW moments are refused by name.
+Files are read with `weights_only=True`, so no code in them runs. Everything else in the same file, such as the model or
+a step count, is kept. Formats without whole AdamW moments are refused by name.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from coupled_adam.inspection.torch_files import refusing_bad_files
 from coupled_adam.optimizer.sharding import is_distributed
 from coupled_adam.optimizer.state_dicts import StateDict
 
-# As the Hugging Face Trainer calls them, and accelerate; with the scheduler beside each.
+# File names of the Hugging Face Trainer and of accelerate, each with its scheduler file.
 SCHEDULER_BESIDE = {"optimizer.pt": "scheduler.pt", "optimizer.bin": "scheduler.bin"}
 DEPTH = 3  # {"optimizer": ...}; Lightning's {"optimizer_states": [...]}; one more for wrappers
 Keys = tuple[Any, ...]
@@ -28,13 +28,13 @@ MOMENTS = {"exp_avg", "exp_avg_sq"}
 
 @dataclass(frozen=True)
 class OptimizerFile:
-    """A file with one optimizer in it."""
+    """A file that contains one optimizer."""
 
     path: Path
     document: Any
-    """All that is in the file."""
+    """The whole content of the file."""
     keys: Keys
-    """Where in it the optimizer is; empty where the file is the optimizer's state dict."""
+    """Path to the optimizer in `document`; empty if the file is the optimizer's state dict."""
 
     @property
     def state_dict(self) -> StateDict:
@@ -46,7 +46,7 @@ class OptimizerFile:
         return state_dict
 
     def schedulers(self) -> list[tuple[Keys, dict[str, Any]]]:
-        """The learning-rate schedulers in the same file, and where they are."""
+        """The learning-rate schedulers in the same file, with their paths."""
         return list(_found(self.document, _is_scheduler))
 
     def model_state(self) -> dict[str, Tensor] | None:
@@ -56,14 +56,14 @@ class OptimizerFile:
 
 
 def find_optimizer_file(source: Path) -> Path:
-    """The optimizer's file of a checkpoint folder, or the file itself; a ValueError for what cannot be converted."""
+    """Return the optimizer file of a checkpoint folder, or the file itself. Raises UserError for other formats."""
     if source.is_dir():
         _refuse_other_folders(source)
         for name in SCHEDULER_BESIDE:
             if (source / name).is_file():
                 return source / name
         inside = sorted(source.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
-        advice = f"give one of its checkpoints, such as {inside[-1]}" if inside else "give the file of the optimizer"
+        advice = f"pass one of its checkpoints, such as {inside[-1]}" if inside else "pass the file of the optimizer"
         raise UserError(f"{source}: no optimizer.pt or optimizer.bin in this folder; {advice}")
     if not source.exists():
         raise UserError(f"{source}: no such file or folder")
@@ -72,24 +72,24 @@ def find_optimizer_file(source: Path) -> Path:
     if source.suffix == ".distcp":
         _refuse_sharded(source)
     if source.suffix == ".safetensors":
-        raise UserError(f"{source}: a safetensors file holds a model and no optimizer; give the file of the optimizer")
+        raise UserError(f"{source}: a safetensors file has a model but no optimizer; pass the file of the optimizer")
     return source
 
 
 def read_optimizer_file(path: Path) -> OptimizerFile:
-    """Read a file and find the one optimizer in it."""
+    """Read a file and find its optimizer."""
     document = load_harmless(path)
     if isinstance(document, Mapping) and {"ds_version", "ds_config"} & document.keys():
         _refuse_deepspeed(path)
     found = [keys for keys, _ in _found(document, _is_optimizer)]
     if not found:
         keys = list(document) if isinstance(document, Mapping) else []
-        holds = f"its keys are {_listed(keys)}" if keys else f"it holds a {type(document).__name__}"
-        raise UserError(f"{path}: no optimizer in this file ({holds}); give the file that optimizer.state_dict() is in")
+        holds = f"its keys are {_listed(keys)}" if keys else f"it contains a {type(document).__name__}"
+        raise UserError(f"{path}: no optimizer in this file ({holds}); pass the file with optimizer.state_dict()")
     if len(found) > 1:
         places = _listed([".".join(map(str, keys)) for keys in found])
         raise UserError(
-            f"{path}: {len(found)} optimizers in this file ({places}); save the one to convert in a file of its own"
+            f"{path}: {len(found)} optimizers in this file ({places}); save the one to convert in its own file"
         )
     file = OptimizerFile(path, document, found[0])
     _require_adamw_moments(file)
@@ -97,23 +97,23 @@ def read_optimizer_file(path: Path) -> OptimizerFile:
 
 
 def load_harmless(path: Path) -> Any:
-    """All that is in a PyTorch file, without running anything in it; tensors are mapped and not read where possible."""
-    remedy = "if you trust it, load it in Python and save the state dict of its optimizer alone"
+    """Load a PyTorch file without running code in it. Tensors are memory-mapped if possible."""
+    remedy = "if you trust it, load it in Python and save only the state dict of its optimizer"
     with refusing_bad_files(path, remedy), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # Only the zip files that torch writes since 1.6 can be mapped.
+        # Only the zip files that torch writes since 1.6 can be memory-mapped.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def is_coupled(state_dict: StateDict) -> bool:
-    """Whether a table in it has one second moment for all its rows."""
+    """Whether a state dict has a table with one second moment for all rows."""
     return any(group.get("coupled") for group in state_dict["param_groups"]) or any(
         state["exp_avg_sq"].shape != state["exp_avg"].shape for state in state_dict["state"].values() if state
     )
 
 
 def moment_bytes(state_dict: StateDict) -> int:
-    """Bytes of all tensors in the state."""
+    """Bytes of all tensors in the optimizer state."""
     return sum(
         value.numel() * value.itemsize
         for state in state_dict["state"].values()
@@ -156,7 +156,7 @@ def _is_whole(state_dict: StateDict) -> bool:
 
 
 def _has_a_name_each(group: dict[str, Any]) -> bool:
-    """Whether the names of a group, if it has any, are as many as its parameters."""
+    """Whether a group has either no names or one name per parameter."""
     names = group.get("param_names", [""] * len(group["params"]))
     return len(names) == len(group["params"]) and all(isinstance(name, str) for name in names)
 
@@ -169,18 +169,19 @@ def _require_adamw_moments(file: OptimizerFile) -> None:
     if any(isinstance(saved_id, str) for saved_id in ids):
         _refuse_sharded(path)
     if not any(state_dict["state"].values()):
-        raise UserError(f"{path}: this optimizer has taken no step; start the new optimizer without a file")
+        raise UserError(f"{path}: this optimizer has not taken a step; start the new optimizer without a file")
     for state in state_dict["state"].values():
         if {"state1", "state2", "qmap1", "absmax1"} & state.keys() or any(
             str(key).startswith("__bnb") for key in state
         ):
             raise UserError(
-                f"{path}: an 8-bit optimizer of bitsandbytes wrote this file, and its moments are rounded to 8 bits; "
-                "start the new optimizer without a file, or go on from a checkpoint of torch's AdamW"
+                f"{path}: this file is from an 8-bit optimizer of bitsandbytes, whose moments are rounded to 8 bits; "
+                "start the new optimizer without a file, or continue from a checkpoint of torch's AdamW"
             )
         if state and not state.keys() >= MOMENTS:
             raise UserError(
-                f"{path}: not a file of AdamW, whose state has exp_avg and exp_avg_sq; this one has {_listed(state)}"
+                f"{path}: not a file of AdamW: its state has {_listed(state)} instead of exp_avg and exp_avg_sq; pass "
+                "a file of torch.optim.AdamW or CoupledAdamW"
             )
         if any(is_distributed(value) for value in state.values() if isinstance(value, Tensor)):
             _refuse_sharded(path)
@@ -190,8 +191,8 @@ def _refuse_other_folders(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     if {"run.json", "checkpoints"} <= names or {"state.json", "tables.safetensors"} <= names:
         raise UserError(
-            f"{folder}: a run of `coupled-adam train`, which keeps its optimizer from beginning to end; start a new "
-            "run with --set optimizer.embeddings=coupled or adamw"
+            f"{folder}: a run of `coupled-adam train`, which cannot change its optimizer; start a new run with "
+            "--set optimizer.embeddings=coupled or adamw"
         )
     if {"latest", "zero_to_fp32.py"} & names or any(folder.glob("global_step*")):
         _refuse_deepspeed(folder)
@@ -202,15 +203,15 @@ def _refuse_other_folders(folder: Path) -> None:
 
 def _refuse_deepspeed(path: Path) -> None:
     raise UserError(
-        f"{path}: a checkpoint of DeepSpeed, which cuts the moments of all parameters into one flat piece per rank; "
-        "CoupledAdamW does not run under DeepSpeed's optimizers: use DDP or FSDP2"
+        f"{path}: a checkpoint of DeepSpeed, which flattens the moments of all parameters and splits them over ranks; "
+        "CoupledAdamW does not work with DeepSpeed's optimizers: use DDP or FSDP2"
     )
 
 
 def _refuse_sharded(path: Path) -> None:
     raise UserError(
-        f"{path}: an optimizer saved under FSDP; switch it on the ranks that train, as docs/coupledadamw-reference.md "
-        "shows under 'From a sharded AdamW checkpoint'"
+        f"{path}: a sharded optimizer, saved under FSDP; convert it on the training ranks, see 'From a sharded AdamW "
+        "checkpoint' in docs/coupledadamw-reference.md"
     )
 
 

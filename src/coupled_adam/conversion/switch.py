@@ -1,8 +1,8 @@
-"""From the file of one optimizer to that of the other: moments, options of the groups, and schedulers.
+"""Convert the state dict of one optimizer to the other: moments, options of the groups, and schedulers.
 
-`convert_state_dict` moves the moments, by name. It needs the optimizer that will load them, which is built here on the
-meta device. Options (learning rate, betas, ...) go with the parameters: a new group has those of the old groups that
-its parameters come from. Weight decay is the one of the old file, for the groups that the new optimizer decays.
+`convert_state_dict` maps the moments by name. It needs the optimizer that will load them, which is built here on the
+meta device. Options such as the learning rate follow the parameters: a new group has the options of the old groups of
+its parameters. The weight decay of the old file applies to the groups that the new optimizer decays.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -24,9 +24,9 @@ from coupled_adam.optimizer import CoupledAdamW, convert_state_dict
 from coupled_adam.optimizer.inventory import plain_name
 from coupled_adam.optimizer.state_dicts import StateDict
 
-# What schedulers of torch keep in groups, besides AdamW's own options.
+# Options that torch's schedulers add to groups.
 SCHEDULER_OPTIONS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
-# What schedulers keep once per group.
+# State of schedulers with one value per group.
 PER_GROUP = {"base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums"}
 
 
@@ -47,19 +47,19 @@ class Switched:
     state_dict: StateDict
     tables: list[ConvertedTable]
     origins: list[list[int]]
-    """For every group, the old groups that its parameters come from."""
+    """For every new group, the indices of the old groups of its parameters."""
 
 
 def to_coupled(
     state_dict: StateDict, names: Sequence[str], model: ModelParameters, couple: str | Sequence[str]
 ) -> Switched:
-    """Average the second moments of the tables over their rows.
+    """Convert AdamW to CoupledAdamW: average the second moments of the tables over their rows.
 
     Args:
-        state_dict: of an AdamW.
-        names: of its parameters, in its order.
-        model: whose parameters they are.
-        couple: as in CoupledAdamW; without the modules of the model, a list of name patterns.
+        state_dict: state dict of an AdamW.
+        names: names of its parameters, in its order.
+        model: the parameters of the model.
+        couple: as in CoupledAdamW; must be a list of name patterns if the modules of the model are not known.
     """
     _take_dtypes_of(state_dict, names, model)
     with blaming_user():
@@ -70,18 +70,18 @@ def to_coupled(
     switched = _switch(state_dict, names, optimizer)
     new = {option for option in optimizer.defaults if option not in _adamw_options()} - {"coupled"}
     for group in switched.state_dict["param_groups"]:
-        for option in new:  # left to the optimizer that will load the file
+        for option in new:  # the optimizer that loads the file decides these
             group.pop(option, None)
     return switched
 
 
 def to_adamw(state_dict: StateDict, names: Sequence[str], model: ModelParameters, layout: Layout) -> Switched:
-    """Repeat the second moment of every coupled table for all its rows.
+    """Convert CoupledAdamW to AdamW: repeat the second moment of every coupled table for all its rows.
 
     Args:
-        state_dict: of a CoupledAdamW.
-        names: of its parameters, in its order.
-        model: whose parameters they are.
+        state_dict: state dict of a CoupledAdamW.
+        names: names of its parameters, in its order.
+        model: the parameters of the model.
         layout: the groups of the AdamW that will load the file.
     """
     _take_dtypes_of(state_dict, names, model)
@@ -92,13 +92,13 @@ def to_adamw(state_dict: StateDict, names: Sequence[str], model: ModelParameters
     ]
     switched = _switch(state_dict, names, torch.optim.AdamW(groups))
     for group in switched.state_dict["param_groups"]:
-        # An AdamW of parameters without names would keep them, and refuse a later add_param_group.
+        # An AdamW without names would keep these, and then refuse add_param_group.
         del group["param_names"]
     return switched
 
 
 def switch_scheduler(scheduler: dict[str, Any], switched: Switched, groups_before: int) -> dict[str, Any]:
-    """The state of a scheduler for the new groups: what it keeps per group goes with the parameters."""
+    """Convert the state of a scheduler to the new groups. Its values per group follow the parameters."""
     converted = dict(scheduler)
     for key in PER_GROUP & scheduler.keys():
         values = scheduler[key]
@@ -125,7 +125,7 @@ def _switch(state_dict: StateDict, names: Sequence[str], optimizer: Optimizer) -
     old_groups = state_dict["param_groups"]
     sizes = [len(group["params"]) for group in old_groups]
     group_of = dict(zip(names, chain.from_iterable([i] * size for i, size in enumerate(sizes)), strict=True))
-    # A group without parameters, as the Trainer's may be, has the options of the first.
+    # A group without parameters, which the Trainer may create, gets the options of the first group.
     origins = [sorted({group_of[name] for name in group}) or [0] for group in new_names]
     for group, origin in zip(converted["param_groups"], origins, strict=True):
         group.update(_options([old_groups[i] for i in origin]))
@@ -137,7 +137,7 @@ def _strongest_decay(state_dict: StateDict) -> float:
 
 
 def _options(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """AdamW's options, and those of schedulers, that `groups` have in common."""
+    """Return the common options of `groups`: those of AdamW and of schedulers."""
     carried = (_adamw_options() | SCHEDULER_OPTIONS) - {"weight_decay", "decoupled_weight_decay"}
     return {key: _common(key, [group.get(key) for group in groups]) for key in groups[0] if key in carried}
 
@@ -146,7 +146,7 @@ def _common(option: str, values: Sequence[Any]) -> Any:
     plain = [value.tolist() if isinstance(value, Tensor) else value for value in values]
     if any(value != plain[0] for value in plain):
         raise UserError(
-            f"{option} is {', '.join(map(str, plain))} in groups that become one; convert in Python, with "
+            f"{option} is {', '.join(map(str, plain))} in groups that become one group; convert in Python with "
             "coupled_adam.convert_state_dict and an optimizer that has the groups you want"
         )
     return values[0]
@@ -159,13 +159,13 @@ def _adamw_options() -> set[str]:
 def _groups_around_tables(
     state_dict: StateDict, names: Sequence[str], model: ModelParameters, couple: str | Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The tables in a coupled group, everything else in the groups of the file, when only names are known."""
+    """Build groups from names alone: the tables in a coupled group, everything else in the groups of the file."""
     matrices = {name: parameter for name, parameter in model.named.items() if parameter.ndim == 2}
     if isinstance(couple, str):
         largest = sorted(matrices, key=lambda name: -matrices[name].numel())[:3]
         raise UserError(
-            f"which parameters in {model.origin} are vocabulary tables? Give the model with --model, or name them, "
-            f"for example --couple {largest[0] if largest else 'lm_head.weight'} (largest: {', '.join(largest)})"
+            f"{model.origin} does not show which parameters are vocabulary tables; pass the model with --model, or "
+            f"name them: --couple {largest[0] if largest else 'lm_head.weight'} (largest: {', '.join(largest)})"
         )
     tables = []
     for pattern in couple:
@@ -190,10 +190,10 @@ def _groups_around_tables(
 
 
 def _take_dtypes_of(state_dict: StateDict, names: Sequence[str], model: ModelParameters) -> None:
-    """Give the parameters the dtypes that they had in training, which AdamW's first moments have too.
+    """Give the parameters their dtypes in training, which are those of AdamW's first moments.
 
-    Where the first moments have a dtype of their own (`state_dtype`), the parameters count as float32: what will load
-    the file converts it.
+    If the first moments have a `state_dtype`, the parameters become float32; the optimizer that loads the file converts
+    the moments.
     """
     groups = chain.from_iterable([group] * len(group["params"]) for group in state_dict["param_groups"])
     of_its_own = {name for name, group in zip(names, groups, strict=True) if group.get("state_dtype") is not None}

@@ -2,7 +2,7 @@
 
 from coupled_adam.base.extras import require
 
-require("optax", "jax", "for coupled_adam.jax")  # before the imports that need it, to name the extra
+require("optax", "jax", "for coupled_adam.jax")  # before the imports below, so that the error names the extra
 
 from coupled_adam.jax.coupled_aliases import coupled_adam, coupled_adamw  # noqa: E402
 from coupled_adam.jax.coupled_transform import ScaleByCoupledAdamState, scale_by_coupled_adam  # noqa: E402

@@ -28,12 +28,12 @@ def coupled_adam(
 ) -> optax.GradientTransformation:
     """Optimize vocabulary tables with Coupled Adam, or another member of its family.
 
-    Every leaf must be a table. For a model use `coupled_adamw`, or `optax.partition` with this one for the tables.
+    Every leaf must be a table. For a whole model, use `coupled_adamw`, or this optimizer in `optax.partition`.
 
     Args:
         learning_rate: a number or a schedule.
         b1, b2, eps, mu_dtype: as in optax.adamw.
-        weight_decay: decoupled weight decay; the paper applies none to tables. Needs params in `update`.
+        weight_decay: decoupled weight decay; the paper uses none for tables. `update` then needs params.
         row_exponent, column_exponent, mean_free, scale_exponent, vocabulary_size, vocabulary_axis: as in
             `scale_by_coupled_adam`.
 
@@ -62,7 +62,7 @@ def coupled_adam(
             vocabulary_axis=vocabulary_axis,
             mu_dtype=mu_dtype,
         ),
-        # Both have the same empty state, so that weight decay can be enabled in a later run.
+        # Both have the same empty state, so a later run can enable weight decay.
         optax.add_decayed_weights(weight_decay) if is_decayed else optax.identity(),
         optax.scale_by_learning_rate(learning_rate),
     )
@@ -85,20 +85,20 @@ def coupled_adamw(
     vocabulary_size: int | None = None,
     vocabulary_axis: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Optimize a model: its vocabulary tables as `coupled_adam`, everything else as `optax.adamw`.
+    """Optimize a model: vocabulary tables with `coupled_adam`, everything else with `optax.adamw`.
 
     Args:
         learning_rate: a number or a schedule.
-        tables: which parameters are vocabulary tables: a predicate of path and leaf, where the path is text such as
-            "wte/embedding"; or a tree of booleans like the parameters, or a prefix of it.
+        tables: selects the vocabulary tables: a predicate of path and leaf, where the path is a string such as
+            "wte/embedding"; or a tree of booleans with the structure of the parameters, or a prefix of it.
         b1, b2, eps, mu_dtype: as in optax.adamw, for all parameters.
         weight_decay: decoupled weight decay of the other parameters, as in optax.adamw. Tables are not decayed.
-        mask: which of the other parameters are decayed, as in optax.adamw; None for all.
-        row_exponent, column_exponent, mean_free, scale_exponent, vocabulary_size, vocabulary_axis: of the tables, as
-            in `scale_by_coupled_adam`.
+        mask: which of the other parameters to decay, as in optax.adamw; None means all.
+        row_exponent, column_exponent, mean_free, scale_exponent, vocabulary_size, vocabulary_axis: options of the
+            tables, as in `scale_by_coupled_adam`.
 
     Returns:
-        The optimizer. The states are those of `coupled_adam` and `optax.adamw`, under "table" and "other".
+        The optimizer. Its state has that of `coupled_adam` under "table" and that of `optax.adamw` under "other".
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,10 +1,10 @@
 """One optax transformation for the whole family of second moments.
 
-Averages over the vocabulary and over steps commute, so a table needs H numbers of second moment, and V more with a row
-exponent, instead of V x H. The equations are those of docs/mathematics.md; every array is computed in float32 at least.
+Averages over the vocabulary and over steps commute. A table therefore needs H numbers of second moment instead of
+V x H, and V more with a row exponent. The equations are those of docs/mathematics.md, computed at least in float32.
 
-Legend: V vocabulary rows, H hidden size, t optimizer step, x column exponent, y row exponent, n scale exponent; c, r
-and s are the moving averages of the mean squares of columns, rows and the table, divided by 1 - b2^t.
+Legend: V vocabulary rows, H hidden size, t optimizer step, x column exponent, y row exponent, n scale exponent; c, r, s
+moving averages of the mean squares of columns, rows and the table, divided by 1 - b2^t.
 """
 
 import math
@@ -20,7 +20,7 @@ Exponent: TypeAlias = float | jax.Array | optax.Schedule
 
 
 class ScaleByCoupledAdamState(NamedTuple):
-    """State of the transformation. Shapes are those of one table (V, H).
+    """State of `scale_by_coupled_adam`. The shapes are for a table (V, H).
 
     With `vocabulary_axis=1` a table is (H, V), and so are its moments: (H, V), (H, 1) and (1, V).
     """
@@ -46,8 +46,7 @@ def scale_by_coupled_adam(
 ) -> optax.GradientTransformation:
     r"""Rescale the gradients of vocabulary tables by Coupled Adam, or another member of its family.
 
-    With the moving averages :math:`c_h` and :math:`r_i` of the mean squares of column :math:`h` and row :math:`i`,
-    bias-corrected, and their common mean :math:`s`:
+    The update :math:`u` of row :math:`i` and column :math:`h` is
 
     .. math::
         \begin{aligned}
@@ -56,22 +55,27 @@ def scale_by_coupled_adam(
             u_i    &\leftarrow u_i - \tfrac{1}{V} \textstyle\sum_j u_j \quad\text{if mean\_free}
         \end{aligned}
 
+    where :math:`m` is the first moment, :math:`c_h` and :math:`r_i` are the bias-corrected moving averages of the mean
+    squares of column :math:`h` and row :math:`i`, and :math:`s` is their common mean.
+
     Args:
-        b1: decay rate of the first moment.
-        b2: decay rate of the second moments.
+        b1: decay rate :math:`\beta_1` of the first moment.
+        b2: decay rate :math:`\beta_2` of the second moments.
         eps: :math:`\epsilon`, added to the square roots.
-        row_exponent: :math:`y` in [0, 1]: 0 is Coupled Adam, 1 gives each row its own second moment. A schedule is
-            called with the number of steps taken, like a learning-rate schedule.
-        column_exponent: :math:`x` in [0, 1]: 1 is Coupled Adam, 0 gives all columns the same. Or a schedule.
+        row_exponent: :math:`y` in [0, 1], or a schedule. 0 is Coupled Adam; 1 gives each row its own second moment. A
+            schedule is called with the number of steps taken, like a learning-rate schedule.
+        column_exponent: :math:`x` in [0, 1], or a schedule. 1 is Coupled Adam; 0 shares one second moment among all
+            columns.
         mean_free: subtract the mean update over the vocabulary, so that the mean embedding never moves.
-        scale_exponent: :math:`n`, multiplies the second moment by :math:`2^{-n}`; 0 is the paper's method.
-        vocabulary_size: number of rows without padding; all means are over the first rows. None for all rows.
+        scale_exponent: :math:`n`; multiplies the second moment by :math:`2^{-n}`. 0 is the paper's method.
+        vocabulary_size: number of rows that are not padding, the first of the table. All means are taken over these.
+            None means all rows.
         vocabulary_axis: 0 for tables (V, H), 1 for tables (H, V), such as the kernel of a dense output layer.
-        mu_dtype: dtype of the first moment; None for that of the table.
+        mu_dtype: dtype of the first moment; None means that of the table.
 
     Returns:
-        A transformation of trees whose leaves are all tables. Updates have the wider dtype of gradient and first
-        moment, as in optax.adam: with mu_dtype=float32 a narrower table is rounded only when they are added to it.
+        A transformation of trees whose leaves are all tables. As in optax.adam, updates have the wider dtype of
+        gradient and first moment: with mu_dtype=float32, a narrower table is rounded only when they are added to it.
 
     Example:
         >>> params = {"embedding": jnp.ones((5, 2))}
@@ -94,7 +98,7 @@ def scale_by_coupled_adam(
         mu = jax.tree.map(lambda table: jnp.zeros_like(table, dtype=mu_dtype), params)
 
         def zeros(axis: int) -> optax.Updates:
-            # Sums of the zeros in mu have the sharding of their rows or columns; new zeros would be on one device.
+            # Sums of the zeros in mu inherit the sharding of its rows or columns; new zeros would be on one device.
             return jax.tree.map(lambda table, m: m.sum(axis, dtype=_wide(table), keepdims=True), params, mu)
 
         row_nu = zeros(over_width) if keeps_rows else None
@@ -106,8 +110,8 @@ def scale_by_coupled_adam(
         del params
         if keeps_rows and state.row_nu is None:
             raise ValueError(
-                f"row_exponent is {row_exponent!r}, but the state has no row moments: it was made with row_exponent=0. "
-                "Call init again, or start the run with a schedule, which keeps row moments from the start"
+                f"row_exponent is {row_exponent!r}, but the state was created with row_exponent=0 and has no row "
+                "moments. Call init again, or start the run with a schedule, which has row moments from the start"
             )
         y, x = (value(state.count) if callable(value) else value for value in (row_exponent, column_exponent))
         t = optax.safe_increment(state.count)
@@ -135,7 +139,7 @@ def scale_by_coupled_adam(
             state.mu,
             jax.tree.map(update_of, *moments),
         )
-        # Keep the dtypes of the state, regardless of gradients and options, for scans and checkpoints.
+        # Scans and checkpoints need a state whose dtypes do not depend on gradients and options.
         new_state = ScaleByCoupledAdamState(t, mu, column_nu, row_nu)
         return new_updates, jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, state)
 
@@ -151,7 +155,7 @@ def family_factor(
     x: float | jax.Array = 1.0,
     y: float | jax.Array = 0.0,
 ) -> jax.Array:
-    """Factor of the first moment: 1 / ((sqrt(2^-n s (c_h / s)^x) + eps) ((sqrt(r_i) + eps) / sqrt(s))^y).
+    """Compute the factor 1 / ((sqrt(2^-n s (c_h / s)^x) + eps) ((sqrt(r_i) + eps) / sqrt(s))^y) of the first moment.
 
     Args:
         c: bias-corrected mean squares of the columns, (1, H).
@@ -162,7 +166,7 @@ def family_factor(
         y: row exponent.
 
     Returns:
-        The factor, (V, H), or (1, H) without r. 0 without any gradient so far, or if a square overflowed float32.
+        The factor, (V, H), or (1, H) without r. 0 before the first gradient, and if a square overflowed float32.
 
     Example:
         >>> family_factor(jnp.array([[1.0, 4.0]]), None, eps=0.0)
@@ -173,20 +177,19 @@ def family_factor(
     if r is None and is_number(x) and x == 1:
         v = c
     else:
-        moves &= ~jnp.isposinf(
-            s
-        )  # one infinite square stops only its column above, but here everything that depends on s
+        # An infinite square stops only its column above, but here everything that depends on s.
+        moves &= ~jnp.isposinf(s)
         s = jnp.where(moves, s, 1.0)
         v = s * (c / s) ** x
     factor = jnp.where(moves, 1 / (jnp.sqrt(2.0**-n * v) + eps), 0.0)
     if r is None:
         return factor
     rows = ((jnp.sqrt(r) + eps) / jnp.sqrt(s)) ** -y
-    return factor * jnp.where(jnp.isinf(rows), 0.0, rows)  # infinite for eps = 0 and a row without gradients so far
+    return factor * jnp.where(jnp.isinf(rows), 0.0, rows)  # infinite if eps = 0 and the row never had a gradient
 
 
 def _mean(values: jax.Array, axis: int, size: int | None = None) -> jax.Array:
-    """Mean over the first `size` elements of an axis, which is kept."""
+    """Mean over the first `size` elements of an axis, keeping the axis."""
     if size is None:
         return values.mean(axis, keepdims=True)
     # A mask, because a slice of a sharded axis would move rows between devices.
@@ -195,12 +198,12 @@ def _mean(values: jax.Array, axis: int, size: int | None = None) -> jax.Array:
 
 
 def _bias_correction(decay: float | jax.Array, count: jax.Array) -> jax.Array:
-    """1 - decay^t. Computed directly in float32, it would lose four digits at t = 1."""
+    """Return 1 - decay^t with expm1. Computed directly, it would lose four digits in float32 at t = 1."""
     if isinstance(decay, jax.Array):
         return -jnp.expm1(count * jnp.log(decay))
     return -jnp.expm1(count * (math.log(decay) if decay > 0 else -math.inf))
 
 
 def _wide(array: jax.Array) -> Any:
-    """The dtype of second moments and updates: float32, or float64 for float64."""
+    """Dtype of second moments and updates: float32, or float64 for float64."""
     return jnp.promote_types(array.dtype, jnp.float32)

@@ -45,12 +45,12 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tens
     """Add a branch to the residual stream, and normalise the sum for the next branch.
 
     Args:
-        x: (B, T, H), the residual stream.
+        x: (B, T, H), the residual stream, in float32 or the dtype of the branch.
         branch: the tensor to add; None for nothing.
         norm: the LayerNorm.
 
     Returns:
-        x + branch, and norm(x + branch). The fused version returns the latter in autocast's dtype.
+        x + branch in the dtype of the stream, and its norm. The fused version returns the norm in autocast's dtype.
 
     Example:
         >>> total, y = add_norm(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[1.0, 4.0]]]), nn.LayerNorm(2))
@@ -58,19 +58,25 @@ def add_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tens
         (tensor([[[2., 6.]]]), tensor([[[-1.,  1.]]], grad_fn=<RoundBackward0>))
     """
     if branch is None:
-        return x, norm(x)
+        return x, norm(widened(x, norm))
     if _takes_one_pass(x, branch, norm):
         total, y, _, _ = _add_norm(x, branch, norm.weight, norm.eps)
         return total, y
     total = x + branch
-    return total, norm(total)
+    return total, norm(widened(total, norm))
+
+
+def widened(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """A residual stream with at least the precision of the norm's weight, so that no sum of the norm is narrower."""
+    return x.to(torch.promote_types(x.dtype, norm.weight.dtype))
 
 
 def _takes_one_pass(x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> bool:
     return (
         HAS_TRITON
         and x.is_cuda
-        and x.dtype == norm.weight.dtype == torch.float32
+        and x.dtype in (torch.float32, branch.dtype)
+        and norm.weight.dtype == torch.float32
         and x.shape == branch.shape
         and _autocast()
         and branch.dtype == torch.get_autocast_dtype("cuda")
@@ -170,7 +176,7 @@ def _add_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Te
 def _add_norm_results(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total = torch.empty_like(x, memory_format=torch.contiguous_format)
     y = torch.empty_like(branch, memory_format=torch.contiguous_format)
-    mean = x.new_empty(x.shape[:-1])
+    mean = x.new_empty(x.shape[:-1], dtype=torch.float32)
     return total, y, mean, torch.empty_like(mean)
 
 
@@ -188,7 +194,9 @@ def _add_norm_backward(
 def _add_norm_gradients(
     grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of both summands, each in its own dtype, and of the weight."""
+    """Gradients of both summands, each in its own dtype, and of the weight; in one dtype, the second is empty."""
+    if grad_y.dtype == total.dtype:
+        return torch.empty_like(total), total.new_empty(0), torch.empty_like(weight)
     return torch.empty_like(total), torch.empty_like(total, dtype=grad_y.dtype), torch.empty_like(weight)
 
 
@@ -200,7 +208,7 @@ def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 
 def _differentiate_add_norm(ctx: Any, grad_total: Tensor, grad_y: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     grad_x, grad_branch, grad_weight = _add_norm_backward(grad_total, grad_y, *ctx.saved_tensors)
-    return grad_x, grad_branch, grad_weight, None
+    return grad_x, grad_branch if grad_branch.numel() else grad_x, grad_weight, None
 
 
 _add_norm.register_autograd(_differentiate_add_norm, setup_context=_keep_sum)

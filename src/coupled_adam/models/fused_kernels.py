@@ -13,6 +13,9 @@ LayerNorm of s = x + branch, with s^ = (s - mean) * rstd:
 All kernels go from the last row to the first: the last rows are still in the cache after the matrix product that wrote
 them, and the next product starts with the first rows.
 
+The residual stream, x and s, and its gradient are float32 or have the dtype of the branch. A narrow s is rounded before
+its LayerNorm, so that backward, which reads the rounded s, differentiates what forward computed.
+
 Letters: N rows (tokens), H width. Everything is computed in float32.
 """
 
@@ -88,9 +91,11 @@ def _add_norm_kernel(
     mask = (rows < N)[:, None] & (columns < H)[None, :]
     offsets = rows.to(tl.int64)[:, None] * H + columns[None, :]
     weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0)[None, :]
-    total = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    total = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     total += tl.load(branch_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    tl.store(total_ptr + offsets, total, mask=mask)
+    rounded = total.to(total_ptr.dtype.element_ty)
+    tl.store(total_ptr + offsets, rounded, mask=mask)
+    total = rounded.to(tl.float32)
     mean = tl.sum(total, axis=1) / H
     centred = tl.where(mask, total - mean[:, None], 0.0)
     rstd = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, axis=1) / H + eps)
@@ -114,6 +119,7 @@ def _add_norm_backward_kernel(
     N,
     H,
     BLOCK_H: tl.constexpr,
+    ONE_GRADIENT: tl.constexpr,
 ):
     """Process every P-th row from row i in program i, and sum these rows' part of the weight's gradient."""
     columns = tl.arange(0, BLOCK_H)
@@ -125,16 +131,17 @@ def _add_norm_backward_kernel(
         offsets = tl.cast(row, tl.int64) * H + columns
         mean = tl.load(mean_ptr + row)
         rstd = tl.load(rstd_ptr + row)
-        total = tl.load(total_ptr + offsets, mask=mask, other=0.0)
+        total = tl.load(total_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         grad_y = tl.load(grad_y_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        grad_total = tl.load(grad_total_ptr + offsets, mask=mask, other=0.0)
+        grad_total = tl.load(grad_total_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         normal = tl.where(mask, (total - mean) * rstd, 0.0)
         weighted = weight * grad_y
         mean_weighted = tl.sum(weighted, axis=0) / H
         mean_product = tl.sum(weighted * normal, axis=0) / H
         gradient = grad_total + rstd * (weighted - mean_weighted - normal * mean_product)
-        tl.store(grad_x_ptr + offsets, gradient, mask=mask)
-        tl.store(grad_branch_ptr + offsets, gradient.to(grad_branch_ptr.dtype.element_ty), mask=mask)
+        tl.store(grad_x_ptr + offsets, gradient.to(grad_x_ptr.dtype.element_ty), mask=mask)
+        if not ONE_GRADIENT:
+            tl.store(grad_branch_ptr + offsets, gradient.to(grad_branch_ptr.dtype.element_ty), mask=mask)
         grad_weight += grad_y * normal
     tl.store(partial_ptr + tl.program_id(0) * H + columns, grad_weight, mask=mask)
 
@@ -199,7 +206,10 @@ def add_norm_backward(
     grad_branch: Tensor,
     grad_weight: Tensor,
 ) -> None:
-    """Write the gradients of both summands, each in its own dtype, and of the weight."""
+    """Write the gradients of both summands, each in its own dtype, and of the weight.
+
+    An empty `grad_branch` is not written: both summands have the same gradient, and in one dtype it is one tensor.
+    """
     N, H = mean.numel(), weight.numel()
     programs = max(1, min(N, NORM_BACKWARD_PROGRAMS))
     partial = torch.empty(programs, H, dtype=torch.float32, device=total.device)
@@ -217,6 +227,7 @@ def add_norm_backward(
             N,
             H,
             BLOCK_H=triton.next_power_of_2(H),
+            ONE_GRADIENT=grad_branch.numel() == 0,
             num_warps=NORM_BACKWARD_WARPS,
         )
         _column_sums_kernel[(triton.cdiv(H, SUM_BLOCK_H),)](

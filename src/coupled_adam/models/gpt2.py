@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coupled_adam.models.fused import Linear, add_norm, gelu
+from coupled_adam.models.fused import Linear, add_norm, gelu, widened
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.model_config import ModelConfig
 
@@ -84,8 +84,9 @@ class GPT2(LanguageModel):
         self._add_head(self.wte, "wte")
 
     def hidden_states(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, H)
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self._residual(self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device)))
         branch = None
         for block in self.blocks:
             x, branch = block(x, branch)
-        return cast(Tensor, self.ln_f(x + branch))
+        assert branch is not None  # there is at least one block
+        return cast(Tensor, self.ln_f(widened(x, self.ln_f) + branch))

@@ -80,6 +80,14 @@ class LanguageModel(nn.Module):
         """The head."""
         return self.lm_head
 
+    def _residual(self, x: Tensor) -> Tensor:
+        """The residual stream (B, T, H) as the blocks pass it on: narrow only under autocast, if the config says so.
+
+        The sum after the last block is passed on to no block, and is not rounded.
+        """
+        narrow = self.config.residual_dtype == "bfloat16" and torch.is_autocast_enabled(x.device.type)
+        return x.to(torch.bfloat16) if narrow else x
+
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """Compute the input of the head, (B, T, H), from tokens (B, T)."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coupled_adam.models.fused import Linear, add_norm
+from coupled_adam.models.fused import Linear, add_norm, widened
 from coupled_adam.models.language_model import LanguageModel
 from coupled_adam.models.model_config import ModelConfig
 
@@ -102,8 +102,9 @@ class Llama(LanguageModel):
         self._add_head(self.embed_tokens, "embed_tokens")
 
     def hidden_states(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, H)
-        x = self.embed_tokens(tokens)
+        x = self._residual(self.embed_tokens(tokens))
         branch = None
         for block in self.blocks:
             x, branch = block(x, branch)
-        return cast(Tensor, self.norm(x + branch))
+        assert branch is not None  # there is at least one block
+        return cast(Tensor, self.norm(widened(x, self.norm) + branch))

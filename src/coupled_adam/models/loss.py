@@ -78,6 +78,8 @@ def linear_cross_entropy(
     device_type = hidden.device.type
     if torch.is_autocast_enabled(device_type) and dtype != torch.float64:  # like autocast, which does not cast float64
         dtype = torch.get_autocast_dtype(device_type)
+    # Here rather than in the operator, so that the compiler lets the last norm write this dtype.
+    hidden = hidden.to(dtype)
     options = float(z_loss), ignore_index, dtype
     cap = float(logit_cap or 0.0)
     if reduction == "none":

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("gpt2", "llama")
 OUTPUT_BIASES = ("none", "unigram", "learned")
+RESIDUAL_DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class ModelConfig:
         output_bias: bias of the logits: "none", "unigram" (fixed at the log unigram probabilities of the training text)
             or "learned" (starts there).
         logit_cap: c of the soft cap c * tanh(logit / c); None for no cap.
+        residual_dtype: dtype of the sums between the blocks, and of their gradients, under bf16 autocast: "float32" or
+            "bfloat16". Without autocast they have the dtype of the weights.
 
     Example:
         >>> ModelConfig("gpt2", layers=12, heads=12, width=768).head_size
@@ -47,6 +50,7 @@ class ModelConfig:
     bias: bool = False
     output_bias: str = "none"
     logit_cap: float | None = None
+    residual_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -55,6 +59,9 @@ class ModelConfig:
         if self.output_bias not in OUTPUT_BIASES:
             expected = ", ".join(repr(name) for name in OUTPUT_BIASES)
             raise UserError(f"Invalid output_bias: {self.output_bias!r}; expected one of {expected}")
+        if self.residual_dtype not in RESIDUAL_DTYPES:
+            expected = " or ".join(repr(name) for name in RESIDUAL_DTYPES)
+            raise UserError(f"Invalid residual_dtype: {self.residual_dtype!r}; expected {expected}")
         if self.logit_cap is not None and not self.logit_cap > 0:
             raise UserError(f"Invalid logit_cap: {self.logit_cap!r}; expected a number above 0, or None")
         for name in ("layers", "heads", "width", "context", "vocabulary_size"):

@@ -1,4 +1,4 @@
-"""The algorithm: Coupled Adam as a torch optimizer. Knows nothing of models' training, data or files."""
+"""Coupled Adam as a torch optimizer. Independent of training loops, data and files."""
 
 from coupled_adam.optimizer.coupled_adamw import CoupledAdamW
 from coupled_adam.optimizer.groups import param_groups

@@ -1,8 +1,8 @@
-"""The coupled update for the CPU and every device without a Triton kernel, in torch operations.
+"""The coupled update in torch operations, for the CPU and every device without a Triton kernel.
 
-Where numba is installed, large tables on the CPU take its compiled loops instead (`numba_kernels`). Otherwise tables
-that must be converted, and the squares of all, are walked in blocks of rows, so that all temporaries together have
-about a quarter of a table's bytes at most. `triton_kernels` has the same functions.
+If numba is installed, large tables on the CPU use its compiled loops instead (`numba_kernels`). Otherwise squares and
+dtype conversions work on blocks of rows, so that all temporaries together take at most about a quarter of the bytes of
+the table. `triton_kernels` has the same functions.
 
 Legend: V vocabulary rows, H hidden size, t optimizer step.
 """
@@ -23,25 +23,25 @@ from coupled_adam.optimizer.row_threads import run_on_threads
 from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table, sum_dtype
 
-# Of all temporaries of all blocks that are worked on at one time.
+# Limit for the temporaries of all blocks in progress.
 BLOCK_BYTES = 6 * 2**20
-# Torch runs an elementwise operation on fewer elements in the thread that calls it: no barrier, and in its cache.
+# torch runs an elementwise operation on fewer elements in the calling thread: without a barrier, and in its cache.
 ONE_THREAD_ELEMENTS = 2**15
-# Importing numba and loading or compiling its loops takes seconds, a step of a smaller table a millisecond.
+# Importing numba and loading or compiling its loops takes seconds; a step of a smaller table takes a millisecond.
 NUMBA_ELEMENTS = 2**22
-# Squares of gradients beyond this are summed separately under torch.compile, times SHRINK before they are squared.
+# Under torch.compile, larger gradients are summed separately and multiplied by SHRINK before they are squared.
 LARGE, SHRINK = 2.0**50, 2.0**-80
 
 
 def column_square_sums(grad: Tensor) -> Tensor:
-    """Sum of g_i^2 over the rows i, the only thing the second moment needs to know of the gradient.
+    """Sum g_i^2 over the rows i: all that the second moment needs from the gradient.
 
     Args:
         grad: g, (V, H), any float dtype.
 
     Returns:
-        (P, H) partial sums, still to be added up over P, in float64 where the device has it: squares of finite
-        float32 gradients overflow float32. P is 1 here.
+        (P, H) partial sums; the caller adds them up over P, which is 1 here. In float64 if the device has it, because
+        squares of finite float32 gradients overflow float32.
 
     Example:
         >>> column_square_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
@@ -58,20 +58,20 @@ def column_square_sums(grad: Tensor) -> Tensor:
         return _square_sums(grad, wide)
     sums = _square_sums(grad, torch.promote_types(grad.dtype, torch.float32)).to(wide)
     if grad.dtype != wide and not sums.isfinite().all():
-        # Float32 is twice as fast, and enough but for gradients beyond 1e17 or so. A NaN or infinity stays one.
+        # float32 is twice as fast, and suffices for gradients up to about 1e17. NaN and infinity are preserved.
         sums = torch.where(sums.isfinite(), sums, _square_sums(grad, wide))
     return sums
 
 
 def advance_second_moment(table: Table, square_sums: Tensor, grad_factor: Tensor | None) -> Tensor:
-    """Count the step, update v_t of one table in place and return what a row's first moment is multiplied with.
+    """Count the step, update v_t of a table in place, and return the coefficient of the first moment.
 
-    All in float64 up to the state: the squares of gradients that AdamW survives do not fit into float32.
+    Everything but the stored state is float64: gradients that are fine for AdamW have squares beyond float32.
 
     Args:
         table: the table.
-        square_sums: column sums of squares of the gradient as it was read, over all ranks, (P, H).
-        grad_factor: what the gradient must be multiplied with (loss scale, clipping), None for 1.
+        square_sums: column sums of squares of the unmodified gradient, over all ranks, (P, H).
+        grad_factor: factor of the gradient (loss scale, clipping); None means 1.
 
     Returns:
         The coefficient -lr / (1 - beta1^t) / (sqrt(2^-n v_t / (1 - beta2^t)) + eps), (1, H).
@@ -88,20 +88,20 @@ def advance_second_moment(table: Table, square_sums: Tensor, grad_factor: Tensor
 
 
 def advance_column_moment(table: Table, square_sums: Tensor, grad_factor: Tensor | None) -> None:
-    """v_t = beta2 v_{t-1} + (1 - beta2) mean_i(g_i^2), in place; arguments as for `advance_second_moment`."""
+    """Set v_t = beta2 v_{t-1} + (1 - beta2) mean_i(g_i^2) in place; arguments as for `advance_second_moment`."""
     wide = sum_dtype(table.exp_avg_sq.device)
     mean_square = square_sums.to(wide).sum(dim=0, keepdim=True) / table.rows
     advance_average(table.exp_avg_sq, mean_square, grad_factor, table.hyper.beta2)
 
 
 def advance_average(average: Tensor, mean_square: Tensor, grad_factor: Tensor | None, beta2: float) -> None:
-    """Update a moving average of mean squares in place, in float64 where the device has it.
+    """Update a moving average of mean squares in place, in float64 if the device has it.
 
     Args:
         average: one number per column or per row.
-        mean_square: of the gradient as it was read, in the dtype of sums.
-        grad_factor: what the gradient must be multiplied with, None for 1.
-        beta2: the decay.
+        mean_square: mean squares of the unmodified gradient, in the dtype of sums.
+        grad_factor: factor of the gradient; None means 1.
+        beta2: decay rate.
     """
     wide = mean_square.dtype
     if grad_factor is not None:
@@ -110,29 +110,29 @@ def advance_average(average: Tensor, mean_square: Tensor, grad_factor: Tensor | 
 
 
 def apply_update(table: Table, coefficient: Tensor, grad_factor: Tensor | None) -> None:
-    """Update m_t and e_t of one table in place.
+    """Update m_t and e_t of a table in place.
 
     Args:
         table: the table.
-        coefficient: what `advance_second_moment` returned, (1, H).
-        grad_factor: what the gradient must be multiplied with, None for 1.
+        coefficient: result of `advance_second_moment`, (1, H).
+        grad_factor: factor of the gradient; None means 1.
     """
     factor = gradient_weight(table, grad_factor)
-    keys = rounding_keys(table, table.step)  # which has been counted
+    keys = rounding_keys(table, table.step)  # the step is already counted
     kernels = numba_kernels_for(table.param, table.grad, moment=table.exp_avg)
     if kernels is not None:
         kernels.apply_update(table, coefficient, factor, keys)
     elif table.param.dtype == table.exp_avg.dtype == coefficient.dtype or torch.compiler.is_compiling():
         _update(table, slice(None), coefficient, factor, keys)
     else:
-        # Gradient, moment and embedding are converted.
+        # Gradient, moment and embedding need a conversion.
         rows, threads = blocks_at_a_time(table.param, converted_bytes(table))
         starts = range(0, table.param.shape[0], rows)
         for_each(starts, lambda start: _update(table, slice(start, start + rows), coefficient, factor, keys), threads)
 
 
 def rounding_keys(table: Table, t: float | Tensor) -> StepKeys | None:
-    """What the random bits of step t are made from; None where moments are not rounded at random."""
+    """Return the keys of the random bits of step t, or None without stochastic rounding."""
     if table.rounding is None:
         return None
     if isinstance(t, Tensor) and t.is_cpu and not torch.compiler.is_compiling():
@@ -141,13 +141,13 @@ def rounding_keys(table: Table, t: float | Tensor) -> StepKeys | None:
 
 
 def converted_bytes(table: Table) -> int:
-    """Temporaries for each element of a block: gradient, moment and embedding, and what rounding needs."""
+    """Bytes of temporaries per element of a block: gradient, moment, embedding and stochastic rounding."""
     converted = 3 * table.exp_avg_sq.itemsize
     return converted if table.rounding is None else converted + stochastic_rounding.BYTES_PER_ELEMENT
 
 
 def store_moment(table: Table, block: slice, moment: Tensor, keys: StepKeys | None) -> None:
-    """Write m_t of some rows, rounded to the dtype in which it is kept."""
+    """Write m_t of some rows, rounded to the dtype of the state."""
     exp_avg = table.exp_avg[block]
     if table.rounding is not None and keys is not None:
         moment = stochastic_rounding.round_rows(moment, block, table.param.shape, table.width, table.rounding, keys)
@@ -155,21 +155,21 @@ def store_moment(table: Table, block: slice, moment: Tensor, keys: StepKeys | No
 
 
 def gradient_weight(table: Table, grad_factor: Tensor | None) -> float | Tensor:
-    """What the gradient is multiplied with: `grad_factor`, and -1 for maximize."""
+    """Factor of the gradient: `grad_factor`, negated for maximize."""
     sign = -1.0 if table.hyper.maximize else 1.0
     if grad_factor is None:
         return sign
-    # Reading a CPU scalar is free and allows cheaper operations; elsewhere it would wait for the device.
+    # Reading a CPU scalar is free and allows cheaper operations. On other devices it would wait.
     on_host = grad_factor.device.type == "cpu" and not torch.compiler.is_compiling()
     factor: float | Tensor = sign * (grad_factor.item() if on_host else grad_factor)
     return factor
 
 
 def _update(table: Table, block: slice, coefficient: Tensor, factor: float | Tensor, keys: StepKeys | None) -> None:
-    """Update the given rows of a table: without a temporary where no conversion is needed."""
+    """Update the given rows of a table, without temporaries if no conversion is needed."""
     hyper, compute_dtype = table.hyper, coefficient.dtype
     param, exp_avg = table.param[block], table.exp_avg[block]
-    moment = exp_avg.to(compute_dtype)  # the tensor itself when no conversion is needed
+    moment = exp_avg.to(compute_dtype)  # the tensor itself if no conversion is needed
     embedding = param.to(compute_dtype)
     advance_moment(moment, table.grad[block].to(compute_dtype), hyper.beta1, factor)
     if hyper.weight_decay != 0:
@@ -182,7 +182,7 @@ def _update(table: Table, block: slice, coefficient: Tensor, factor: float | Ten
 
 
 def advance_moment(moment: Tensor, grad: Tensor, beta1: float, factor: float | Tensor) -> None:
-    """m_t = beta1 m_{t-1} + (1 - beta1) factor g, in place."""
+    """Set m_t = beta1 m_{t-1} + (1 - beta1) factor g in place."""
     if isinstance(factor, Tensor):
         moment.mul_(beta1).addcmul_(grad, factor, value=1 - beta1)
     elif factor == 1.0:
@@ -192,7 +192,7 @@ def advance_moment(moment: Tensor, grad: Tensor, beta1: float, factor: float | T
 
 
 def bias_correction(beta: float, step: float | Tensor) -> float | Tensor:
-    """1 - beta^t. On a device by expm1, since 1 - beta^t in float32 loses four digits at t = 1."""
+    """Return 1 - beta^t. A tensor uses expm1, because 1 - beta^t in float32 loses four digits at t = 1."""
     if isinstance(step, Tensor):
         if beta == 0.0:
             return torch.ones_like(step)
@@ -203,27 +203,27 @@ def bias_correction(beta: float, step: float | Tensor) -> float | Tensor:
 def _fused_square_sums(grad: Tensor) -> Tensor:
     """Column sums of squares, (1, H), in operations that torch.compile fuses into one pass.
 
-    Large and other gradients are summed apart, both in float32: float64 for each element is slow on most GPUs.
+    Large gradients have their own sum. Both sums are float32, because float64 per element is slow on most GPUs.
     """
     wide = sum_dtype(grad.device)
     if grad.dtype == torch.float64:
         return grad.square().sum(dim=0, keepdim=True)
     g = grad.float()
-    large = g.abs() > LARGE  # not true of a NaN, which is in the first sum then
+    large = g.abs() > LARGE  # False for NaN, which goes into the first sum
     sums = torch.where(large, 0.0, g).square().sum(dim=0, keepdim=True).to(wide)
     large_sums = torch.where(large, g * SHRINK, 0.0).square().sum(dim=0, keepdim=True).to(wide)
-    return sums + large_sums / SHRINK / SHRINK  # one after the other: SHRINK^2 is zero where `wide` is float32
+    return sums + large_sums / SHRINK / SHRINK  # divide twice: SHRINK^2 underflows if `wide` is float32
 
 
 def _square_sums(grad: Tensor, dtype: torch.dtype) -> Tensor:
-    """Column sums of squares, (1, H), squared and added up in `dtype`.
+    """Column sums of squares, (1, H), computed in `dtype`.
 
-    Adding whole blocks and reducing once is faster than a reduction per block, and rounds less.
+    Adding up whole blocks and reducing once is faster and more accurate than one reduction per block.
     """
     V, H = grad.shape
     temporaries = 1 if grad.dtype == dtype else 2  # the accumulator, and the converted gradient
     rows, threads = blocks_at_a_time(grad, temporaries * dtype.itemsize)
-    # Pieces of at least 16 blocks, and so few that their sums are added up in one thread too.
+    # At least 16 blocks per piece, and few enough pieces that one thread adds up their sums.
     pieces = max(min(-(-V // (16 * rows)), ONE_THREAD_ELEMENTS // max(H, 1)), 1) if grad.is_cpu else 1
     rows_per_piece = max(-(-V // pieces), 1)
     partial_sums = torch.zeros(pieces, H, dtype=dtype, device=grad.device)
@@ -232,7 +232,7 @@ def _square_sums(grad: Tensor, dtype: torch.dtype) -> Tensor:
         accumulator = torch.zeros(rows, H, dtype=dtype, device=grad.device)
         blocks = grad[start : start + rows_per_piece].split(rows)
         if grad.is_cpu and grad.dtype == dtype:
-            # On a CPU a list is worked on one by one, in C++: a third faster than the loop below.
+            # On a CPU, _foreach_ is the loop below in C++, which is a third faster.
             accumulators = [accumulator] * (len(blocks) - 1) + [accumulator[: blocks[-1].shape[0]]]
             torch._foreach_addcmul_(accumulators, blocks, blocks)
         else:
@@ -246,11 +246,11 @@ def _square_sums(grad: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def blocks_at_a_time(tensor: Tensor, bytes_per_element: int) -> tuple[int, int]:
-    """Rows of a block, and in how many threads blocks are worked on, so that the temporaries keep their limits.
+    """Choose the rows per block and the number of threads so that the temporaries stay within their limits.
 
     Args:
         tensor: the table, (V, H).
-        bytes_per_element: of all temporaries of a block, for each of its elements.
+        bytes_per_element: bytes of temporaries per element of a block.
     """
     V, H = tensor.shape
     a_quarter = -(-V * tensor.itemsize // (4 * bytes_per_element))
@@ -262,7 +262,7 @@ def blocks_at_a_time(tensor: Tensor, bytes_per_element: int) -> tuple[int, int]:
 
 
 def for_each(starts: range, work: Callable[[int], None], threads: int) -> None:
-    """Call `work` with each of `starts`, in one or several threads."""
+    """Call `work` with each of `starts`, in one or more threads."""
     left = deque(starts)
 
     def work_on_what_is_left() -> None:
@@ -277,11 +277,11 @@ def for_each(starts: range, work: Callable[[int], None], threads: int) -> None:
 
 
 def numba_kernels_for(*tensors: Tensor, moment: Tensor | None = None) -> ModuleType | None:
-    """The compiled loops, where numba is installed and they can work on these tensors.
+    """Return the compiled loops if numba is installed and they support these tensors, else None.
 
     Args:
-        *tensors: of one dtype.
-        moment: the first moment, which may have another one.
+        *tensors: tensors that must have the same dtype.
+        moment: the first moment, whose dtype may differ.
     """
     first = tensors[0]
     if torch.compiler.is_compiling() or not first.is_cpu or first.numel() < NUMBA_ELEMENTS:
@@ -290,7 +290,7 @@ def numba_kernels_for(*tensors: Tensor, moment: Tensor | None = None) -> ModuleT
     if kernels is None or not all(tensor.dtype == first.dtype for tensor in tensors):
         return None
     every = tensors if moment is None else (*tensors, moment)
-    # A tensor subclass may have no memory of its own.
+    # A tensor subclass may not have its own memory.
     plain = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in every)
     fit = all(tensor.dtype in kernels.DTYPES and tensor.is_contiguous() for tensor in every)
     return kernels if plain and fit else None
@@ -308,7 +308,7 @@ def _numba_kernels() -> ModuleType | None:
         from coupled_adam.optimizer import numba_kernels
     except ImportError as error:
         warnings.warn(
-            f"CoupledAdamW: numba is installed but cannot be imported, the slower torch operations are used ({error})",
+            f"CoupledAdamW: numba is installed but cannot be imported; using slower torch operations ({error})",
             stacklevel=2,
         )
         return None

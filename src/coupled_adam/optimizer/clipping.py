@@ -1,8 +1,8 @@
-"""Global-norm clipping inside the step, equal to torch.nn.utils.clip_grad_norm_ before it.
+"""Global-norm clipping inside the step, with the result of torch.nn.utils.clip_grad_norm_ before the step.
 
-The norm is taken over all groups, coupled and standard, sharded or not. The coupled tables' share comes from the
-column sums of squares that the second moment needs anyway, so their gradients are not read twice and not written.
-Squares of finite float32 gradients overflow float32, so squared norms are float64 where the device has it.
+The norm covers all groups, coupled and standard, sharded or not. For coupled tables it uses the column sums of squares
+that the second moment needs anyway, so their gradients are neither read twice nor written. Squared norms are float64 if
+the device has it, because squares of finite float32 gradients overflow float32.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from coupled_adam.optimizer.table import sum_dtype
 
 
 def square_norm(grads: list[Tensor]) -> Tensor:
-    """Sum of squares of all elements of some gradients on one device, in float64 where the device has it.
+    """Sum the squares of all elements of gradients on one device, in float64 if the device has it.
 
     Example:
         >>> square_norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
@@ -26,8 +26,8 @@ def square_norm(grads: list[Tensor]) -> Tensor:
     wide = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
     # A norm taken in float16 would overflow.
     norms = torch.stack(torch._foreach_norm(grads, 2, dtype=wide))
-    # A float32 norm of one tensor can still overflow; then it is taken again. Elsewhere than on the CPU that would wait
-    # for the device: there such a norm is infinite, as that of clip_grad_norm_ is.
+    # The float32 norm of a single tensor can still overflow. The CPU then recomputes it in float64. Other devices would
+    # have to wait for that check, so there the norm is infinite, as in clip_grad_norm_.
     on_host = norms.device.type == "cpu" and not torch.compiler.is_compiling()
     if on_host and wide != torch.float64 and not norms.isfinite().all():
         norms = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64))
@@ -36,10 +36,10 @@ def square_norm(grads: list[Tensor]) -> Tensor:
 
 
 def norm_sums(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[PartialSum]:
-    """Squared norms of some gradients on this rank, one for each way of being sharded and each device.
+    """Compute squared norms of gradients on this rank, one per combination of process groups and device.
 
     Args:
-        params: the parameters, which know how they are sharded.
+        params: the parameters, which determine the process groups.
         grads: this rank's parts of their gradients.
     """
     alike: dict[tuple[Any, ...], list[Tensor]] = {}
@@ -49,7 +49,7 @@ def norm_sums(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Partial
 
 
 def total_square(squares: Iterable[Tensor]) -> Tensor:
-    """Add up squared norms, on the device of the first."""
+    """Add up squared norms on the device of the first."""
     first, *others = squares
     dtype = sum_dtype(first.device)
     total = first.to(dtype)
@@ -59,15 +59,15 @@ def total_square(squares: Iterable[Tensor]) -> Tensor:
 
 
 def clip_factor(total: Tensor, grad_scale: Tensor | None, max_norm: float) -> tuple[Tensor, Tensor]:
-    """The norm of the unscaled gradients, and the factor that unscales and clips the gradients as they are.
+    """Return the norm of the unscaled gradients, and the factor that unscales and clips the scaled gradients.
 
     Args:
-        total: sum of squares of all (still scaled) gradient elements, a scalar tensor.
-        grad_scale: the loss scale, None for 1.
+        total: sum of squares of all gradient elements, still scaled; a scalar tensor.
+        grad_scale: the loss scale; None means 1.
         max_norm: the norm to clip to.
 
     Returns:
-        norm and grad_factor, scalar tensors on the device of `total` and of its dtype.
+        norm and grad_factor, scalar tensors with the device and dtype of `total`.
 
     Example:
         >>> clip_factor(torch.tensor(100.0), None, 1.0)

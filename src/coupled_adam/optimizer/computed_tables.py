@@ -1,7 +1,7 @@
-"""Embeddings and heads without a (V, H) parameter of their own, and what to do about each.
+"""Embeddings and heads without their own (V, H) parameter, and the remedy for each.
 
-Coupling averages over the rows of one parameter, so these cannot be coupled as they are. They must not be overlooked
-either: the table beside them would be taken for the only one.
+Coupling averages over the rows of one parameter, so these cannot be coupled as they are. Ignoring them would be wrong
+too: another table would then look like the only one.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -16,25 +16,25 @@ from torch.nn.utils import parametrize
 
 @dataclass(frozen=True, eq=False)
 class ComputedTable:
-    """An embedding or a head without a (V, H) parameter of its own."""
+    """An embedding or a head without its own (V, H) parameter."""
 
     name: str  # of the module
     shape: tuple[int, int]  # (V, H)
     role: str  # "output" or "input"
-    how: str  # what it has instead, for people
+    how: str  # reason, for messages
     remedy: str
-    sources: tuple[nn.Parameter, ...]  # what it is computed from
+    sources: tuple[nn.Parameter, ...]  # parameters it is computed from
 
 
 def computed_weight(
     name: str, module: nn.Linear | nn.Embedding | nn.EmbeddingBag, names: Mapping[nn.Parameter, list[str]]
 ) -> ComputedTable:
-    """A module whose `weight` is not a parameter, as torch.nn.utils makes them.
+    """Describe a module whose `weight` is not a parameter, such as those of torch.nn.utils.
 
     Args:
-        name: of the module.
+        name: name of the module.
         module: the module.
-        names: of the parameters of the model.
+        names: names of the parameters of the model.
     """
     if isinstance(module, nn.Linear):
         role, shape = "output", (module.out_features, module.in_features)
@@ -47,7 +47,7 @@ def computed_weight(
         return ComputedTable(name, shape, role, "its weight is not a parameter", remedy, sources)
     how = f"its weight is computed from {', '.join(map(repr, source_names))}"
     remedy = f"call {_undoing(module)} for module {name!r}"
-    # One tensor of the same shape has a row per token. The two of weight_norm, length and direction, are no table.
+    # A single source of the same shape has one row per token. weight_norm has two, length and direction: no table.
     if len(sources) == 1 and tuple(sources[0].shape) == shape:
         remedy = f"couple that tensor, which has one row per token, with couple=[{source_names[0]!r}], or {remedy}"
     return ComputedTable(name, shape, role, how, remedy, sources)
@@ -73,21 +73,21 @@ def _undoing(module: nn.Module) -> str:
 
 
 def adaptive_softmax(name: str, module: nn.AdaptiveLogSoftmaxWithLoss) -> ComputedTable:
-    """A head in several pieces."""
+    """Describe a head in several pieces."""
     how = "it is an nn.AdaptiveLogSoftmaxWithLoss, which splits the vocabulary into clusters of different widths"
     shape = (module.n_classes, module.in_features)
     return ComputedTable(name, shape, "output", how, "use one nn.Linear as the head", tuple(module.parameters()))
 
 
 def transposed(name: str, weight: nn.Parameter) -> ComputedTable:
-    """A head (H, V), as of `x @ W_U` and transformers' Conv1D."""
+    """Describe a head stored as (H, V), as in `x @ W_U` and transformers' Conv1D."""
     H, V = weight.shape
     how = f"its shape is {(H, V)}: the tokens are in its columns"
     return ComputedTable(name, (V, H), "output", how, "store it as (V, H), one row per token", (weight,))
 
 
 def pointwise(name: str, module: nn.Conv1d | nn.Conv2d) -> ComputedTable:
-    """A head that is a convolution of width 1."""
+    """Describe a head that is a convolution of width 1."""
     how = f"it is an nn.{type(module).__name__}, whose weight has shape {tuple(module.weight.shape)}"
     shape = (module.out_channels, module.in_channels)
     sources = (cast(nn.Parameter, module.weight),)

@@ -1,8 +1,7 @@
 """CoupledAdamW: torch.optim.AdamW in which the rows of a vocabulary table share one second moment.
 
-Averaging over the vocabulary and the exponential moving average are both linear, so they commute: the coupled
-second moment needs H numbers of state, not V x H, and gives the updates of Algorithm 1 exactly. Groups without
-`coupled=True` are updated by torch's own functions.
+Averaging over the vocabulary and the exponential moving average are both linear, so they commute. The coupled second
+moment therefore needs H numbers of state instead of V x H, and gives exactly the updates of Algorithm 1.
 
 Legend: V vocabulary rows, H hidden size, t optimizer step.
 """
@@ -29,9 +28,9 @@ from coupled_adam.optimizer.torch_versions import (
     use_grad_for_differentiable,
 )
 
-# What a copy or a pickle keeps beside torch's own `defaults`, `state` and `param_groups`.
+# Attributes that a copy or a pickle keeps besides torch's `defaults`, `state` and `param_groups`.
 COPIED_ATTRIBUTES = ("grad_norm", "grad_factor", "_is_in_zero", "_has_warned_of_idle_tables")
-# Options that a pickle of 0.1.0 lacks, with the values of the paper's method. Groups that are not coupled have these.
+# Options that pickles of 0.1.0 lack, with the paper's values. Groups that are not coupled get these values.
 FAMILY_OPTIONS = {
     "row_exponent": 0.0,
     "column_exponent": 1.0,
@@ -43,9 +42,9 @@ FAMILY_OPTIONS = {
 
 
 class CoupledAdamW(AdamW):
-    r"""AdamW with the second moment of vocabulary tables averaged over the vocabulary.
+    r"""AdamW in which all rows of a vocabulary table share one second moment: Coupled Adam.
 
-    For every row :math:`e_i` of a coupled table, with :math:`V` rows and step :math:`t`:
+    Step :math:`t` updates row :math:`e_i` of a coupled table, with V rows and H columns, from its gradient :math:`g_i`:
 
     .. math::
         \begin{aligned}
@@ -56,12 +55,13 @@ class CoupledAdamW(AdamW):
                                               {\sqrt{2^{-n} v / (1 - \beta_2^t)} + \epsilon}
         \end{aligned}
 
-    All other parameters are updated by torch's AdamW, bitwise. State of a coupled table: `step`, `exp_avg` (V, H)
-    in the parameter's dtype or in `state_dtype`, `exp_avg_sq` (1, H) in float32.
+    All other parameters get the updates of torch.optim.AdamW, bitwise. The state of a coupled table is `step`,
+    `exp_avg` (V, H), `exp_avg_sq` (1, H) in float32 and, unless `row_exponent` is 0, `row_avg_sq` (V, 1) in float32.
 
-    This is one point of a family. With the moving averages :math:`c_h` and :math:`r_i` of the mean squares of column
-    :math:`h` and row :math:`i`, bias-corrected, and their common mean :math:`s`, the second moment is
-    :math:`s (c_h / s)^x (r_i / s)^y` with the column exponent :math:`x` and the row exponent :math:`y`:
+    Coupled Adam is one member of a family of second moments :math:`s (c_h / s)^x (r_i / s)^y`. Here :math:`c_h` and
+    :math:`r_i` are the bias-corrected moving averages of the mean squares of column :math:`h` and row :math:`i`, and
+    :math:`s` is their common mean; :math:`x` is `column_exponent` and :math:`y` is `row_exponent`. The rows move by
+    :math:`-\eta u`, where
 
     .. math::
         \begin{aligned}
@@ -70,64 +70,62 @@ class CoupledAdamW(AdamW):
             u_i    &\leftarrow u_i - \tfrac{1}{V} \textstyle\sum_j u_j \quad\text{if mean\_free}
         \end{aligned}
 
-    With a row exponent other than 0 the state has `row_avg_sq` (V, 1) in float32 too.
-
     Args:
-        params: a model, whose groups are then built by :func:`coupled_adam.param_groups`; or what torch.optim takes,
-            with at least one group marked ``coupled=True``.
+        params: a model, whose groups :func:`coupled_adam.param_groups` builds; or the parameter groups of torch.optim,
+            at least one of them marked ``coupled=True``.
         lr: learning rate :math:`\eta`, a number or a one-element tensor.
-        betas: :math:`\beta_1, \beta_2`.
+        betas: decay rates :math:`\beta_1, \beta_2` of the moving averages of the gradient and its square.
         eps: :math:`\epsilon`, added to the square root of the second moment.
-        weight_decay: decoupled weight decay :math:`\lambda`. Given a model, it is applied to matrices other than
-            vocabulary tables, heads and position tables.
-        couple: which tables of a model to couple: "output" (default; a tied table counts as output), "input",
-            "all", or a list of name patterns.
-        options: settings of single groups of a model, by their name, such as ``{"output_embeddings": {"lr": 3e-3}}``;
-            see :func:`coupled_adam.param_groups`.
-        exclude: parameters of a model that another optimizer has; see :func:`coupled_adam.hidden_matrices`.
-        scale_exponent: :math:`n`, multiplies the coupled second moment by :math:`2^{-n}`; 0 is the paper's method.
-        row_exponent: :math:`y` in [0, 1]: 0 is Coupled Adam, 1 gives each row its own second moment. May be changed
-            during training through its group, as `lr` is; a one-element tensor under `capturable`.
-        column_exponent: :math:`x` in [0, 1]: 1 is Coupled Adam, 0 gives all columns the same. May be changed as well.
-        mean_free: subtract the mean update over the vocabulary from every row, so that the mean embedding stays where
-            it is, except for weight decay and the rounding of tables in bfloat16 or float16. A softmax head gives the
-            same probabilities with and without its mean; an input table does not.
-        vocabulary_size: rows of a coupled table that are not padding; all means are taken over the first that many.
-            None for all rows. Tables of another vocabulary need a group of their own.
-        state_dtype: of `exp_avg` of coupled tables. None (default) for that of the parameter; torch.bfloat16 to keep it
-            in 2 bytes, rounded at random so that the rounding is right on average; torch.float32. Groups that are not
-            coupled keep their state as torch.optim.AdamW does.
-        state_seed: of that random rounding. The bits depend on it, the table, the step and the element, not on ranks.
-        max_grad_norm: clip the global norm of all gradients inside the step, as torch.nn.utils.clip_grad_norm_
-            before it would; the norm before clipping is then in :attr:`grad_norm`. Gradients of other optimizers
-            count for it through :attr:`other_square_norm`; see :func:`coupled_adam.clip_together`.
-        error_if_nonfinite: raise a RuntimeError, before anything is written, when a gradient is infinite or NaN.
-            Waits for the device at every step. Without it, one NaN in a column of a coupled gradient spoils that
-            column for the whole vocabulary; with a row exponent, or a column exponent other than 1, the whole table.
+        weight_decay: decoupled weight decay :math:`\lambda`. Given a model, it applies to the group "decay" only.
+        couple: tables of a model to couple: "output" (also tied ones), "input", "all", or a list of name patterns.
+        options: settings per group of a model, by group name, such as ``{"output_embeddings": {"lr": 3e-3}}``; see
+            :func:`coupled_adam.param_groups`.
+        exclude: parameters of a model that another optimizer trains; see :func:`coupled_adam.hidden_matrices`.
+        scale_exponent: :math:`n`; multiplies the coupled second moment by :math:`2^{-n}`. 0 is the paper's method.
+        row_exponent: :math:`y` in [0, 1]. 0 is Coupled Adam; 1 gives each row its own second moment. Like `lr`, the
+            exponents can change during training, through their group. With `capturable`, use one-element tensors.
+        column_exponent: :math:`x` in [0, 1]. 1 is Coupled Adam; 0 shares one second moment among all columns.
+        mean_free: subtract the mean update over the vocabulary from every row. The mean embedding then moves only by
+            weight decay and by the rounding of bfloat16 and float16 tables. The probabilities of a softmax head do not
+            depend on its mean embedding; the output of an input table does.
+        vocabulary_size: number of rows that are not padding, the first of the table. All means are taken over these.
+            None means all rows. Tables of another vocabulary need their own group.
+        state_dtype: dtype of `exp_avg` of coupled tables: None (default) for the dtype of the parameter,
+            torch.bfloat16 for 2 bytes per number with stochastic rounding, or torch.float32.
+        state_seed: seed of the stochastic rounding, whose result does not depend on the number of ranks.
+        max_grad_norm: clip all gradients to this global norm inside the step, like torch.nn.utils.clip_grad_norm_
+            before it. To include gradients of other optimizers, use :func:`coupled_adam.clip_together`.
+        error_if_nonfinite: raise a RuntimeError, before anything is written, if a gradient is infinite or NaN. This
+            waits for the device at every step. Without it, a NaN spoils its column for the whole vocabulary, or the
+            whole table if `row_exponent` is not 0 or `column_exponent` is not 1.
         foreach, fused, capturable, maximize: as in torch.optim.AdamW.
-        amsgrad: refused; the maximum does not commute with the average over the vocabulary.
+        amsgrad: refused, because the maximum over time does not commute with the average over the vocabulary.
+        differentiable: refused in coupled groups, whose update works in place.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from coupled_adam import CoupledAdamW
         >>> model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 100, bias=False))
         >>> optimizer = CoupledAdamW(model, lr=1e-3)
-        >>> model(torch.tensor([1, 2, 3])).logsumexp(-1).sum().backward()
+        >>> loss = nn.functional.cross_entropy(model(torch.tensor([1, 2, 3])), torch.tensor([2, 3, 4]))
+        >>> loss.backward()
         >>> optimizer.step()
-        >>> tuple(optimizer.state[model[1].weight]["exp_avg_sq"].shape)
-        (1, 8)
+        >>> optimizer.zero_grad()
+        >>> optimizer.state[model[1].weight]["exp_avg_sq"].shape
+        torch.Size([1, 8])
     """
 
     grad_norm: Tensor | None = None
-    """Norm of all unscaled gradients before clipping, on their device; None before a step with clipping or with
-    `error_if_nonfinite` was taken."""
+    """Norm of all unscaled gradients before clipping, on their device. None until a step with `max_grad_norm` or
+    `error_if_nonfinite`."""
 
     grad_factor: Tensor | None = None
-    """What the last step with `max_grad_norm` multiplied all gradients with, on their device; under GradScaler with
-    `fused=True` this unscales them too."""
+    """Factor by which the last step with `max_grad_norm` multiplied all gradients, including any unscaling it did."""
 
     other_square_norm: Tensor | None = None
-    """Squared norm of gradients that other optimizers have, a scalar tensor; read at each step with `max_grad_norm` or
-    `error_if_nonfinite`, where it counts for the global norm. Of sharded gradients it is the sum over all ranks. The
-    gradients must be scaled as those of this optimizer are."""
+    """Squared norm of other optimizers' gradients over all ranks, a scalar tensor. A step with `max_grad_norm` or
+    `error_if_nonfinite` includes it in the global norm. The gradients must have the loss scale of this optimizer's."""
 
     _is_in_zero = False
     _has_warned_of_idle_tables = False
@@ -170,7 +168,7 @@ class CoupledAdamW(AdamW):
         self._is_in_zero = checks.is_built_by_zero()
         self._check_norm_is_known("max_grad_norm", max_grad_norm)
         self._check_norm_is_known("error_if_nonfinite", error_if_nonfinite)
-        # Optimizer.__init__ copies the defaults into each group, but builds them itself: add_param_group adds ours.
+        # AdamW.__init__ builds the defaults and copies them into each group; add_param_group adds ours before that.
         self._own_defaults = {
             "coupled": False,
             "scale_exponent": float(scale_exponent),
@@ -194,7 +192,7 @@ class CoupledAdamW(AdamW):
             groups = params
             if isinstance(params, ParamGroups):
                 checks.check_groups_are_new(params)
-                groups = [dict(group) for group in params]  # torch writes into them; the list can be used again
+                groups = [dict(group) for group in params]  # torch writes into its groups; keep the caller's clean
         super().__init__(
             groups,
             lr=lr,
@@ -210,7 +208,7 @@ class CoupledAdamW(AdamW):
         checks.check_any_coupled(self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as in torch.optim; ``coupled=True`` marks one whose tensors are vocabulary tables."""
+        """Add a group, as in torch.optim. ``coupled=True`` marks a group of vocabulary tables."""
         self.defaults.update(self.__dict__.pop("_own_defaults", {}))
         checks.check_options_have_effect(len(self.param_groups), param_group, self.defaults)
         super().add_param_group(param_group)
@@ -218,7 +216,7 @@ class CoupledAdamW(AdamW):
             self.param_groups[-1].update(FAMILY_OPTIONS)
         try:
             checks.check_group(len(self.param_groups) - 1, self.param_groups[-1], self.defaults)
-        except Exception:  # also a TypeError, such as of eps="small"
+        except Exception:  # including TypeError, such as from eps="small"
             self.param_groups.pop()
             raise
 
@@ -233,12 +231,12 @@ class CoupledAdamW(AdamW):
         for group in self.param_groups:
             for key in ("coupled", "scale_exponent", "max_grad_norm", "error_if_nonfinite", *FAMILY_OPTIONS):
                 group.setdefault(key, self.defaults[key])
-        # torch sets this in __init__ only, so that GradScaler misjudges a copied, unpickled or loaded optimizer.
+        # torch sets this in __init__ only, so GradScaler would misjudge a copied, unpickled or loaded optimizer.
         self._step_supports_amp_scaling = all(group["fused"] for group in self.param_groups)
 
     @property
     def max_grad_norm(self) -> float | None:
-        """The global norm to clip to; set it here to change it during training."""
+        """The global norm to clip to. Set it to change it during training."""
         value: float | None = self.defaults["max_grad_norm"]
         return value
 
@@ -250,7 +248,7 @@ class CoupledAdamW(AdamW):
 
     @property
     def error_if_nonfinite(self) -> bool:
-        """Whether a step raises on gradients that are not finite; set it here to change it during training."""
+        """Whether a step raises on non-finite gradients. Set it to change it during training."""
         value: bool = self.defaults["error_if_nonfinite"]
         return value
 
@@ -268,20 +266,18 @@ class CoupledAdamW(AdamW):
             options[option] = value
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of CoupledAdamW or of torch.optim.AdamW.
+        """Load a state dict of CoupledAdamW or torch.optim.AdamW.
 
-        A (V, H) second moment of a coupled table is averaged over its rows, and over its columns where row moments are
-        kept, which continues an AdamW run exactly as if it had been coupled from here on. Row moments that the file
-        lacks start at the mean of the column moments. Whether a group is coupled, its `vocabulary_size` and its
-        `state_dtype` are decided by this optimizer, never by the file. `scale_exponent`, `row_exponent`,
-        `column_exponent`, `mean_free` and `max_grad_norm` are taken from the file, as `lr` is, where it has them and
-        they are not None. A coupled group keeps its own weight decay when the file was written by torch.optim.AdamW.
+        A (V, H) second moment of a coupled table is averaged over its rows, and over its columns for the row moments,
+        so an AdamW run continues as if coupled from here on. Missing row moments start at the mean of the column
+        moments. A group keeps `coupled`, `vocabulary_size` and `state_dtype`; a coupled group keeps its weight decay if
+        the file is from AdamW. The file sets other options, such as `lr`, the exponents and `max_grad_norm`.
 
         Args:
-            state_dict: what `state_dict()` returned. If its groups are not those of this optimizer, see
+            state_dict: result of `state_dict()`. If its groups differ from this optimizer's, see
                 :func:`coupled_adam.convert_state_dict`.
         """
-        # As hooks, so that hooks of the user see the file as it is and the optimizer as it will be.
+        # As hooks, so that the user's pre-hooks see the file unchanged and the post-hooks the final optimizer.
         adapted: dict[str, Any] = {}
 
         def adapt(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
@@ -311,10 +307,7 @@ class CoupledAdamW(AdamW):
         state_steps: list[Tensor],
         row_avg_sqs: list[Tensor | None] | None = None,
     ) -> bool:
-        """Collect the tensors of a group, creating their state at their first gradient.
-
-        Name and order are torch's, whose Dynamo calls this method and takes over what it has appended to the lists.
-        """
+        """Collect the tensors of a group; create state at the first gradient. Dynamo requires torch's signature."""
         if group["coupled"]:
             checks.check_gradients(group)
             for p in group["params"]:
@@ -335,7 +328,7 @@ class CoupledAdamW(AdamW):
                     exp_avg_sq = self.state[p]["exp_avg_sq"]
                     self.state[p]["row_avg_sq"] = row_moment_like(p, exp_avg_sq)  # (V, 1) float32
                 if p.grad is not None and group["state_dtype"] not in (None, self.state[p]["exp_avg"].dtype):
-                    # The option was changed during training.
+                    # The option changed during training.
                     self.state[p]["exp_avg"] = self.state[p]["exp_avg"].to(group["state_dtype"])
             checks.check_state_shapes(group, self.state)
         if row_avg_sqs is not None:
@@ -350,10 +343,10 @@ class CoupledAdamW(AdamW):
         """Take one step.
 
         Args:
-            closure: reevaluates the model and returns the loss, called once with gradients enabled.
+            closure: reevaluates the model and returns the loss. It is called once, with gradients enabled.
 
         Returns:
-            What the closure returned, else None.
+            The result of the closure, or None without a closure.
         """
         check_graph_capture(self)
         loss = None
@@ -389,7 +382,7 @@ class CoupledAdamW(AdamW):
             self._remember(gradient_norm)
         return loss
 
-    @disable_dynamo  # Dynamo of torch 2.11 cannot set attributes of an optimizer
+    @disable_dynamo  # in torch 2.11 Dynamo cannot set attributes of an optimizer
     def _remember(self, gradient_norm: GradientNorm) -> None:
         self.grad_norm = gradient_norm.norm
         self.grad_factor = None if self.max_grad_norm is None else gradient_norm.factor
@@ -399,9 +392,9 @@ class CoupledAdamW(AdamW):
         self._has_warned_of_idle_tables = True
         tables = ", ".join(map(repr, names))
         warnings.warn(
-            f"CoupledAdamW: no coupled table ({tables}) has a gradient, but other parameters have. If the model was "
+            f"CoupledAdamW: no coupled table ({tables}) has a gradient, but other parameters have. If the model "
             "changed after the optimizer was built (tie_weights, resize_token_embeddings, to_empty, fully_shard), the "
-            "optimizer holds the old tables and the new ones are not coupled: build the optimizer after the change. "
-            "If the tables are left out of this step on purpose, ignore this warning; it is shown once",
+            "optimizer has the old tables and does not couple the new ones: build it after the change. If this step "
+            "leaves the tables out on purpose, ignore this warning; it is shown once",
             stacklevel=7,  # the caller of step, past torch's hooks
         )

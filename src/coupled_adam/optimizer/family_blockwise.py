@@ -1,16 +1,16 @@
-"""The family of second moments for the CPU and every device without a Triton kernel, in torch operations.
+"""The family of second moments in torch operations, for the CPU and every device without a Triton kernel.
 
-The denominator is a number per column times a number per row: u_ih = a_h rho_i m_ih, with
+The denominator factors into a number per column and a number per row: u_ih = a_h rho_i m_ih, with
 
     rho_i = (sqrt(r_i) + eps)^-y
     a_h   = -lr / (1 - beta1^t) s^(y/2) / (sqrt(2^-n s (c_h / s)^x) + eps)
 
-rho_i is known once row i has been read, so the column sums of rho_i m_ih, from which mean_free subtracts the mean,
-can be taken in the pass that updates m. `family_triton` has the same functions. Tables are walked in blocks of rows;
-where numba is installed, large tables on the CPU take its compiled loops (`family_numba`).
+rho_i is known after reading row i. The pass that updates m can therefore also compute the column sums of rho_i m_ih,
+which mean_free needs. Tables are processed in blocks of rows. If numba is installed, large tables on the CPU use its
+compiled loops (`family_numba`). `family_triton` has the same functions.
 
-Legend: V vocabulary rows, H hidden size, t optimizer step, x column exponent, y row exponent; c, r, s are the moving
-averages of the mean squares of columns, rows and the table, divided by 1 - beta2^t.
+Legend: V vocabulary rows, H hidden size, t optimizer step, x column exponent, y row exponent; c, r, s moving averages
+of the mean squares of columns, rows and the table, divided by 1 - beta2^t.
 """
 
 from collections.abc import Callable
@@ -52,18 +52,18 @@ __all__ = [
 
 
 class FirstPass(NamedTuple):
-    """What one pass over gradient and first moment leaves behind."""
+    """Results of one pass over gradient and first moment."""
 
     column_sums: Tensor  # (P, H) float64, sums of g^2 over the real rows
     weighted_sums: Tensor  # (P, H) float64, sums of rho_i m_ih over the real rows
-    row_factor: Tensor | None  # rho, (V, 1), None for ones
+    row_factor: Tensor | None  # rho, (V, 1); None means ones
 
 
 def square_sums(table: Table) -> tuple[Tensor, Tensor | None]:
-    """Sums of squares of the gradient: over the real rows, and over the columns where row moments are kept.
+    """Sum the squares of the gradient over the real rows and, if there are row moments, over the columns.
 
     Returns:
-        (P, H) partial sums, still to be added up over P, and (V, 1), both in float64 where the device has it.
+        (P, H) partial sums, which the caller adds up over P, and (V, 1) or None; in float64 if the device has it.
     """
     loops = _loops_for(table.grad)
     if loops is not None and table.row_avg_sq is not None:
@@ -74,13 +74,13 @@ def square_sums(table: Table) -> tuple[Tensor, Tensor | None]:
 
 
 def first_pass(table: Table, grad_factor: Tensor | None) -> FirstPass:
-    """Update r_t and m_t of a table in place and take all sums that the rest of the step needs.
+    """Update r_t and m_t of a table in place and compute all sums that the rest of the step needs.
 
-    Only where the whole rows are on this rank and `grad_factor` is known before the sums.
+    Requires whole rows on this rank, and a `grad_factor` that does not depend on the sums.
 
     Args:
         table: the table.
-        grad_factor: what the gradient must be multiplied with (loss scale), None for 1.
+        grad_factor: factor of the gradient (loss scale); None means 1.
     """
     loops = _loops_for(table.grad, moment=table.exp_avg)
     if loops is not None:
@@ -92,15 +92,15 @@ def first_pass(table: Table, grad_factor: Tensor | None) -> FirstPass:
 
 
 def advance_row_moment(table: Table, row_sums: Tensor, grad_factor: Tensor | None) -> Tensor:
-    """Update r_t of one table in place and return rho.
+    """Update r_t of a table in place and return rho.
 
     Args:
         table: the table, with `row_avg_sq`.
-        row_sums: row sums of squares of the gradient as it was read, over all ranks, (V, 1).
-        grad_factor: what the gradient must be multiplied with, None for 1.
+        row_sums: row sums of squares of the unmodified gradient, over all ranks, (V, 1).
+        grad_factor: factor of the gradient; None means 1.
 
     Returns:
-        rho, (V, 1), in the dtype of `row_avg_sq`. 0 for a row without any gradient and eps = 0: it does not move.
+        rho, (V, 1), in the dtype of `row_avg_sq`. With eps = 0, a row that never had a gradient has rho 0: it stays.
     """
     hyper, row_avg_sq = table.hyper, table.row_avg_sq
     assert row_avg_sq is not None
@@ -116,17 +116,17 @@ def advance_row_moment(table: Table, row_sums: Tensor, grad_factor: Tensor | Non
 
 
 def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: Tensor | None) -> Tensor:
-    """Update m_t of one table in place and return the sums of rho_i m_ih over its real rows.
+    """Update m_t of a table in place and return the sums of rho_i m_ih over its real rows.
 
-    m as it is stored, rounded to its dtype: so the updates that follow add up to zero.
+    The sums use m as stored, rounded to its dtype, so that the updates add up to zero.
 
     Args:
         table: the table.
-        row_factor: rho, (V, 1), None for ones.
-        grad_factor: what the gradient must be multiplied with, None for 1.
+        row_factor: rho, (V, 1); None means ones.
+        grad_factor: factor of the gradient; None means 1.
 
     Returns:
-        (P, H) partial sums, still to be added up over P, in float64 where the device has it.
+        (P, H) partial sums, which the caller adds up over P; in float64 if the device has it.
     """
     weight, keys = gradient_weight(table, grad_factor), rounding_keys(table, _next_step(table))
     if torch.compiler.is_compiling():
@@ -138,7 +138,7 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: T
         return sums
     V, H = table.param.shape
     rows, threads = blocks_at_a_time(table.param, converted_bytes(table))
-    # Pieces of blocks, so few that their sums stay small.
+    # Few enough pieces that their sums stay small.
     pieces = max(min(-(-V // rows), ONE_THREAD_ELEMENTS // max(H, 1)), 1)
     rows_per_piece = max(-(-V // (pieces * rows)), 1) * rows
     starts = range(0, V, rows_per_piece)
@@ -159,13 +159,12 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: T
 def coefficients(
     table: Table, weighted_sums: Tensor | None, mean_second_moment: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """What rho_i m_ih is multiplied with, and what mean_free then subtracts.
+    """Compute the coefficient of rho_i m_ih, and the mean update that mean_free subtracts.
 
     Args:
         table: the table, with c_t and r_t.
-        weighted_sums: what `first_pass` or `advance_first_moment` returned, over all ranks, (P, H); None if the mean
-            update is kept.
-        mean_second_moment: mean of `exp_avg_sq` over all columns of a table whose columns are sharded; else None.
+        weighted_sums: sums from `first_pass` or `advance_first_moment`, over all ranks, (P, H); None without mean_free.
+        mean_second_moment: mean of `exp_avg_sq` over all columns if the columns are sharded, else None.
 
     Returns:
         The coefficient a, (1, H), and a times the mean of rho_i m_ih over the real rows, (1, H), or None.
@@ -175,13 +174,13 @@ def coefficients(
     c = table.exp_avg_sq.to(wide) / bias_correction(hyper.beta2, t)
     s = c.mean() if mean_second_moment is None else mean_second_moment.to(wide) / bias_correction(hyper.beta2, t)
     x, y = hyper.column_exponent, hyper.row_exponent
-    # Of a table without a gradient so far all ratios are 1.
+    # All ratios are 1 before the first gradient.
     ratio = torch.where(s == 0, 1.0, c / s)
     v = c if not isinstance(x, Tensor) and x == 1.0 else s * ratio**x
     a = (-hyper.lr / bias_correction(hyper.beta1, t)) / ((v * hyper.second_moment_scale).sqrt() + hyper.eps)
     if table.row_avg_sq is not None:
         a = a * s ** (0.5 * y)
-    # Nothing has come yet, or a square was too large for the state: AdamW does not move such an element either.
+    # No gradient yet, or a square beyond the range of the state. AdamW does not move such elements either.
     a = torch.where((s == 0) | s.isposinf(), 0.0, a)
     offset = None
     if weighted_sums is not None:
@@ -191,13 +190,13 @@ def coefficients(
 
 
 def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, grad_factor: Tensor | None) -> None:
-    """Update m_t and e_t of one table in place, and count the step.
+    """Update m_t and e_t of a table in place, and count the step.
 
     Args:
         table: the table.
         coefficient: a, (1, H).
-        row_factor: rho, (V, 1), None for ones.
-        grad_factor: what the gradient must be multiplied with, None for 1.
+        row_factor: rho, (V, 1); None means ones.
+        grad_factor: factor of the gradient; None means 1.
     """
     weight, keys = gradient_weight(table, grad_factor), rounding_keys(table, _next_step(table))
 
@@ -214,12 +213,12 @@ def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, g
 
 
 def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None) -> None:
-    """Update e_t of one table, whose m_t is there, in place, and count the step.
+    """Update e_t of a table in place from its updated m_t, and count the step.
 
     Args:
         table: the table.
         coefficient: a, (1, H).
-        row_factor: rho, (V, 1), None for ones.
+        row_factor: rho, (V, 1); None means ones.
         offset: the mean update, (1, H).
     """
     loops = _loops_for(table.param, moment=table.exp_avg)
@@ -235,7 +234,7 @@ def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offs
 
 
 def row_square_sums(grad: Tensor) -> Tensor:
-    """Sum of g_h^2 over the columns h, (V, 1), in float64 where the device has it.
+    """Sum g_h^2 over the columns h: (V, 1), in float64 if the device has it.
 
     Example:
         >>> row_square_sums(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
@@ -245,7 +244,7 @@ def row_square_sums(grad: Tensor) -> Tensor:
     wide = sum_dtype(grad.device)
     compute_dtype = torch.promote_types(grad.dtype, torch.float32)
     if torch.compiler.is_compiling() and compute_dtype != wide:
-        # The norm of a row without overflow, in operations that the compiler fuses.
+        # Row norms without overflow, in operations that the compiler fuses.
         g = grad.float()
         largest = g.abs().amax(dim=1, keepdim=True)
         scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
@@ -257,7 +256,7 @@ def row_square_sums(grad: Tensor) -> Tensor:
         block = grad[start : start + rows].to(compute_dtype)
         squares = torch.linalg.vector_norm(block, dim=1, keepdim=True).to(wide).square()
         if not grad.is_cpu or (compute_dtype != wide and not squares.isfinite().all()):
-            # Float32 is faster, and enough but for gradients beyond 1e17 or so. A NaN or infinity stays one.
+            # float32 is faster, and suffices for gradients up to about 1e17. NaN and infinity are preserved.
             squares = block.to(wide).square().sum(dim=1, keepdim=True)
         sums[start : start + rows] = squares
 
@@ -266,7 +265,7 @@ def row_square_sums(grad: Tensor) -> Tensor:
 
 
 def _loops_for(*tensors: Tensor, moment: Tensor | None = None) -> ModuleType | None:
-    """The compiled loops, where numba is installed and they can work on these tensors."""
+    """Return the compiled loops if numba is installed and they support these tensors, else None."""
     if numba_kernels_for(*tensors, moment=moment) is None:
         return None
     from coupled_adam.optimizer import family_numba  # imports numba, which takes a second
@@ -275,15 +274,15 @@ def _loops_for(*tensors: Tensor, moment: Tensor | None = None) -> ModuleType | N
 
 
 def _next_step(table: Table) -> float | Tensor:
-    """t, while the step has not been counted yet."""
+    """Return t before the step is counted."""
     on_host = table.step.device.type == "cpu" and not torch.compiler.is_compiling()
     return (table.step.item() if on_host else table.step) + 1
 
 
 def _advance_rows(table: Table, block: slice, weight: float | Tensor, keys: StepKeys | None) -> Tensor:
-    """m_t of some rows, in place, and what moves the rows: m_t as it is stored, but before it is rounded at random."""
+    """Update m_t of some rows in place. Returns the m_t that moves them: as stored, but before stochastic rounding."""
     exp_avg = table.exp_avg[block]
-    moment = exp_avg.to(table.exp_avg_sq.dtype)  # the tensor itself when no conversion is needed
+    moment = exp_avg.to(table.exp_avg_sq.dtype)  # the tensor itself if no conversion is needed
     advance_moment(moment, table.grad[block].to(moment.dtype), table.hyper.beta1, weight)
     if moment is exp_avg:
         return moment
@@ -292,7 +291,7 @@ def _advance_rows(table: Table, block: slice, weight: float | Tensor, keys: Step
 
 
 def _weighted_sum(table: Table, block: slice, row_factor: Tensor | None) -> Tensor:
-    """Sum of rho_i m_ih over some rows, (1, H)."""
+    """Sum rho_i m_ih over some rows: (1, H)."""
     moment = table.exp_avg[block].to(table.exp_avg_sq.dtype)
     if row_factor is not None:
         moment = moment * row_factor[block]
@@ -302,7 +301,7 @@ def _weighted_sum(table: Table, block: slice, row_factor: Tensor | None) -> Tens
 def _move_rows(
     table: Table, block: slice, moment: Tensor, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None
 ) -> None:
-    """e_t of some rows by their m_t, in place."""
+    """Update e_t of some rows in place from their m_t."""
     hyper, param = table.hyper, table.param[block]
     embedding = param.to(coefficient.dtype)
     if row_factor is not None:

@@ -1,10 +1,10 @@
-"""The Triton kernels of the family of second moments that work on a number per row or column; see `family_triton`.
+"""Triton kernels of the family of second moments that work on one number per row or column; see `family_triton`.
 
-As in `triton_kernels`, sums are taken in a fixed order, without float atomics. `found_inf_ptr` other than zero stops a
-kernel before it writes anything.
+As in `triton_kernels`, sums have a fixed order and use no float atomics. If `found_inf_ptr` is not zero, a kernel
+returns before it writes anything.
 
-Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, y row exponent, x column exponent; c, r, s are
-the moving averages of the mean squares of columns, rows and the table, divided by 1 - beta2^t.
+Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, y row exponent, x column exponent; c, r, s
+moving averages of the mean squares of columns, rows and the table, divided by 1 - beta2^t.
 """
 
 import triton
@@ -21,7 +21,7 @@ def is_skipped(found_inf_ptr):
 
 @triton.jit
 def bias_correction_at(step_ptr, log_beta, bias_correction):
-    """1 - beta^t in float64: in float32 it loses four digits at t = 1."""
+    """Return 1 - beta^t in float64: float32 loses four digits at t = 1."""
     if step_ptr is not None:
         t = tl.load(step_ptr).to(tl.float64) + 1.0
         bias_correction = 1.0 - tl.exp(t * log_beta)
@@ -30,7 +30,7 @@ def bias_correction_at(step_ptr, log_beta, bias_correction):
 
 @triton.jit
 def number(pointer, value):
-    """A number that is read on the device, or came with the launch, in float64."""
+    """Return a float64 number, read from the device or passed with the launch."""
     if pointer is not None:
         value = tl.load(pointer)
     return tl.zeros((), dtype=tl.float64) + value
@@ -38,14 +38,14 @@ def number(pointer, value):
 
 @triton.jit
 def _power(base, exponent):
-    """base^exponent of numbers >= 0 in float64, 0^0 = 1."""
+    """Return base^exponent in float64 for numbers >= 0, with 0^0 = 1."""
     return tl.where(exponent == 0.0, 1.0, tl.exp(exponent * tl.log(base)))
 
 
 @triton.jit
 def row_factor_of(r, inverse_root_correction, eps, y):
-    """rho = (sqrt(r / (1 - beta2^t)) + eps)^-y in float32; 0 where it is infinite, and exactly 1 for y = 0."""
-    # The root first: r / (1 - beta2^t) can overflow where r does not.
+    """Return rho = (sqrt(r / (1 - beta2^t)) + eps)^-y in float32: 0 if it is infinite, and exactly 1 for y = 0."""
+    # The root comes first, because r / (1 - beta2^t) can overflow.
     factor = tl.exp2(-y * tl.log2(tl.sqrt_rn(r) * inverse_root_correction + eps))
     factor = tl.where(factor == float("inf"), 0.0, factor)
     return tl.where(y == 0.0, 1.0, factor)
@@ -89,7 +89,7 @@ def advance_row_moment_kernel(
 
 @triton.jit
 def _sum_partials(partial_ptr, columns, mask, P, H, BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Sums over P of (P, H) partial sums, for some columns."""
+    """Sum (P, H) partial sums over P, for some columns."""
     sums = tl.zeros((BLOCK_P, BLOCK_H), dtype=tl.float64)
     for first in range(0, P, BLOCK_P):
         partials = first + tl.arange(0, BLOCK_P)
@@ -152,7 +152,7 @@ def coefficients_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_MEAN: tl.constexpr,
 ):
-    """Every program adds up all of c for s itself: H numbers, which is cheaper than one more launch."""
+    """Compute `coefficients`. Every program adds up all H numbers of c for s, which is cheaper than another launch."""
     correction1 = bias_correction_at(step_ptr, log_beta1, bias_correction1)
     correction2 = bias_correction_at(step_ptr, log_beta2, bias_correction2)
     if mean_second_moment_ptr is not None:
@@ -172,7 +172,7 @@ def coefficients_kernel(
     a = (-number(lr_ptr, lr) / correction1) / (tl.sqrt(v * second_moment_scale) + eps)
     if WITH_ROWS:
         a *= _power(s, 0.5 * number(row_exponent_ptr, row_exponent))
-    # Nothing has come yet, or a square was too large for the state: AdamW does not move such an element either.
+    # No gradient yet, or a square beyond the range of the state. AdamW does not move such elements either.
     a = tl.where((s == 0.0) | (s == float("inf")), 0.0, a)
     tl.store(coefficient_ptr + columns, a.to(tl.float32), mask=mask)
     if weighted_sums_ptr is not None:

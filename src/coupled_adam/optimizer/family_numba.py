@@ -1,12 +1,12 @@
-"""The passes of the family of second moments over a large table on the CPU, as loops that numba compiles.
+"""The family of second moments on the CPU: passes over a large table as loops that numba compiles.
 
 Without clipping a step is two loops and six passes over the table's memory: `first_pass` reads g and m and writes m,
-`move_rows` reads m and e and writes e. `first_pass` reads a row of g twice, the second time from the cache, when the
-row's own second moment is known. The order of all sums depends on the shape alone, that within a row also on the CPU:
-a step gives the same bits for any number of threads.
+`move_rows` reads m and e and writes e. `first_pass` reads a row of g a second time, from the cache, after computing the
+row's second moment. The order of all sums depends only on the shape, and within a row also on the CPU. A step is
+therefore bitwise reproducible with any number of threads.
 
 Legend: V vocabulary rows, H hidden size, P pieces, t optimizer step; rho and a as in `family_blockwise`. A piece is a
-range of rows that one thread works on at a time.
+range of rows that one thread processes at a time.
 """
 
 from typing import Any
@@ -34,16 +34,16 @@ from coupled_adam.optimizer.numba_elements import (
 from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table
 
-# Rows whose rho_i m_ih are added up in float32 before they are added to a float64 sum: float32 is twice as fast.
+# Rows whose rho_i m_ih are added up in float32, which is twice as fast, before going into a float64 sum.
 FLOAT32_ROWS = 16
 
 
 def square_sums(grad: Tensor, real_rows: int) -> tuple[Tensor, Tensor]:
-    """Sums of squares over the first `real_rows` rows, (1, H), and over the columns, (V, 1); both float64.
+    """Sum squares over the first `real_rows` rows, (1, H), and over the columns, (V, 1); both float64.
 
     Args:
-        grad: g, (V, H), contiguous, of one of `numba_kernels.DTYPES`.
-        real_rows: rows that are not padding.
+        grad: g, (V, H), contiguous, with one of `numba_kernels.DTYPES`.
+        real_rows: number of rows that are not padding.
     """
     starts, real_pieces = _pieces_of_sums(grad, real_rows)
     column_sums = _partial_sums(starts, grad)
@@ -53,18 +53,18 @@ def square_sums(grad: Tensor, real_rows: int) -> tuple[Tensor, Tensor]:
 
 
 def first_pass(table: Table, factor: float, keys: StepKeys | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Update r_t and m_t of one table in place; see `family_blockwise.first_pass`.
+    """Update r_t and m_t of a table in place; see `family_blockwise.first_pass`.
 
     Args:
-        table: the table; grad and exp_avg contiguous and of `numba_kernels.DTYPES`, numbers of `hyper` on the host.
-        factor: what the gradient is multiplied with: loss scale, -1 for maximize.
-        keys: of this step where m_t is rounded at random.
+        table: the table; grad and exp_avg contiguous, with `numba_kernels.DTYPES`, numbers of `hyper` on the host.
+        factor: factor of the gradient: loss scale, -1 for maximize.
+        keys: keys of this step's stochastic rounding, if any.
 
     Returns:
         Sums of g^2 and of rho_i m_ih over the real rows, (1, H) float64, and rho, (V, 1), or None for ones.
     """
     hyper, V = table.hyper, table.grad.shape[0]
-    # Without row moments: some that are not kept, and the exponent that makes every rho one.
+    # Without row moments, use temporary ones, and the exponent that makes every rho 1.
     has_rows = table.row_avg_sq is not None
     row_avg_sq = table.row_avg_sq if table.row_avg_sq is not None else torch.zeros(V, 1, dtype=torch.float32)
     row_exponent = float(hyper.row_exponent) if has_rows else 0.0
@@ -90,14 +90,14 @@ def first_pass(table: Table, factor: float, keys: StepKeys | None = None) -> tup
 
 
 def advance_row_moment(table: Table, row_sums: Tensor, factor: float) -> Tensor:
-    """Update r_t of one table in place and return rho, (V, 1); see `family_blockwise.advance_row_moment`.
+    """Update r_t of a table in place and return rho, (V, 1); see `family_blockwise.advance_row_moment`.
 
-    In torch this is a dozen operations with a barrier each.
+    In torch this takes a dozen operations, each with a barrier.
 
     Args:
         table: the table, with `row_avg_sq`; numbers of `hyper` on the host.
-        row_sums: row sums of squares of the gradient as it was read, over all ranks, (V, 1) float64.
-        factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
+        row_sums: row sums of squares of the unmodified gradient, over all ranks, (V, 1) float64.
+        factor: factor of the gradient: loss scale, clipping, -1 for maximize.
     """
     assert table.row_avg_sq is not None
     row_factor = torch.empty(table.row_avg_sq.shape, dtype=torch.float32)
@@ -111,13 +111,13 @@ def advance_row_moment(table: Table, row_sums: Tensor, factor: float) -> Tensor:
 def advance_first_moment(
     table: Table, row_factor: Tensor | None, factor: float, keys: StepKeys | None = None
 ) -> Tensor:
-    """Update m_t of one table in place; see `family_blockwise.advance_first_moment`.
+    """Update m_t of a table in place; see `family_blockwise.advance_first_moment`.
 
     Args:
         table: as for `first_pass`.
-        row_factor: rho, (V, 1) float32, None for ones.
-        factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
-        keys: of this step where m_t is rounded at random.
+        row_factor: rho, (V, 1) float32; None means ones.
+        factor: factor of the gradient: loss scale, clipping, -1 for maximize.
+        keys: keys of this step's stochastic rounding, if any.
 
     Returns:
         Sums of rho_i m_ih over the real rows, (1, H) float64.
@@ -134,14 +134,14 @@ def advance_first_moment(
 def apply_update(
     table: Table, coefficient: Tensor, row_factor: Tensor | None, factor: float, keys: StepKeys | None = None
 ) -> None:
-    """Update m_t and e_t of one table in place; see `family_blockwise.apply_update`.
+    """Update m_t and e_t of a table in place; see `family_blockwise.apply_update`.
 
     Args:
-        table: as for `first_pass`, and param like grad.
+        table: as for `first_pass`; param must meet the same conditions as grad.
         coefficient: a, (1, H) float32.
-        row_factor: rho, (V, 1) float32, None for ones.
-        factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
-        keys: of this step where m_t is rounded at random.
+        row_factor: rho, (V, 1) float32; None means ones.
+        factor: factor of the gradient: loss scale, clipping, -1 for maximize.
+        keys: keys of this step's stochastic rounding, if any.
     """
     arrays = [array_of(tensor) for tensor in (table.param, table.grad, table.exp_avg)]
     vectors = (_row_factors(table, row_factor), coefficient.numpy().reshape(-1))
@@ -151,13 +151,13 @@ def apply_update(
 
 
 def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None) -> None:
-    """Update e_t of one table, whose m_t is there, in place; see `family_blockwise.move_rows`.
+    """Update e_t of a table in place from its updated m_t; see `family_blockwise.move_rows`.
 
     Args:
-        table: the table; param and exp_avg contiguous and of `numba_kernels.DTYPES`.
+        table: the table; param and exp_avg contiguous, with `numba_kernels.DTYPES`.
         coefficient: a, (1, H) float32.
-        row_factor: rho, (V, 1) float32, None for ones.
-        offset: the mean update, (1, H) float32, None for zeros.
+        row_factor: rho, (V, 1) float32; None means ones.
+        offset: the mean update, (1, H) float32; None means zeros.
     """
     offset = torch.zeros_like(coefficient) if offset is None else offset
     columns = (coefficient.numpy().reshape(-1), offset.numpy().reshape(-1))
@@ -167,7 +167,7 @@ def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offs
 
 
 def _pieces_of_sums(grad: Tensor, real_rows: int) -> tuple[npt.NDArray[np.int64], int]:
-    """The first row of each piece and V at the end, (P + 1,), and how many pieces have real rows.
+    """Return the first row of each piece, then V, (P + 1,), and the number of pieces with real rows.
 
     No piece has both real rows and padding.
     """
@@ -184,12 +184,12 @@ def _partial_sums(starts: npt.NDArray[np.int64], grad: Tensor) -> npt.NDArray[np
 
 
 def _total(partial_sums: npt.NDArray[np.float64], real_pieces: int) -> Tensor:
-    # numpy adds one row after the other. A sum in torch would be one more operation with a barrier.
+    # numpy adds up the rows in order. A sum in torch would be another operation with a barrier.
     return torch.from_numpy(partial_sums[:real_pieces].sum(axis=0, keepdims=True))
 
 
 def _column(tensor: Tensor) -> npt.NDArray[Any]:
-    """The memory of a (V, 1) tensor, as (V,)."""
+    """View the memory of a (V, 1) tensor as (V,)."""
     array: npt.NDArray[Any] = tensor.detach().numpy()[:, 0]
     return array
 
@@ -217,7 +217,7 @@ def _rows_of_piece(table: Table) -> int:
     return max(numba_kernels.PIECE_ELEMENTS // table.param.shape[1], 1)
 
 
-# `reassoc` lets the sum over a row be vectorised, and no more: NaN and infinity are still treated as such.
+# `reassoc` only allows vectorizing the sum over a row. NaN and infinity keep their meaning.
 @part_of_a_loop(fastmath={"reassoc"})
 def _add_row_squares(grad, column_sums):
     """Add the squares of one row to the column sums, and return their sum."""
@@ -231,7 +231,7 @@ def _add_row_squares(grad, column_sums):
 
 @part_of_a_loop()
 def _row_factor(row_avg_sq, i, row_sum, numbers):
-    """Advance r_t of row i and return its rho."""
+    """Update r_t of row i and return its rho."""
     square_factor, width, beta2, bias_correction2, eps, row_exponent = numbers
     mean_square = row_sum / width * square_factor
     row_avg_sq[i] = beta2 * np.float64(row_avg_sq[i]) + (1 - beta2) * mean_square
@@ -241,17 +241,17 @@ def _row_factor(row_avg_sq, i, row_sum, numbers):
 
 @part_of_a_loop()
 def _next_moment(g, m, numbers):
-    """m_t of one element, before it is rounded."""
+    """Return m_t of one element, before rounding."""
     beta1, one_minus_beta1, factor = numbers
     g = factor * load(g)
     moment = load(m)
-    # torch.lerp: beta1 and 1 - beta1 add up to one whatever their rounding, and beta1 = 0 gives g.
+    # As in torch.lerp: the weights add up to 1 despite rounding, and beta1 = 0 gives exactly g.
     return moment + one_minus_beta1 * (g - moment) if one_minus_beta1 < 0.5 else g - beta1 * (g - moment)
 
 
 @part_of_a_loop()
 def _advance_row(grad, exp_avg, rho, numbers, row_keys, sums):
-    """Advance m_t of one row and add rho_i m_ih to the sums, in float32."""
+    """Update m_t of one row and add rho_i m_ih to the sums, in float32."""
     for h in range(sums.shape[0]):
         m = stored_moment_like(_next_moment(grad[h], exp_avg[h], numbers), h, row_keys, exp_avg[h])
         exp_avg[h] = m
@@ -260,7 +260,7 @@ def _advance_row(grad, exp_avg, rho, numbers, row_keys, sums):
 
 @part_of_a_loop()
 def _moving(moment, stored, row_keys):
-    """What moves a row: m_t as it is stored, but before it is rounded at random."""
+    """Return the m_t that moves a row: as stored, but before stochastic rounding."""
     if row_keys is None:
         return load(stored)
     return moment
@@ -268,7 +268,7 @@ def _moving(moment, stored, row_keys):
 
 @part_of_a_loop()
 def _flush(sums, wide_sums):
-    """Move float32 sums to float64 ones."""
+    """Add the float32 sums to the float64 sums, and reset them."""
     for h in range(sums.shape[0]):
         wide_sums[h] += sums[h]
         sums[h] = 0
@@ -331,7 +331,7 @@ def _take_first_pass(
 def _advance_rows(grad, exp_avg, row_factor, starts, weighted_sums, moment_numbers, rounding, float32_rows, next_piece):
     sums = np.zeros(grad.shape[1], np.float32)
     while True:
-        # From the last row to the first, here and below: the end of a table is what the pass before left in the cache.
+        # From the last row to the first, here and below: the previous pass left the end of the table in the cache.
         piece = weighted_sums.shape[0] - 1 - claim_piece(next_piece)
         if piece < 0:
             return

@@ -1,9 +1,9 @@
-"""The Triton kernels of the family of second moments that walk a whole table; see `family_triton`.
+"""Triton kernels of the family of second moments that process a whole table; see `family_triton`.
 
-As in `triton_kernels`, sums are taken in a fixed order, without float atomics, and no number per element is float64.
-The kernels alternate in direction, so that each finds what the one before it left in the cache: squares are added up
-from the last row to the first, the first moment is updated from the first to the last, embeddings are moved from the
-last to the first. `found_inf_ptr` other than zero stops a kernel before it writes anything.
+As in `triton_kernels`, sums have a fixed order and use no float atomics, and no number per element is float64. The
+kernels alternate in direction, so that each reuses what the previous one left in the cache: squares are added up from
+the last row to the first, first moments updated from the first to the last, embeddings updated from the last to the
+first. If `found_inf_ptr` is not zero, a kernel returns before it writes anything.
 
 Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, y row exponent. A program works on tiles of
 BLOCK_V x BLOCK_H.
@@ -22,7 +22,7 @@ def _square_sums_again(
     grad_ptr, partial_offsets, overflowed, in_table, column_offsets, first_tile, real_rows, stride_grad_v,
     BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """Column sums of squares of this program's rows once more, shrunk by a power of two, where float32 overflowed."""
+    """Recompute the column sums of squares of this program's rows, shrunk by a power of two, if float32 overflowed."""
     sums = tl.zeros((BLOCK_H,), dtype=tl.float32)
     for first in range(first_tile * BLOCK_V, real_rows, tl.num_programs(0) * BLOCK_V):
         rows = first + tl.arange(0, BLOCK_V)
@@ -69,9 +69,9 @@ def first_pass_kernel(
     BLOCK_H: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Program i works on every P-th tile of whole rows, so that all programs move through the table together.
+    """Program i processes every P-th tile of whole rows, so that all programs move through the table together.
 
-    The row is in registers when its sum of squares is known, so rho_i m_ih can be added up in the same pass.
+    A row is still in registers when its sum of squares is known, so the same pass adds up rho_i m_ih.
     """
     if is_skipped(found_inf_ptr):
         return
@@ -97,7 +97,7 @@ def first_pass_kernel(
         row = rows.to(tl.int64)[:, None]
         exp_avg_offsets = exp_avg_ptr + row * stride_exp_avg_v + exp_avg_columns[None, :]
         grad_offsets = grad_ptr + row * stride_grad_v + grad_columns[None, :]
-        # Neither is read again; the moment as it is written is, by `move_rows_kernel`.
+        # Neither is read again. `update_rows_kernel` reads the new moment.
         g = tl.load(grad_offsets, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
         m = tl.load(exp_avg_offsets, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
         m = beta1 * m + grad_weight * g
@@ -112,9 +112,9 @@ def first_pass_kernel(
         if row_avg_sq_ptr is not None:
             row_sums = tl.sum(squares, axis=1)
             r_before = tl.load(row_avg_sq_ptr + rows, mask=in_rows, other=0.0)
-            # Two products: the square of the factor can underflow where the result does not.
+            # Multiply twice: the square of the factor can underflow.
             r = beta2 * r_before + one_minus_beta2 * (row_sums * inverse_width * grad_factor * grad_factor)
-            overflowed = (row_sums < float("inf")) == 0  # also true of an infinity or a NaN, which stays what it is
+            overflowed = (row_sums < float("inf")) == 0  # also true for infinity and NaN, which are preserved
             if tl.max(overflowed.to(tl.int32), axis=0) > 0:
                 small = g * SHRINK
                 wide_sums = tl.sum(small * small, axis=1).to(tl.float64) * UNSHRINK_SQUARE
@@ -152,7 +152,7 @@ def square_sums_kernel(
     BLOCK_H: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Column and row sums of squares in one pass over whole rows; column sums of the real rows only."""
+    """Sum squares over columns and rows in one pass over whole rows. Column sums cover the real rows only."""
     columns = tl.arange(0, BLOCK_H)
     in_table = columns < H
     column_offsets = columns.to(tl.int64) * stride_grad_h
@@ -176,7 +176,7 @@ def square_sums_kernel(
     tl.store(partial_offsets, column_sums.to(tl.float64), mask=in_table)
     overflowed_columns = (column_sums < float("inf")) == 0
     if tl.max(overflowed_columns.to(tl.int32), axis=0) > 0:
-        # The same tiles, this time from the first to the last.
+        # The same tiles, now from the first to the last.
         first_tile = (last_tile - tl.program_id(0)) % tl.num_programs(0)
         _square_sums_again(
             grad_ptr, partial_offsets, overflowed_columns, in_table, column_offsets, first_tile, real_rows,
@@ -194,8 +194,8 @@ def row_square_sums_kernel(
     stride_grad_h,
     BLOCK_H: tl.constexpr,
 ):
-    """The sum of squares of one row per program, for rows that are too wide to be kept in registers."""
-    if tl.program_id(0) >= V:  # a rank may have no rows at all
+    """Sum the squares of one row per program, for rows that are too wide for registers."""
+    if tl.program_id(0) >= V:  # a rank may have no rows
         return
     row = grad_ptr + tl.program_id(0).to(tl.int64) * stride_grad_v
     sums = tl.zeros((BLOCK_H,), dtype=tl.float32)
@@ -236,7 +236,7 @@ def advance_first_moment_kernel(
     BLOCK_H: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Program (i, j) works on every P-th tile of its columns, so that all programs move through the table together."""
+    """Program (i, j) processes every P-th tile of its columns, so that all programs move through the table together."""
     if is_skipped(found_inf_ptr):
         return
     if grad_factor_ptr is not None:
@@ -298,17 +298,17 @@ def update_rows_kernel(
     BLOCK_V: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """e_t of one tile per program. Without a gradient m_t is there already; with one, m_t too is updated."""
+    """Update e_t of one tile per program. With a gradient, update m_t too; without one, m_t is already updated."""
     if is_skipped(found_inf_ptr):
         return
-    if step_ptr is not None:  # noqa: SIM102  (decided when compiling, the inner one when running)
+    if step_ptr is not None:  # noqa: SIM102  (the outer condition is known at compile time, the inner one is not)
         if tl.program_id(0) == 0:
             tl.store(step_ptr, tl.load(step_ptr) + 1.0)
     lr = number(lr_ptr, lr).to(tl.float32)
     tile = tl.program_id(0)
     if grad_ptr is None:
         tile = tl.num_programs(0) - 1 - tile
-    column_blocks = tl.maximum(tl.cdiv(H, BLOCK_H), 1)  # a rank may have no columns at all
+    column_blocks = tl.maximum(tl.cdiv(H, BLOCK_H), 1)  # a rank may have no columns
     rows = (tile // column_blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
     columns = (tile % column_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
     mask = (rows < V)[:, None] & (columns < H)[None, :]

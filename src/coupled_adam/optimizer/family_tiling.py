@@ -1,4 +1,4 @@
-"""Tiles of the Triton kernels of the family of second moments: as large as registers and shared memory of a GPU allow.
+"""Tile sizes of the family's Triton kernels: as large as the registers and shared memory of a GPU allow.
 
 Legend: V vocabulary rows on this rank, H hidden size. A program works on tiles of BLOCK_V x BLOCK_H.
 """
@@ -11,32 +11,32 @@ from torch import Tensor
 
 from coupled_adam.optimizer.kernel_launch import ceil_div
 
-# Wider rows are not kept in registers.
+# Wider rows do not fit into registers.
 MAX_WIDTH = 8192
 MAX_WARPS = 16
-# Of a tile; all tensors together have as many registers in each thread.
+# Elements of all tensors of a tile per thread, one register each.
 ELEMENTS_PER_THREAD = 64
 
 
 class Tiling(NamedTuple):
-    """How a kernel that adds up columns walks a table. Each program leaves a partial sum per column: few are enough."""
+    """Tiling of a kernel that adds up columns. Each program writes one partial sum per column, so use few programs."""
 
     columns: int
-    """The most columns of a tile."""
+    """Maximum columns of a tile."""
     columns_per_warp: int
-    """Of float32. Of narrower elements, which a thread loads eight at a time, twice as many."""
+    """Columns per warp for float32. Narrower elements have twice as many: a thread loads eight of them at a time."""
     elements: int
-    """Of a tile of float32: so many rows does it have. Half of it for narrower elements, but two rows at least."""
+    """Elements of a float32 tile, which set its rows. Narrower elements have half as many, but at least two rows."""
     programs: int
-    """Per multiprocessor, over all columns, when a program has eight warps; of smaller ones there are more."""
+    """Programs of eight warps per multiprocessor, over all columns. There are more if they have fewer warps."""
     stages: int
-    """Tiles at one time: one in registers, the others on their way from memory into shared memory."""
+    """Tiles in flight: one in registers, the others being loaded into shared memory."""
 
 
 def tile_for(tiling: Tiling, *tensors: Tensor) -> tuple[int, int, tuple[int, int, int]]:
-    """Warps, programs per block of columns, and BLOCK_V, BLOCK_H, STAGES for a kernel that reads these tensors.
+    """Choose warps, programs per block of columns, and (BLOCK_V, BLOCK_H, STAGES) for a kernel on these tensors.
 
-    A row fills all warps, so that each thread adds up columns of its own.
+    A row fills all warps, so that each thread adds up its own columns.
     """
     V, H = tensors[0].shape
     multiprocessors, shared_memory = _limits(tensors[0].device)
@@ -58,11 +58,11 @@ def tile_for(tiling: Tiling, *tensors: Tensor) -> tuple[int, int, tuple[int, int
 
 @functools.cache
 def _limits(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors of a GPU, and bytes of shared memory that tiles of one program may take."""
+    """Return the multiprocessors of a GPU, and the bytes of shared memory for the tiles of one program."""
     if device.type == "cpu":  # Triton's interpreter
         return 4, 2**16
     properties = torch.cuda.get_device_properties(device)
-    # What Triton itself needs, for sums over a row and over a column, comes on top.
+    # Triton itself needs shared memory for the sums over rows and columns.
     spare = 4 * MAX_WIDTH
     shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
     return properties.multi_processor_count, shared - spare

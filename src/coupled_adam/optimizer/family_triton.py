@@ -1,16 +1,16 @@
 """The family of second moments as Triton kernels: six passes over a table in memory, seven with clipping.
 
-The functions are those of `family_blockwise`, with its mathematics; each that writes state also takes `found_inf`, a
-device scalar: other than zero, nothing is written. Nothing here waits for the device, and all sums are taken in a fixed
-order, so a step is deterministic.
+The functions and the mathematics are those of `family_blockwise`. Functions that write state also take `found_inf`, a
+device scalar; if it is not zero, they write nothing. Nothing here waits for the device. All sums have a fixed order, so
+a step is deterministic.
 
-| a step | passes over the table |
+| step | passes over the table |
 | --- | --- |
 | `first_pass`, `advance_column_moment`, `coefficients`, `move_rows` | reads g, m, writes m; reads m, e, writes e |
-| with clipping `square_sums`, `advance_row_moment`, `advance_first_moment` for the first | reads g once more |
-| `square_sums`, both moments, `coefficients`, `apply_update` | reads g; reads g, m, e, writes m, e |
+| clipping: `square_sums`, `advance_row_moment`, `advance_first_moment` instead of `first_pass` | reads g again |
+| no `mean_free`: `square_sums`, both moments, `coefficients`, `apply_update` | reads g; reads g, m, e, writes m, e |
 
-Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, P programs that each left a partial sum.
+Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, P programs, one partial sum each.
 """
 
 import torch
@@ -45,9 +45,9 @@ COEFFICIENTS = Launcher(moment_kernels.coefficients_kernel, num_warps=4)
 
 
 def square_sums(table: Table) -> tuple[Tensor, Tensor | None]:
-    """Sums of squares of the gradient: over the real rows, (P, H), and over the columns where row moments are kept.
+    """Sum the squares of the gradient over the real rows and, if there are row moments, over the columns.
 
-    See `family_blockwise.square_sums`. All in float64.
+    Returns (P, H) and (V, 1) or None, in float64; see `family_blockwise.square_sums`.
     """
     grad, real_rows = table.grad, table.real_rows
     V, H = grad.shape
@@ -79,7 +79,7 @@ def square_sums(table: Table) -> tuple[Tensor, Tensor | None]:
 
 
 def first_pass(table: Table, grad_factor: Tensor | None, found_inf: Tensor | None = None) -> FirstPass:
-    """Update r_t and m_t in place, in one pass, and take all sums; see `family_blockwise.first_pass`."""
+    """Update r_t and m_t in place and compute all sums, in one pass; see `family_blockwise.first_pass`."""
     grad, exp_avg, row_avg_sq, hyper = table.grad, table.exp_avg, table.row_avg_sq, table.hyper
     V, H = grad.shape
     if H > MAX_WIDTH:
@@ -227,7 +227,7 @@ def advance_first_moment(
 def coefficients(
     table: Table, weighted_sums: Tensor | None, mean_second_moment: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """What rho_i m_ih is multiplied with, and what mean_free then subtracts; see `family_blockwise.coefficients`."""
+    """Compute the coefficient of rho_i m_ih and the mean update; see `family_blockwise.coefficients`."""
     hyper, exp_avg_sq = table.hyper, table.exp_avg_sq
     H = exp_avg_sq.shape[1]
     P = 0 if weighted_sums is None else weighted_sums.shape[0]
@@ -342,19 +342,19 @@ def _update_rows(
 
 
 def _first_pass_over_wide_rows(table: Table, grad_factor: Tensor | None, found_inf: Tensor | None) -> FirstPass:
-    """One more pass over the gradient, since a row is no longer in registers when its sum is known."""
+    """`first_pass` with another pass over the gradient, because wide rows do not stay in registers."""
     column_sums, row_sums = square_sums(table)
     row_factor = None if row_sums is None else advance_row_moment(table, row_sums, grad_factor, found_inf)
     return FirstPass(column_sums, advance_first_moment(table, row_factor, grad_factor, found_inf), row_factor)
 
 
 def _reduced_columns(H: int) -> int:
-    """Columns of one program that adds up partial sums: few, so that many programs read at a time."""
+    """Columns per program that adds up partial sums: few, so that many programs read at the same time."""
     return max(min(next_power_of_2(max(H, 1)) // REDUCE_PROGRAMS, 16), 4)
 
 
 def _step(table: Table) -> tuple[Tensor | None, float, float]:
-    """The step count where it lives on the device, else 1 - beta1^t and 1 - beta2^t; t has not been counted yet."""
+    """Return the step count if it is on the device, else 1 - beta1^t and 1 - beta2^t; t is not counted yet."""
     if step_on_device(table):
         return table.step, 1.0, 1.0
     t = table.step.item() + 1
@@ -367,7 +367,7 @@ def _rounding(table: Table) -> RoundingArguments:
 
 
 def _number(value: float | Tensor) -> tuple[Tensor | None, float]:
-    """A number as a kernel takes it: by its address on the device, or by its value."""
+    """Return a number as kernel arguments: its tensor on the device, or its value."""
     return (value, 0.0) if isinstance(value, Tensor) else (None, value)
 
 

@@ -1,7 +1,7 @@
-"""Settings of single groups, given to `param_groups` by the name of the group.
+"""Settings per group, which `param_groups` takes by group name.
 
-The one idea: whatever would have no effect is an error, with the names that would have had one. torch.optim itself
-takes any key into a group and checks no value there.
+A setting that would have no effect is an error that lists the valid names. torch.optim itself accepts any key in a
+group and checks no values there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-# Every group's: below these limits, and not negative.
+# Settings of every group. Values are in [0, limit).
 LIMITS = {"lr": float("inf"), "betas": 1.0, "eps": float("inf"), "weight_decay": float("inf")}
 OF_COUPLED_GROUPS = (
     "scale_exponent",
@@ -26,11 +26,11 @@ OF_COUPLED_GROUPS = (
 def check_options(
     options: Mapping[str, Mapping[str, Any]] | None, known: Iterable[str], coupled: Mapping[str, bool]
 ) -> None:
-    """Refuse settings of groups that do not exist or that do not have them.
+    """Raise an error for an unknown group, or a setting that a group does not have.
 
     Args:
         options: settings by group name.
-        known: the names that groups can have.
+        known: all group names.
         coupled: the groups of this model, and whether each is coupled.
 
     Example:
@@ -51,7 +51,7 @@ def check_options(
             if key in OF_COUPLED_GROUPS:
                 if not coupled[name]:
                     raise ValueError(
-                        f"options: {key} has no effect on group {name!r}, which is not coupled; coupled are "
+                        f"options: {key} has no effect on group {name!r}, which is not coupled; the coupled groups are "
                         f"{_listed(other for other, is_coupled in coupled.items() if is_coupled) or 'none'}"
                     )
             elif key in LIMITS:
@@ -62,7 +62,7 @@ def check_options(
 
 
 def check_value(key: str, value: object, label: str = "") -> None:
-    """Check a setting that every group has; the others are checked by CoupledAdamW, which knows the tables.
+    """Check a setting that every group has. CoupledAdamW checks the others, because it knows the tables.
 
     Example:
         >>> check_value("betas", (0.9, 1.0))
@@ -78,7 +78,7 @@ def check_value(key: str, value: object, label: str = "") -> None:
 
 
 def _is_valid(key: str, number: object) -> bool:
-    if isinstance(number, Tensor):  # reading one on a device would wait for it
+    if isinstance(number, Tensor):  # reading its value would wait for the device
         return key in ("lr", "betas") and number.numel() == 1
     return isinstance(number, Real) and 0 <= float(number) < LIMITS[key]
 

@@ -1,9 +1,9 @@
-"""The parameter groups of a model: its vocabulary tables, what is decayed, and what is not.
+"""The parameter groups of a model: vocabulary tables, parameters with weight decay, parameters without.
 
-The one idea: the groups depend on the model alone, `couple` only marks some of them. So the state dicts of an
-AdamW baseline and of CoupledAdamW on the same model fit together.
+The groups depend on the model alone; `couple` only marks some of them. State dicts of an AdamW baseline and of
+CoupledAdamW on the same model are therefore compatible.
 
-Letters: V vocabulary rows, H hidden size.
+Legend: V vocabulary rows, H hidden size.
 """
 
 import difflib
@@ -34,14 +34,14 @@ COUPLED_ROLES = {
 }
 GROUP_OF_ROLE = {"output": "output_embeddings", "tied": "output_embeddings", "input": "input_embeddings"}
 ADAPTERS_ARE_NO_TABLES = (
-    ". Adapters such as LoRA's are never coupled: train the whole table, with peft by modules_to_save, or use "
+    ". Adapters such as LoRA's are never coupled: train the whole table (in peft: modules_to_save), or use "
     "torch.optim.AdamW(param_groups(model, couple='none'))"
 )
 GROUP_ORDER = ("coupled", "output_embeddings", "input_embeddings", "decay", "no_decay")
 
 
 class ParamGroups(list[dict[str, Any]]):
-    """Parameter groups for torch.optim that can say how they came about: `print(groups)`."""
+    """Parameter groups for torch.optim. `print(groups)` shows how the model was split."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ParamGroups(list[dict[str, Any]]):
         return self.summary()
 
     def summary(self) -> str:
-        """The vocabulary tables, the groups and the bytes of optimizer state they need, as plain text."""
+        """Format the vocabulary tables, the groups and their bytes of optimizer state as plain text."""
         coupled = {tensor for group in self if group.get("coupled") for tensor in _tensors(group)}
         table_rows = [("vocabulary table", "shape", "dtype", "role", "coupled", "found by")]
         for table in self.tables:
@@ -103,27 +103,27 @@ def param_groups(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     exclude: Iterable[Tensor | tuple[str, Tensor]] = (),
 ) -> ParamGroups:
-    """Split the trainable parameters of `model` into the groups CoupledAdamW and torch.optim.AdamW take.
+    """Split the trainable parameters of `model` into groups for CoupledAdamW or torch.optim.AdamW.
 
-    The groups, in this order and without the empty ones: "output_embeddings" (heads and tied tables),
-    "input_embeddings" (untied input tables), "decay", "no_decay". A list of patterns puts "coupled" first.
+    The groups are, in this order: "coupled" (only if `couple` is a list), "output_embeddings" (heads and tied tables),
+    "input_embeddings" (input tables that are not tied), "decay" and "no_decay". Empty groups are left out.
 
     Args:
-        model: the model, plain or wrapped by DDP or torch.compile, sharded by fully_shard or not at all.
-        weight_decay: of the group "decay", which has all matrices but vocabulary tables, heads and position
-            tables. Nothing else is decayed.
-        couple: which tables share one second moment over their rows: "output" (heads and tied tables),
-            "input" (input and tied tables), "all", "none" (the same groups for an AdamW baseline), or a list
-            of fnmatch patterns of parameter names, written without `module.` and `_orig_mod.`.
-        options: settings of single groups by their name, such as `{"output_embeddings": {"lr": 3e-3}}`. Every group
-            takes "lr", "betas", "eps" and "weight_decay"; a coupled one also "scale_exponent", "row_exponent",
-            "column_exponent", "mean_free" and "vocabulary_size".
-        exclude: parameters that another optimizer has, as tensors or as pairs of name and tensor, such as
-            :func:`coupled_adam.hidden_matrices` returns for Muon.
+        model: the model. It may be wrapped by DDP or torch.compile, or sharded by fully_shard.
+        weight_decay: weight decay of the group "decay": all matrices except vocabulary tables, heads and position
+            tables. The other groups have none.
+        couple: which tables to couple: "output" (heads and tied tables), "input" (input and tied tables), "all",
+            "none" (the same groups for an AdamW baseline), or a list of fnmatch patterns of parameter names, written
+            without `module.` and `_orig_mod.`.
+        options: settings per group, by group name, such as `{"output_embeddings": {"lr": 3e-3}}`. Every group has
+            "lr", "betas", "eps" and "weight_decay". Coupled groups also have "scale_exponent", "row_exponent",
+            "column_exponent", "mean_free", "vocabulary_size", "state_dtype" and "state_seed".
+        exclude: parameters that another optimizer trains: tensors or (name, tensor) pairs, such as the result of
+            :func:`coupled_adam.hidden_matrices` for Muon.
 
     Returns:
-        A list of dicts with "name", "params" (pairs of name and tensor), "weight_decay" and, if coupled,
-        "coupled": True. Printed, it shows the tables, the groups and the optimizer state they need.
+        A list of dicts with the keys "name", "params" ((name, tensor) pairs) and "weight_decay"; coupled groups also
+        have "coupled": True. Print the list to see the tables, the groups and the size of the optimizer state.
 
     Example:
         >>> from torch import nn
@@ -138,7 +138,7 @@ def param_groups(
         saving           6,336 (24.0 %)
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; pass the torch.nn.Module that is to be trained")
+        raise TypeError(f"model is a {type(model).__name__}; pass the torch.nn.Module to train")
     check_value("weight_decay", weight_decay)
     check_couple(couple, COUPLED_ROLES)
     refuse_flattened_parameters(model)
@@ -171,7 +171,7 @@ def param_groups(
         frozen = ", ".join(repr(table.name) for table in tables if group_of[table.weight] in coupled_groups)
         raise ValueError(
             f"couple={couple!r}: the tables to couple are frozen ({frozen}); set requires_grad=True on one of them, "
-            f"or couple others{ADAPTERS_ARE_NO_TABLES if inventory.adapters else ''}"
+            f"or couple other tables{ADAPTERS_ARE_NO_TABLES if inventory.adapters else ''}"
         )
     groups: list[dict[str, Any]] = [
         {"name": name, "params": pairs, "weight_decay": weight_decay if name == "decay" else 0.0}
@@ -185,9 +185,9 @@ def param_groups(
 
 
 def _require_couplable(reading: VocabularyCandidate, couple: str, model: nn.Module) -> None:
-    """Never leave a table that was asked for silently to AdamW."""
+    """Raise an error if a requested table cannot be coupled, instead of silently leaving it to AdamW."""
     roles = COUPLED_ROLES[couple]
-    baseline = "For AdamW without coupling use torch.optim.AdamW(param_groups(model, couple='none'))"
+    baseline = "For AdamW without coupling, use torch.optim.AdamW(param_groups(model, couple='none'))"
     for table in reading.computed:
         if table.role in roles:
             kind, other = {"output": ("head", "input"), "input": ("embedding", "output")}[table.role]
@@ -198,7 +198,7 @@ def _require_couplable(reading: VocabularyCandidate, couple: str, model: nn.Modu
     if couple == "output" and not any(table.role in roles for table in reading.tables):
         inputs = [table.name for table in reading.tables] + [table.name for table in reading.computed]
         names = ", ".join(map(repr, inputs))
-        remedy = "to couple the input table all the same, pass couple='input'"
+        remedy = "to couple the input table anyway, pass couple='input'"
         if reading.tables:
             remedy += f" or couple=[{reading.tables[0].name!r}]"
         raise ValueError(
@@ -208,20 +208,20 @@ def _require_couplable(reading: VocabularyCandidate, couple: str, model: nn.Modu
 
 
 def _matched_parameters(patterns: Sequence[str], inventory: Inventory) -> dict[nn.Parameter, str]:
-    """The trainable parameters that match by any of their names, with the first pattern that matches."""
+    """Find the trainable parameters with a matching name or alias. Returns the first matching pattern of each."""
     matched: dict[nn.Parameter, str] = {}
     for pattern in patterns:
         hits = [p for p, names in inventory.names.items() if any(fnmatchcase(n, pattern) for n in names)]
         trainable = [parameter for parameter in hits if parameter.requires_grad]
         if hits and not trainable:
             raise ValueError(
-                f"couple pattern {pattern!r} matches frozen parameters only, such as "
-                f"{inventory.names[hits[0]][0]!r}; set requires_grad=True or leave the pattern out"
+                f"couple pattern {pattern!r} matches only frozen parameters, such as "
+                f"{inventory.names[hits[0]][0]!r}; set requires_grad=True, or leave the pattern out"
             )
         if not hits:
             names = [n for p, aliases in inventory.names.items() if p.requires_grad for n in aliases]
             near = difflib.get_close_matches(pattern.replace("*", ""), names, cutoff=0.0)
-            raise ValueError(f"couple pattern {pattern!r} matches no trainable parameter; near names: {near}")
+            raise ValueError(f"couple pattern {pattern!r} matches no trainable parameter; similar names: {near}")
         for parameter in trainable:
             if parameter.ndim != 2:
                 raise ValueError(
@@ -235,7 +235,7 @@ def _matched_parameters(patterns: Sequence[str], inventory: Inventory) -> dict[n
 def _tables_beside(
     matched: dict[nn.Parameter, str], readings: list[VocabularyCandidate], inventory: Inventory
 ) -> list[VocabularyTable]:
-    """The matched tables, then the others of the vocabulary; the matched ones settle which reading holds."""
+    """List the matched tables, then the other tables of their vocabulary. The matches select the candidate."""
     settled = [reading for reading in readings if any(table.weight in matched for table in reading.tables)]
     found = {table.weight: table for reading in settled or readings for table in reading.tables}
     tables = []
@@ -249,16 +249,16 @@ def _tables_beside(
 def _excluded_parameters(
     exclude: Iterable[Tensor | tuple[str, Tensor]], inventory: Inventory
 ) -> dict[nn.Parameter, str]:
-    """The parameters to leave out, with their names in the model."""
+    """Return the parameters to leave out, with their names in the model."""
     excluded: dict[nn.Parameter, str] = {}
     for entry in exclude:
         tensor = entry[1] if isinstance(entry, tuple) else entry
         if not isinstance(tensor, nn.Parameter):
-            raise TypeError(f"exclude has a {type(tensor).__name__}; pass parameters or pairs of name and parameter")
+            raise TypeError(f"exclude has a {type(tensor).__name__}; pass parameters or (name, parameter) pairs")
         if tensor not in inventory.names:
             name = repr(entry[0]) if isinstance(entry, tuple) else f"a tensor of shape {tuple(tensor.shape)}"
             raise ValueError(
-                f"exclude has {name}, which is not a parameter of the model. If the model was changed since "
+                f"exclude has {name}, which is not a parameter of the model. If the model has changed since "
                 "(tie_weights, to_empty, fully_shard), collect the parameters again"
             )
         excluded[tensor] = inventory.names[tensor][0]
@@ -268,32 +268,32 @@ def _excluded_parameters(
 def _require_not_excluded(
     coupled: list[VocabularyTable], excluded: dict[nn.Parameter, str], couple: str | Sequence[str]
 ) -> None:
-    """A table cannot be coupled here and belong to another optimizer."""
+    """Raise an error if a table to couple is also excluded."""
     both = [f"{table.name!r} {tuple(table.weight.shape)}" for table in coupled if table.weight in excluded]
     if both:
         raise ValueError(
             f"exclude has {', '.join(both)}, which couple={couple!r} couples. Leave vocabulary tables out of exclude; "
-            "for Muon use hidden_matrices(model), which has none, instead of all two-dimensional parameters"
+            "for Muon, pass hidden_matrices(model), not all two-dimensional parameters"
         )
 
 
 def refuse_flattened_parameters(model: nn.Module) -> None:
-    """FSDP1 flattens parameters, so that neither rows nor matrices are left."""
+    """Raise an error for FSDP1, which flattens parameters: their rows and matrices are lost."""
     classes = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
     if "FullyShardedDataParallel" in classes or any(is_flattened(parameter) for parameter in model.parameters()):
         raise ValueError(
-            "the model is sharded by FullyShardedDataParallel (FSDP1), whose flattened parameters have no "
-            "rows; use torch.distributed.fsdp.fully_shard (FSDP2)"
+            "the model is sharded by FullyShardedDataParallel (FSDP1), whose flattened parameters have no rows; "
+            "use torch.distributed.fsdp.fully_shard (FSDP2)"
         )
 
 
 def _tensors(group: dict[str, Any]) -> list[nn.Parameter]:
-    # torch.optim replaces the pairs in the dict it is given by tensors, and adds "param_names".
+    # torch.optim replaces the pairs in its groups by tensors, and adds "param_names".
     return [entry[1] if isinstance(entry, tuple) else entry for entry in group["params"]]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as lines of text, in columns."""
+    """Format rows of cells as lines of text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

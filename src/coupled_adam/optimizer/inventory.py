@@ -1,6 +1,6 @@
-"""What a model is made of: its parameters by name, its lookups and projections, its adapters, its computed weights.
+"""Inventory of a model: parameters by name, embeddings, linear layers, adapters and computed weights.
 
-The one idea: facts only. Which of these tensors are vocabulary tables is decided in vocabulary.py.
+It only collects facts. `vocabulary` decides which of the tensors are vocabulary tables.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -27,13 +27,13 @@ POSITION_TABLES = re.compile(
     r"wpe|embed_positions|rel_pos_[hw]|"
     r"(gated_|rel(ative)?_)?pos(ition(al)?)?_(emb(ed(ding)?)?s?|bias)(_table|_vlm)?"
 )
-# Of any number of dimensions: experts have a row of biases each, attention a row for each head.
+# Biases can have any number of dimensions: one row per expert, or one row per attention head.
 BIASES = re.compile(r"(\w+_)?bias(_[a-z])?")
-# A Linear with such a name predicts tokens, whatever its size; padded heads have more rows than the embedding.
+# A Linear with one of these names is a head, whatever its size: a padded head has more rows than the embedding.
 HEADS = re.compile(r"lm_head|embed_out|unembed|unembedding|output_projection")
-# Other layers have these names too: a head is one outside the numbered layers, at least half as tall as the embedding.
+# Other layers have these names too. A head is outside the numbered layers, with at least half the embedding's rows.
 PERHAPS_HEADS = re.compile(r"output|output_layer|head|to_logits|decoder|proj_out")
-# How loralib, torchtune and peft name the parts of an adapter.
+# Names of adapter parts in loralib, torchtune and peft.
 ADAPTER_PART = re.compile(r"lora_.*")
 LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -45,30 +45,30 @@ class Inventory:
         self.model = model
         pairs = list(model.named_parameters(remove_duplicate=False))
         count = Counter(plain_name(name) for name, _ in pairs)
-        self.names: dict[nn.Parameter, list[str]] = {}  # the name of named_parameters() first, then aliases
+        self.names: dict[nn.Parameter, list[str]] = {}  # the name in named_parameters() first, then aliases
         for name, parameter in pairs:
             plain = plain_name(name)
             # State dicts are matched by name, so two tensors must not share one.
             self.names.setdefault(parameter, []).append(plain if count[plain] == 1 else name)
 
-        self.adapters: dict[nn.Parameter, nn.Module] = {}  # with the layer that is adapted
+        self.adapters: dict[nn.Parameter, nn.Module] = {}  # with the adapted layer
         self.embeddings: dict[nn.Parameter, str] = {}  # with the name of the first module that has it
         self.linears: dict[nn.Parameter, str] = {}
-        self.bags: set[nn.Parameter] = set()  # those of the embeddings that are nn.EmbeddingBags
-        self.others: dict[nn.Parameter, str] = {}  # matrices of modules that are not torch's, with their own name
+        self.bags: set[nn.Parameter] = set()  # the embeddings of nn.EmbeddingBag modules
+        self.others: dict[nn.Parameter, str] = {}  # matrices of modules outside torch, with the name of the matrix
         self.computed: list[ComputedTable] = []
         for name, module in self._parts():
             self._add(name, module)
         tokens = {weight: name for weight, name in self.embeddings.items() if not _is_of_positions(name)}
         has_computed = any(table.role == "input" for table in self.computed)
         self.token_embeddings = tokens if tokens or has_computed else self.embeddings
-        # Where the model is, if it is one of several in a list: what holds all embeddings is not a layer.
+        # The path of the model, if it is an element of a list. A module with all embeddings is not a layer.
         above = (name.split(".")[:-1] for name in self.token_embeddings.values())
         shared = takewhile(lambda components: len(set(components)) == 1, zip(*above, strict=False))
         self.stem = [components[0] for components in shared]
 
     def _parts(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules that are the model itself: no parts of adapters, of unused copies or of an adaptive softmax."""
+        """Yield the modules of the model itself, without parts of adapters, unused copies and adaptive softmaxes."""
         left_out: set[nn.Module] = set()
         for name, module in self.model.named_modules():
             children = module._modules
@@ -80,7 +80,7 @@ class Inventory:
                 left_out |= set(module.modules())
                 self.adapters = dict.fromkeys(module.parameters(), module) | self.adapters
             if (copied := children.get("original_module")) is not None and len(children) > 1:
-                left_out |= set(copied.modules())  # peft trains the copy beside it, in modules_to_save
+                left_out |= set(copied.modules())  # peft trains the copy in modules_to_save
             if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
                 left_out |= set(module.modules()) - {module}
             if module not in left_out:
@@ -105,26 +105,26 @@ class Inventory:
                     self.others.setdefault(parameter, own_name)
 
     def weight(self, module: object) -> nn.Parameter | None:
-        """The (V, H) weight of `module`, if it is a parameter of this model."""
+        """Return the (V, H) weight of `module` if it is a parameter of this model, else None."""
         if isinstance(module, nn.Module) and parametrize.is_parametrized(module, "weight"):
-            return None  # and asking for it would compute it
+            return None  # reading the attribute would compute it
         registered = module._parameters.get("weight") if isinstance(module, nn.Module) else None
         weight = getattr(module, "weight", None) if registered is None else registered
         is_table = isinstance(weight, nn.Parameter) and weight.ndim == 2 and weight in self.names
         return weight if is_table else None
 
     def computed_by(self, module: object) -> ComputedTable | None:
-        """The entry of a module whose weight is computed."""
+        """Return the entry of a module whose weight is computed, or None."""
         name = next((plain_name(name) for name, part in self.model.named_modules() if part is module), None)
         return next((table for table in self.computed if table.name == name), None)
 
     def largest_embeddings(self) -> list[nn.Parameter]:
-        """The largest nn.Embedding that is not called a position table; several where they are equally large."""
+        """Return the largest nn.Embedding without the name of a position table, or several of equal size."""
         largest = max((weight.numel() for weight in self.token_embeddings), default=0)
         return [weight for weight in self.token_embeddings if weight.numel() == largest]
 
     def called_heads(self) -> dict[nn.Parameter, str]:
-        """The Linears with the name of a head."""
+        """Return the Linears with the name of a head."""
         rows = [weight.shape[0] for weight in self.largest_embeddings()]
         return {
             weight: name for weight, name in self.linears.items() if self._is_called_head(name, weight.shape[0], rows)
@@ -132,20 +132,20 @@ class Inventory:
 
     def _is_called_head(self, name: str, outputs: int, rows: list[int]) -> bool:
         last = name.rpartition(".")[2]
-        # Half as many rows: either of the two may be padded. No upper limit: a head may predict several tokens at once.
+        # At least half the rows: head or embedding may be padded. No upper limit: a head may predict several tokens.
         is_tall = any(2 * outputs >= count for count in rows)
         return bool(
             HEADS.fullmatch(last) or (PERHAPS_HEADS.fullmatch(last) and not self.is_in_a_layer(name) and is_tall)
         )
 
     def is_in_a_layer(self, name: str) -> bool:
-        """Whether a module or parameter is inside one of the numbered layers: 'h.0.fc' is, 'heads.0' is not."""
+        """Whether a module or parameter is inside a numbered layer: 'h.0.fc' is, 'heads.0' is not."""
         above = name.split(".")[:-1]
         start = len(self.stem) if above[: len(self.stem)] == self.stem else 0
         return any(component.isdecimal() for component in above[start:])
 
     def heads_about(self, rows: list[int]) -> dict[nn.Parameter, str]:
-        """The Linears that may predict a vocabulary of so many rows, padded or not: by their name or by their size."""
+        """Return the Linears that, by name or size, may be heads of a vocabulary of about `rows` rows."""
         return {
             weight: name
             for weight, name in self.linears.items()
@@ -154,7 +154,7 @@ class Inventory:
         }
 
     def matrices_about(self, rows: list[int]) -> dict[nn.Parameter, str]:
-        """As `heads_about`, for matrices that are parameters of modules other than torch's."""
+        """Like `heads_about`, for matrices of modules outside torch."""
         return {
             weight: name
             for weight, name in self.others.items()
@@ -162,7 +162,7 @@ class Inventory:
         }
 
     def computed_heads_about(self, rows: list[int]) -> list[ComputedTable]:
-        """As `heads_about`, for those that compute their weight, and for heads without one row per token."""
+        """Like `heads_about`, for heads with a computed weight and heads without one row per token."""
         computed = [
             table
             for table in self.computed
@@ -171,7 +171,7 @@ class Inventory:
         return [*computed, *self._without_rows(rows)]
 
     def _without_rows(self, rows: list[int]) -> Iterator[ComputedTable]:
-        """Heads with tokens, but not one row of a matrix for each."""
+        """Yield heads that do not have one row per token."""
         for weight, name in self.others.items():
             if weight.shape[1] in rows and weight.shape[0] not in rows and not self.is_in_a_layer(name):
                 yield transposed(name, weight)
@@ -181,25 +181,25 @@ class Inventory:
                 yield pointwise(plain_name(name), module)
 
     def undecayed(self) -> set[nn.Parameter]:
-        """Position and other tables, heads, norms, biases."""
+        """Return the parameters without weight decay: embeddings, position tables, heads, norms and biases."""
         direct = {
             parameter
             for module in self.model.modules()
             if isinstance(module, LOOKUPS) or "Norm" in type(module).__name__
-            # Not what is nested deeper: a PreNorm module holds the whole block it normalizes for.
+            # Direct parameters only: a PreNorm module contains the whole block that it normalizes for.
             for parameter in module.parameters(recurse=False)
         }
         positions = {
             parameter
             for parameter, names in self.names.items()
-            # Position tables may be computed by a network, whose matrices are as any others.
+            # A network may compute the position table. Its matrices are decayed like any others.
             if parameter not in self.linears and any(map(_is_of_positions, names))
         }
         matrices = {module.weight for module in self.model.modules() if isinstance(module, nn.Linear)}
         adapters = {
             parameter
             for parameter, base in self.adapters.items()
-            # A factor of an embedding is no more decayed than the embedding, a vector (n, 1) no more than a bias.
+            # A factor of an embedding is treated like the embedding, a vector (n, 1) like a bias.
             if isinstance(base, LOOKUPS) or (1 in parameter.shape and parameter not in matrices)
         }
         vectors = {parameter for parameter, names in self.names.items() if _is_vector(names[0], parameter)}
@@ -207,16 +207,16 @@ class Inventory:
 
 
 def _may_be_head(shape: tuple[int, ...], rows: list[int]) -> bool:
-    """Whether a matrix has about as many outputs as an embedding has rows; either of the two may be padded."""
+    """Whether a matrix has about as many outputs as an embedding has rows. Either may be padded."""
     outputs, inputs = shape
-    # A square one, such as the pooler of BERT, maps hidden states to hidden states.
+    # A square matrix, such as BERT's pooler, maps hidden states to hidden states.
     return outputs in rows or (outputs != inputs and any(count <= 2 * outputs <= 4 * count for count in rows))
 
 
 def _is_vector(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a bias or a vector, such as the class token that vision models keep as (1, 1, H)."""
+    """Whether a parameter is a bias or a vector, such as the (1, 1, H) class token of vision models."""
     last = name.rpartition(".")[2]
-    # A layer with one output has a matrix all the same, of one row.
+    # The weight of a layer with one output is still a matrix, with one row.
     is_row = last != "weight" and parameter.numel() == max(parameter.shape, default=1)
     return parameter.ndim < 2 or is_row or bool(BIASES.fullmatch(last))
 
@@ -226,5 +226,5 @@ def _is_of_positions(name: str) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """A name without the components that wrappers add."""
+    """Remove the components that wrappers add to a name."""
     return ".".join(component for component in name.split(".") if component not in WRAPPERS)

@@ -1,9 +1,8 @@
-"""Clipping by the norm of all gradients where several optimizers share a model.
+"""Clip by the norm of all gradients if several optimizers share a model.
 
-CoupledAdamW takes the norm inside its step, without reading the gradients of its tables once more. So it goes first: it
-is told the squared norm of the other gradients, and leaves the factor that they are to be multiplied with. BatchedMuon
-multiplies while it reads its gradients; those of other optimizers are multiplied before their step. All of it stays on
-the device.
+CoupledAdamW computes the norm inside its step, without reading the gradients of its tables again. So it steps first: it
+gets the squared norm of the other gradients, and provides their clipping factor. BatchedMuon applies the factor while
+reading its gradients; the gradients of other optimizers are multiplied before their step. Nothing leaves the device.
 """
 
 import sys
@@ -25,21 +24,21 @@ Options = dict[str, Any]
 
 
 def clip_together(coupled: CoupledAdamW, *others: Optimizer, max_norm: float | None = None) -> None:
-    """Clip the gradients of several optimizers by their common norm, from now on, whenever they take steps.
+    """Clip the gradients of several optimizers by their common norm, in all future steps.
 
-    Call it once, before training. Then every step of `coupled` counts the gradients of the others for its
-    `max_grad_norm`, and every step of the others multiplies their gradients with the same factor first. The result is
-    that of torch.nn.utils.clip_grad_norm_ over all parameters before the steps, for plain and for sharded parameters.
-    `coupled.grad_norm` is the norm of all gradients. Nothing waits for the device, and the steps can be captured in a
-    CUDA graph. The gradients of a BatchedMuon are not written: its step reads them times the factor.
+    Call it once, before training. From then on, the norm of `coupled.max_grad_norm` includes the gradients of the other
+    optimizers, and their steps clip by the same factor. The result is that of torch.nn.utils.clip_grad_norm_ over all
+    parameters before the steps, for plain and sharded parameters. `coupled.grad_norm` is the norm of all gradients.
+    Nothing waits for the device, and the steps can be captured in a CUDA graph. BatchedMuon applies the factor while
+    reading its gradients and does not write to them.
 
-    The steps are taken in this order: `coupled` first, then each of the others once. Copied and unpickled optimizers
-    have no hooks, as always in torch: call this again for them.
+    Step `coupled` first, then each other optimizer once. As always in torch, copied and unpickled optimizers have no
+    hooks: call this function again for them.
 
     Args:
-        coupled: the optimizer that clips.
+        coupled: the optimizer that computes the norm.
         others: the optimizers of the other parameters, such as torch.optim.Muon.
-        max_norm: sets `coupled.max_grad_norm`; None keeps the one it has.
+        max_norm: new value of `coupled.max_grad_norm`; None keeps the current one.
 
     Example:
         >>> from torch import nn
@@ -58,12 +57,12 @@ def clip_together(coupled: CoupledAdamW, *others: Optimizer, max_norm: float | N
     if max_norm is not None:
         coupled.max_grad_norm = max_norm
     _check(coupled, others)
-    due: dict[Optimizer, Tensor | None] = {}  # the factor for each of those whose step comes next
+    due: dict[Optimizer, Tensor | None] = {}  # the factor of each optimizer whose step is due
 
     def count_others() -> None:
         coupled.other_square_norm = square_norm_of(others)
 
-    # Not to be compiled with a step: Dynamo would not see the attributes that they set.
+    # Never compiled together with a step: Dynamo would not see the attributes that these hooks set.
     @disable_dynamo
     def before_coupled(_: Optimizer, args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
         _refuse_grad_scaler()
@@ -80,8 +79,8 @@ def clip_together(coupled: CoupledAdamW, *others: Optimizer, max_norm: float | N
         _refuse_grad_scaler()
         if other not in due:
             raise RuntimeError(
-                f"{type(other).__name__} takes a step before CoupledAdamW has taken one, so the norm of all gradients "
-                "is not known; take the step of CoupledAdamW first, then that of each other optimizer"
+                f"{type(other).__name__} takes a step before CoupledAdamW, so the norm of all gradients is not known; "
+                "step CoupledAdamW first, then each other optimizer"
             )
         factor = due.pop(other)
         return _after_closure(lambda: _clip(other, factor), args, kwargs)
@@ -93,7 +92,7 @@ def clip_together(coupled: CoupledAdamW, *others: Optimizer, max_norm: float | N
 
 
 def _after_closure(action: Callable[[], None], args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
-    """Act when the gradients are there: at once, or in a closure around that of the step, whose arguments these are."""
+    """Run `action` once the gradients exist: now, or in a wrapper around the step's closure. Returns step arguments."""
     closure = kwargs["closure"] if "closure" in kwargs else (*args, None)[1]  # the optimizer comes first
     if closure is None:
         action()
@@ -108,7 +107,7 @@ def _after_closure(action: Callable[[], None], args: Arguments, kwargs: Options)
 
 
 def _clip(optimizer: Optimizer, factor: Tensor | None) -> None:
-    """Have the step of an optimizer, which comes next, see its gradients times the factor."""
+    """Make the next step of an optimizer use its gradients times the factor."""
     if isinstance(optimizer, BatchedMuon):
         optimizer.grad_factor = factor
     else:
@@ -117,7 +116,7 @@ def _clip(optimizer: Optimizer, factor: Tensor | None) -> None:
 
 @torch.no_grad()
 def square_norm_of(optimizers: tuple[Optimizer, ...]) -> Tensor | None:
-    """Squared norm of all gradients of some optimizers, over all ranks; None without any."""
+    """Squared norm of all gradients of some optimizers, over all ranks; None if there are no gradients."""
     params = [param for optimizer in optimizers for param in _with_gradient(optimizer)]
     sums = clipping.norm_sums(params, [local_gradient(_dense(param.grad), param) for param in params])
     Reduction(sums).wait()
@@ -126,7 +125,7 @@ def square_norm_of(optimizers: tuple[Optimizer, ...]) -> Tensor | None:
 
 @torch.no_grad()
 def multiply_gradients(optimizer: Optimizer, factor: Tensor | None) -> None:
-    """Multiply all gradients of an optimizer with a scalar tensor, in place and without waiting for it; None is 1."""
+    """Multiply all gradients of an optimizer in place by a scalar tensor, without waiting for it; None means 1."""
     if factor is None:
         return
     grads = [local_part(_dense(param.grad)) for param in _with_gradient(optimizer)]
@@ -142,7 +141,7 @@ def _with_gradient(optimizer: Optimizer) -> Iterator[Tensor]:
 def _dense(grad: Tensor | None) -> Tensor:
     assert grad is not None
     if grad.is_sparse:
-        raise RuntimeError("clip_together does not support sparse gradients; build the nn.Embedding with sparse=False")
+        raise RuntimeError("clip_together does not support sparse gradients; build nn.Embedding with sparse=False")
     return grad
 
 
@@ -150,30 +149,32 @@ def _check(coupled: CoupledAdamW, others: tuple[Optimizer, ...]) -> None:
     if not isinstance(coupled, CoupledAdamW):
         raise TypeError(f"the first optimizer is a {type(coupled).__name__}; pass the CoupledAdamW first")
     if not others:
-        raise ValueError("clip_together needs another optimizer beside CoupledAdamW, which clips its own gradients")
+        raise ValueError(
+            "clip_together needs another optimizer besides CoupledAdamW; for CoupledAdamW alone, set max_grad_norm"
+        )
     if coupled.max_grad_norm is None:
         raise ValueError("CoupledAdamW has no max_grad_norm; pass max_norm to clip_together")
     own = {param for group in coupled.param_groups for param in group["params"]}
     for other in others:
         if any(param in own for group in other.param_groups for param in group["params"]):
             raise ValueError(
-                f"CoupledAdamW and {type(other).__name__} have parameters in common, which each step would move twice; "
-                "build it with CoupledAdamW(model, exclude=hidden_matrices(model))"
+                f"CoupledAdamW and {type(other).__name__} have parameters in common, which would be updated twice; "
+                "use CoupledAdamW(model, exclude=hidden_matrices(model))"
             )
 
 
 def _refuse_grad_scaler() -> None:
-    """GradScaler unscales and skips each optimizer by itself, when the norm of all must be known before the first.
+    """Refuse GradScaler: it unscales and skips each optimizer separately, but the first step needs the norm of all.
 
-    Told by the calling frames: for an optimizer that is not fused GradScaler leaves no mark.
+    Detected by the calling frames: GradScaler leaves no mark on an optimizer that is not fused.
     """
     frame = sys._getframe() if "torch.amp.grad_scaler" in sys.modules else None
     while frame is not None:
         is_of_scaler = frame.f_globals.get("__name__") == "torch.amp.grad_scaler"
         if is_of_scaler and frame.f_locals["self"].is_enabled():
             raise RuntimeError(
-                "clip_together cannot clip under GradScaler, which unscales and skips each optimizer by itself. Train "
-                "in bfloat16 without it, or leave clip_together out and call, before the steps, scaler.unscale_ for "
-                "each optimizer and torch.nn.utils.clip_grad_norm_ for all parameters"
+                "clip_together does not work with GradScaler, which unscales and skips each optimizer separately. "
+                "Train in bfloat16 without GradScaler. Or leave clip_together out, and before the steps call "
+                "scaler.unscale_ for each optimizer and torch.nn.utils.clip_grad_norm_ for all parameters"
             )
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""How Triton kernels are launched: with little work for the host, and on the device of their tensors."""
+"""Launch Triton kernels with little work for the host, on the device of their tensors."""
 
 import contextlib
 import functools
@@ -12,10 +12,10 @@ from coupled_adam.optimizer.table import Table
 
 
 class Launcher:
-    """A kernel together with what Triton compiled of it for each kind of arguments.
+    """A kernel with a cache of its compiled versions, one per kind of arguments.
 
-    Triton's own launch works out the kind from every argument, each time, in 20 to 35 microseconds of CPU time; three
-    of them would take as long as the GPU needs for GPT-2's table. Here the caller names the kind.
+    Triton's own launch derives the kind from all arguments every time, which takes 20 to 35 microseconds of CPU time.
+    Three launches would take as long as the GPU needs for GPT-2's table. Here the caller passes the kind.
     """
 
     def __init__(self, kernel: Any, num_warps: int) -> None:
@@ -28,8 +28,8 @@ class Launcher:
 
         Args:
             grid: number of programs along each axis.
-            kind: everything Triton specialises on: device, dtypes, alignments, integers, which pointers are None.
-            *arguments: all arguments of the kernel in order, tile shapes included.
+            kind: everything Triton specializes on: device, dtypes, alignments, integers, which pointers are None.
+            *arguments: all arguments of the kernel in order, including tile shapes.
         """
         compiled = self.compiled.get(kind)
         if compiled is not None:
@@ -45,7 +45,7 @@ def step_on_device(table: Table) -> bool:
 
 
 def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)  # triton.cdiv is meant for kernels and takes microseconds here
+    return -(-a // b)  # triton.cdiv is for kernels and takes microseconds here
 
 
 _NO_CHANGE = contextlib.nullcontext()
@@ -57,7 +57,7 @@ def _several_devices() -> bool:
 
 
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the tensor's."""
+    """Make the tensor's device current: Triton launches on the current device."""
     if _several_devices() and tensor.device.index != torch.cuda.current_device():
         return torch.cuda.device(tensor.device)
     return _NO_CHANGE

@@ -1,9 +1,9 @@
-"""BatchedMuon: torch.optim.Muon that orthogonalises many matrices together.
+"""BatchedMuon: torch.optim.Muon that orthogonalizes many matrices together.
 
-A step of torch.optim.Muon launches about thirty small kernels for every matrix and reads a tensor learning rate back to
-the host. Here matrices of one shape share their kernels; and nothing waits for the device, so the step can be recorded
-as a CUDA graph. Clipping takes no pass of its own: the step multiplies the gradients while it reads them. The
-arithmetic is in `muon_step`; this is the class: options, groups, state.
+A step of torch.optim.Muon launches about thirty small kernels per matrix, and reads a tensor learning rate back to the
+host. Here, matrices of the same shape share their kernels, and nothing waits for the device, so a CUDA graph can
+capture the step. Clipping needs no extra pass: the step applies the factor while reading the gradients. This module has
+the class with its options, groups and state; `muon_step` has the arithmetic.
 """
 
 import math
@@ -22,12 +22,12 @@ from coupled_adam.optimizer.sharding import local_gradient, local_part
 from coupled_adam.optimizer.torch_versions import check_graph_capture, disable_dynamo
 
 ADJUSTMENTS = ("original", "match_rms_adamw")
-# Options that a file of torch.optim.Muon lacks.
+# Options that files of torch.optim.Muon lack.
 OWN_OPTIONS = ("ns_dtype", "capturable")
 
 
 class BatchedMuon(Optimizer):
-    r"""Muon: momentum whose matrix is replaced by the closest one with orthogonal rows or columns.
+    r"""Muon: descend along the momentum, replaced by the closest matrix with orthogonal rows or columns.
 
     .. math::
         \begin{aligned}
@@ -38,35 +38,35 @@ class BatchedMuon(Optimizer):
         \end{aligned}
 
     with :math:`r = \sqrt{\max(1, \text{rows} / \text{columns})}` for "original" and
-    :math:`r = 0.2 \sqrt{\max(\text{rows}, \text{columns})}` for "match_rms_adamw". This is the arithmetic of
-    torch.optim.Muon, and files go both ways: the state is `momentum_buffer`, in the dtype of the parameter. Matrices
-    of one shape, or of a shape and its transpose, are updated together, on a GPU also small ones of different shapes.
-    Temporary tensors take 512 MiB at most, or four times the bytes of the largest matrix in float32.
+    :math:`r = 0.2 \sqrt{\max(\text{rows}, \text{columns})}` for "match_rms_adamw". The arithmetic and the state are
+    those of torch.optim.Muon, and state dicts load in both directions. The state is `momentum_buffer`, in the dtype of
+    the parameter. Matrices of the same shape, up to transposition, are updated together; on a GPU, small matrices of
+    different shapes too. Temporary tensors take at most 512 MiB, or four times the float32 size of the largest matrix.
 
     Muon is for the hidden matrices of a network. Give vocabulary tables, heads, norms and biases to another optimizer.
 
-    Parameters may be DTensors (FSDP2, HSDP, tensor parallel; uneven and empty shards too): each matrix is then
-    gathered to all its ranks in `ns_dtype`, and all of them orthogonalise it. torch.amp.GradScaler works as with
-    torch.optim.SGD: it unscales the gradients, and skips the step where one is not finite.
+    Parameters may be DTensors (FSDP2, HSDP, tensor parallel), also with uneven and empty shards. Each matrix is then
+    gathered to all its ranks in `ns_dtype`, and each rank orthogonalizes it. torch.amp.GradScaler works as with
+    torch.optim.SGD: it unscales the gradients, and skips the step if one is not finite.
 
-    A NaN or an infinite number anywhere in a gradient makes all of its matrix NaN, because every number of the update
-    depends on all of the gradient. Other matrices are not touched by it. Clipping by a global norm before the step
-    makes all matrices NaN, as it does with every optimizer.
+    A NaN or infinity in a gradient makes its whole matrix NaN, because every element of the update depends on all of
+    the gradient. Other matrices are not affected. Clipping by a global norm makes all matrices NaN, as with every
+    optimizer.
 
     Args:
-        params: matrices, as torch.optim takes them; with their names, errors name them.
+        params: matrices, in any form that torch.optim accepts. Pass names to see them in error messages.
         lr: learning rate :math:`\eta`, a number or a one-element tensor, which is not read back to the host.
         weight_decay: decoupled weight decay :math:`\lambda`.
         momentum: :math:`\mu` in [0, 1).
-        nesterov: whether the gradient itself counts once more.
+        nesterov: whether to use Nesterov momentum.
         ns_coefficients: a, b, c of the Newton-Schulz polynomial.
-        eps: smallest norm that a matrix is divided by.
-        ns_steps: rounds of the iteration.
-        adjust_lr_fn: "original", which None means too, or "match_rms_adamw", with which learning rate and weight decay
-            can be those of AdamW.
-        ns_dtype: dtype of the iteration, "bfloat16" or "float32". On CUDA float32 products follow
+        eps: lower bound of the norm by which a matrix is divided.
+        ns_steps: number of Newton-Schulz iterations.
+        adjust_lr_fn: "original" (also None) or "match_rms_adamw", which works with the learning rate and weight decay
+            of AdamW.
+        ns_dtype: dtype of the iteration, "bfloat16" or "float32". On CUDA, float32 products follow
             torch.set_float32_matmul_precision.
-        capturable: allow recording the step as a CUDA graph. A tensor `lr` must then be on the device.
+        capturable: allow capturing the step in a CUDA graph. A tensor `lr` must then be on the device.
 
     Example:
         >>> model = torch.nn.Linear(8, 4, bias=False)
@@ -78,8 +78,8 @@ class BatchedMuon(Optimizer):
     """
 
     grad_factor: Tensor | None = None
-    """What the next step multiplies the gradients with, a one-element tensor that is not read back to the host; None
-    for 1. The step reads the gradients through it and leaves them as they are, then sets it to None again.
+    """Factor of the gradients in the next step: a one-element tensor that is not read back to the host; None means 1.
+    The step applies it while reading the gradients, does not write to them, and then resets it to None.
     :func:`coupled_adam.clip_together` sets it."""
 
     def __init__(
@@ -119,7 +119,7 @@ class BatchedMuon(Optimizer):
             _check_options(group)
             for label, param in _labelled(index, group):
                 _check_matrix(label, param)
-        except Exception:  # also a TypeError, such as of eps="small"
+        except Exception:  # including TypeError, such as from eps="small"
             self.param_groups.pop()
             raise
 
@@ -130,21 +130,21 @@ class BatchedMuon(Optimizer):
                 group.setdefault(option, self.defaults[option])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of BatchedMuon or of torch.optim.Muon.
+        """Load a state dict of BatchedMuon or torch.optim.Muon.
 
         Args:
-            state_dict: what `state_dict()` returned. Options that the file lacks stay as they are.
+            state_dict: result of `state_dict()`. Options that the file lacks keep their values.
         """
         super().load_state_dict(state_dict | {"param_groups": list(self._completed(state_dict["param_groups"]))})
 
     def _completed(self, groups: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The groups of a file, with the options that torch.optim.Muon does not have."""
+        """Add the options that torch.optim.Muon does not have to the groups of a file."""
         for index, given in enumerate(groups):
-            live = self.param_groups[min(index, len(self.param_groups) - 1)]  # another number: torch's own error
+            live = self.param_groups[min(index, len(self.param_groups) - 1)]  # torch refuses another number of groups
             yield {option: live[option] for option in OWN_OPTIONS} | given
 
     def make_state(self) -> None:
-        """Give every trainable matrix without state the momentum of zeros that its first step would make."""
+        """Create the zero momentum of every trainable matrix without state, as its first step would."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.requires_grad and not self.state[p]:
@@ -157,10 +157,10 @@ class BatchedMuon(Optimizer):
         """Take one step.
 
         Args:
-            closure: reevaluates the model and returns the loss, called once with gradients enabled.
+            closure: reevaluates the model and returns the loss. It is called once, with gradients enabled.
 
         Returns:
-            What the closure returned, else None.
+            The result of the closure, or None without a closure.
         """
         check_graph_capture(self)
         loss = None
@@ -174,18 +174,18 @@ class BatchedMuon(Optimizer):
             muon_step(self._matrices(index, group), group, grad_factor)
         return loss
 
-    @disable_dynamo  # Dynamo of torch 2.11 cannot set attributes of an optimizer
+    @disable_dynamo  # in torch 2.11 Dynamo cannot set attributes of an optimizer
     def _forget_grad_factor(self) -> None:
         self.grad_factor = None
 
     def _matrices(self, index: int, group: dict[str, Any]) -> list[MuonMatrix]:
-        """The matrices of a group that have a gradient, with their momentum, made at their first one."""
+        """Collect the matrices of a group that have a gradient; create their momentum at the first gradient."""
         found = []
         for label, p in _labelled(index, group):
             if p.grad is None:
                 continue
             if p.grad.is_sparse:
-                raise ValueError(f"{label} has a sparse gradient; use a layer with sparse=False, or another optimizer")
+                raise ValueError(f"{label} has a sparse gradient; use sparse=False, or another optimizer")
             state = self.state[p]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -196,7 +196,7 @@ class BatchedMuon(Optimizer):
 
 
 def _labelled(index: int, group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a group with what an error calls it."""
+    """Yield every tensor of a group with its label for error messages."""
     names = group.get("param_names")
     for i, param in enumerate(group["params"]):
         yield f"group {index}: tensor {repr(names[i]) if names else i}", param
@@ -204,7 +204,7 @@ def _labelled(index: int, group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]
 
 def _check_matrix(label: str, param: Tensor) -> None:
     if is_flattened(param):
-        raise ValueError(f"{label} is flattened by FSDP1, which has no matrices; use fully_shard (FSDP2)")
+        raise ValueError(f"{label} is flattened by FSDP1 and not a matrix; use fully_shard (FSDP2)")
     if param.ndim != 2:
         raise ValueError(
             f"{label} has shape {tuple(param.shape)}, expected a matrix (rows, columns); give it to another optimizer"
@@ -219,7 +219,7 @@ def _check_options(group: dict[str, Any]) -> None:
         raise ValueError(f"Invalid lr shape: {tuple(lr.shape)}. Use a number or a tensor with one element")
     first = next(iter(group["params"]), None)
     if group["capturable"] and isinstance(lr, Tensor) and first is not None and lr.device.type != first.device.type:
-        raise ValueError(f"Invalid lr device: {lr.device}. With capturable=True a tensor lr is on {first.device}")
+        raise ValueError(f"Invalid lr device: {lr.device}. With capturable=True, put lr on {first.device}")
     for option, low, high in (
         ("lr", 0.0, math.inf),
         ("weight_decay", 0.0, math.inf),
@@ -228,7 +228,7 @@ def _check_options(group: dict[str, Any]) -> None:
     ):
         value = group[option]
         if isinstance(value, Tensor) and option == "lr":
-            continue  # reading it would wait for the device
+            continue  # reading a tensor would wait for the device
         if not isinstance(value, Real) or not low <= float(value) < high:
             raise ValueError(f"Invalid {option} value: {value!r}. Use a number in [{low:g}, {high:g})")
     steps = group["ns_steps"]

@@ -1,12 +1,12 @@
 """The elementwise work of a Muon step as Triton kernels, for plain matrices on CUDA and ROCm.
 
-Each number is read and written once: one kernel advances the momentum and writes what is to be orthogonalised into its
-place in the batch, a second divides by the norms, a third moves the parameters. Tall matrices are transposed on the
-way, inside a tile, so that memory is read and written along rows. A launch works on up to eight matrices of one layout:
-it is given their addresses, and every program picks one. Sums are taken in a fixed order, so a step is deterministic;
-nothing waits for the device. `muon_step` has the same in torch operations, for everything else.
+Three kernels read and write each number once: the first updates the momentum and writes the matrices to orthogonalize
+into the batch, the second divides by the norms, the third updates the parameters. Tall matrices are transposed inside a
+tile, so that memory is read and written along rows. A launch gets the addresses of up to eight matrices of the same
+layout, and every program picks one. Sums have a fixed order, so a step is deterministic. Nothing waits for the device.
+`muon_step` does the same in torch operations, for all other matrices.
 
-Letters: B matrices of a batch, m rows, n columns, m <= n after transposing, P partial sums of a matrix. A program works
+Legend: B matrices of a batch, m rows, n columns, m <= n after transposing, P partial sums of a matrix. A program works
 on tiles of BLOCK_M x BLOCK_N of the batch.
 """
 
@@ -23,7 +23,7 @@ from coupled_adam.optimizer.kernel_launch import Launcher, ceil_div, on_device_o
 
 BLOCK_M, BLOCK_N = 64, 64
 SCALE_BLOCK = 4096
-# One load of a program that divides by the norm.
+# Partial sums per matrix: the kernel that divides by the norm reads them in one load.
 MOST_PARTIALS = 1024
 MATRICES_PER_LAUNCH = 8
 
@@ -31,13 +31,13 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.f
 
 
 def _addresses_and_place(*kinds: str) -> list[str]:
-    """Arguments for which a kernel is not compiled anew when they change."""
+    """Names of the arguments whose values do not trigger a recompilation."""
     return [f"{kind}{i}" for kind in kinds for i in range(MATRICES_PER_LAUNCH)] + ["first"]
 
 
 @triton.jit
 def _chosen(i, a0, a1, a2, a3, a4, a5, a6, a7, DTYPE: tl.constexpr, IS_ALIGNED: tl.constexpr):
-    """The i-th of eight addresses, as a pointer."""
+    """Return the i-th of eight addresses as a pointer."""
     address = tl.where(i == 1, a1, a0)
     address = tl.where(i == 2, a2, address)
     address = tl.where(i == 3, a3, address)
@@ -53,7 +53,7 @@ def _chosen(i, a0, a1, a2, a3, a4, a5, a6, a7, DTYPE: tl.constexpr, IS_ALIGNED: 
 
 @triton.jit
 def _lerp(start, end, weight):
-    """As torch.lerp takes it, which is exact at both ends."""
+    """Interpolate like torch.lerp, which is exact at both ends."""
     step = end - start
     return tl.where(weight < 0.5, start + weight * step, end - step * (1.0 - weight))
 
@@ -97,7 +97,7 @@ def _gather_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (p, i) works on every P-th tile of matrix i, padding included, and leaves one partial sum of squares."""
+    """Program (p, i) processes every P-th tile of matrix i, padding included, and writes one partial sum of squares."""
     i = tl.program_id(1)
     grad_ptr = _chosen(i, grad0, grad1, grad2, grad3, grad4, grad5, grad6, grad7, DTYPE, IS_ALIGNED)
     momentum_ptr = _chosen(
@@ -144,7 +144,7 @@ def _scale_kernel(stacked_ptr, partial_ptr, eps, P, size, BLOCK: tl.constexpr, B
     matrix = tl.program_id(1).to(tl.int64)
     partials = tl.arange(0, BLOCK_P)
     norm = tl.sqrt(tl.sum(tl.load(partial_ptr + matrix * P + partials, mask=partials < P, other=0.0)))
-    norm = tl.where(norm < eps, eps, norm)  # a NaN stays one
+    norm = tl.where(norm < eps, eps, norm)  # NaN stays NaN
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     X = tl.load(stacked_ptr + matrix * size + places, mask=places < size, other=0.0).to(tl.float32)
     tl.store(stacked_ptr + matrix * size + places, (X / norm).to(stacked_ptr.dtype.element_ty), mask=places < size)
@@ -179,7 +179,7 @@ def _descend_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """theta of one tile of matrix i per program, in float32 whatever its dtype."""
+    """Update theta of one tile of matrix i per program, in float32 for every dtype."""
     i = tl.program_id(1)
     param_ptr = _chosen(i, param0, param1, param2, param3, param4, param5, param6, param7, DTYPE, IS_ALIGNED)
     if lr_ptr is not None:
@@ -209,7 +209,7 @@ DESCEND = Launcher(_descend_kernel, num_warps=8)
 
 
 class MatrixLayout(NamedTuple):
-    """What the kernels must know of a tensor beside its address."""
+    """What the kernels need to know about a tensor besides its address."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -226,15 +226,15 @@ def gather(
     is_nesterov: bool,
     grad_factor: Tensor | None,
 ) -> Tensor:
-    """Advance the momenta in place, and fill a batch with what is to be orthogonalised.
+    """Update the momenta in place, and fill a batch with the matrices to orthogonalize.
 
     Args:
         grads: B matrices, each (m, at most n) or, transposed, (at most n, m).
-        momenta: of the shapes and the dtype of the gradients.
-        into: (B, m, n), contiguous; zeros are appended to matrices with fewer columns.
-        mu: how much of the momentum stays.
-        is_nesterov: whether the gradient itself counts once more.
-        grad_factor: what the gradients must be multiplied with, a float32 scalar on their device; None for 1.
+        momenta: momenta with the shapes and dtype of the gradients.
+        into: (B, m, n), contiguous; matrices with fewer columns are padded with zeros.
+        mu: momentum coefficient.
+        is_nesterov: whether to use Nesterov momentum.
+        grad_factor: factor of the gradients, a float32 scalar on their device; None means 1.
 
     Returns:
         Partial sums of the squares of each matrix of the batch, (B, P) float32.
@@ -254,7 +254,7 @@ def gather(
                 into,
                 partial_sums,
                 grad_factor,
-                float(mu),  # Triton would compile another kernel for an int
+                float(mu),  # for an int, Triton would compile another kernel
                 float(1 - mu),
                 first,
                 rows,
@@ -276,13 +276,13 @@ def gather(
 def scale(stacked: Tensor, partial_sums: Tensor, eps: float) -> None:
     """Divide each matrix of a batch by its Frobenius norm, in place.
 
-    As in `newton_schulz.orthogonalised` the norm is that of the rounded numbers, and infinite where the sum of their
+    As in `newton_schulz.orthogonalised`, this is the norm of the rounded numbers. It is infinite if the sum of their
     squares overflows float32.
 
     Args:
         stacked: (B, m, n), contiguous.
-        partial_sums: of the squares, (B, P).
-        eps: smallest norm that a matrix is divided by.
+        partial_sums: partial sums of squares, (B, P).
+        eps: lower bound of the norm by which a matrix is divided.
     """
     B, P = partial_sums.shape
     size = stacked[0].numel()
@@ -314,8 +314,8 @@ def descend(
         params: B matrices, as for `gather`.
         directions: (B, m, n), contiguous.
         lr: a number, or a scalar tensor on the device.
-        weight_decay: decoupled.
-        ratio_of: what the learning rate is multiplied with for a matrix of some rows and columns.
+        weight_decay: decoupled weight decay.
+        ratio_of: returns the factor of the learning rate for a matrix with the given rows and columns.
     """
     _, m, n = directions.shape
     lr_tensor, lr_value = (lr, 0.0) if isinstance(lr, Tensor) else (None, lr)
@@ -351,7 +351,7 @@ def descend(
 
 
 def _launches(*tensors: Sequence[Tensor]) -> Iterator[tuple[int, tuple[MatrixLayout, ...], list[tuple[Tensor, ...]]]]:
-    """Neighbouring matrices of one layout, as many as a launch takes: the place of the first, layouts, tensors."""
+    """Split matrices into launches with one layout each. Yields the index of the first matrix, layouts and tensors."""
     place = 0
     for layouts, run in itertools.groupby(zip(*tensors, strict=True), key=lambda matrix: tuple(map(_layout, matrix))):
         alike = list(run)
@@ -365,6 +365,6 @@ def _layout(tensor: Tensor) -> MatrixLayout:
 
 
 def _addresses(tensors: Sequence[Tensor]) -> list[int]:
-    """As many as a launch takes; those beyond the tensors are not used."""
+    """Return as many addresses as a launch takes. Those beyond the tensors are unused."""
     addresses = [tensor.data_ptr() for tensor in tensors]
     return addresses + [addresses[0]] * (MATRICES_PER_LAUNCH - len(addresses))

@@ -1,8 +1,8 @@
-"""Which parameters of a model Muon is for, and whether it was given others.
+"""Find the parameters of a model that Muon is for, and check that Muon has no others.
 
-Muon orthogonalizes its updates, which is meant for the matrices between hidden states. The one idea: such a matrix is
-recognised by what it is (the weight of a linear layer, inside the layers of the model), never by its two dimensions
-alone, which vocabulary tables, heads and position tables have as well.
+Muon orthogonalizes its updates, which suits the matrices between hidden states. Such a matrix is the weight of a linear
+layer inside the layers of the model. Two dimensions alone are not enough: vocabulary tables, heads and position tables
+have them too.
 """
 
 import re
@@ -19,18 +19,18 @@ from coupled_adam.optimizer.vocabulary import find_candidates, possible_tables, 
 # Layers of other libraries that multiply by a 2-D `weight`: transformers' Conv1D, Transformer Engine's Linear, ...
 LINEAR_CLASS = re.compile(r".*Linear|Conv1D")
 ATTENTION_MATRICES = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-# A router chooses experts: it has a row for each. A gate of an MLP has the name too, but as many outputs as inputs.
+# A router has one row per expert. Gates of MLPs share these names, but have at least as many outputs as inputs.
 ROUTERS = re.compile(r"gate|gating|router|wg")
 
 TABLE = "vocabulary table or head"
 EMBEDDING = "embedding"
 UNDECAYED = "position table, norm or bias"
-# What must never be orthogonalized. A matrix with another reason may be, if the user says so.
+# Never for Muon. A matrix left out for another reason may go to Muon if the user passes it.
 NEVER = (TABLE, EMBEDDING, UNDECAYED)
 
 
 class HiddenMatrices(list[tuple[str, nn.Parameter]]):
-    """Pairs of name and matrix for Muon that can say what was left out and why: `print(matrices)`."""
+    """(name, matrix) pairs for Muon. `print(matrices)` shows what was left out and why."""
 
     def __init__(
         self, pairs: Iterable[tuple[str, nn.Parameter]], left_out: dict[str, tuple[nn.Parameter, str]]
@@ -42,7 +42,7 @@ class HiddenMatrices(list[tuple[str, nn.Parameter]]):
         return self.summary()
 
     def summary(self) -> str:
-        """The matrices, then all else of two dimensions or more with the reason, as plain text; layers are counted."""
+        """Format the matrices, then the left-out tensors with two or more dimensions and the reasons, as plain text."""
         rows: list[tuple[str, ...]] = [("hidden matrix", "shape", "count")]
         rows += _counted((name, str(tuple(tensor.shape))) for name, tensor in self)
         other_rows: list[tuple[str, ...]] = [("not for Muon", "shape", "count", "because it is")]
@@ -55,22 +55,22 @@ class HiddenMatrices(list[tuple[str, nn.Parameter]]):
 
 
 def hidden_matrices(model: nn.Module) -> HiddenMatrices:
-    """The parameters of `model` that Muon is for: `torch.optim.Muon(hidden_matrices(model), ...)`.
+    """Find the parameters of `model` that Muon is for: `torch.optim.Muon(hidden_matrices(model), ...)`.
 
     These are the trainable 2-D weights of linear layers: nn.Linear, transformers' Conv1D, other classes called
-    `...Linear`, and the projections of nn.MultiheadAttention. Never among them are vocabulary tables, heads, embeddings
-    of any kind, position tables, norms, adapters such as LoRA's, routers of experts, and matrices of one row or column.
-    In a model with numbered layers (`h.0`, `layers.1`), linear layers outside these are left out too: they are
-    projections of inputs, poolers and classifiers.
+    `...Linear`, and the projections of nn.MultiheadAttention. Vocabulary tables, heads, all other embeddings, position
+    tables, norms, adapters such as LoRA's, routers of experts, and matrices of one row or column are left out. In a
+    model with numbered layers (`h.0`, `layers.1`), so are linear layers outside of them: projections of inputs, poolers
+    and classifiers.
 
     Args:
-        model: the model, plain or wrapped by DDP or torch.compile, sharded by fully_shard or not at all.
+        model: the model. It may be wrapped by DDP or torch.compile, or sharded by fully_shard.
 
     Returns:
-        A list of pairs of name and parameter, in the order of the model. Printed, it shows what was left out and why.
+        A list of (name, parameter) pairs in the order of the model. Print it to see what was left out and why.
 
     Raises:
-        ValueError: there is no such matrix.
+        ValueError: if there is no such matrix.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(16, 2, dim_feedforward=32)
@@ -79,7 +79,7 @@ def hidden_matrices(model: nn.Module) -> HiddenMatrices:
         ['h.0.self_attn.out_proj.weight', 'h.0.linear1.weight', 'h.0.linear2.weight']
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; pass the torch.nn.Module that is to be trained")
+        raise TypeError(f"model is a {type(model).__name__}; pass the torch.nn.Module to train")
     refuse_flattened_parameters(model)
     inventory = Inventory(model)
     linears = dict(_linear_weights(inventory))
@@ -98,20 +98,21 @@ def hidden_matrices(model: nn.Module) -> HiddenMatrices:
     found = HiddenMatrices(matrices, left_out)
     if not matrices:
         raise ValueError(
-            f"{type(model).__name__} has no hidden matrix for Muon: no trainable 2-D weight of a linear layer that is "
-            f"not a vocabulary table or a head. Its parameters:\n{found}"
+            f"{type(model).__name__} has no hidden matrix for Muon: no trainable 2-D weight of a linear layer other "
+            f"than vocabulary tables and heads. Use another optimizer. Parameters of the model:\n{found}"
         )
     return found
 
 
 def check_muon(model: nn.Module, muon: torch.optim.Optimizer, *others: torch.optim.Optimizer) -> None:
-    """Raise a ValueError if Muon was given what it is not for.
+    """Raise a ValueError if Muon has parameters that it is not for.
 
     Args:
-        model: the model that is trained.
-        muon: any optimizer that orthogonalizes. It must have no vocabulary table, head, embedding, position table or
-            norm of the model, and no tensor that is not one of its parameters.
-        others: the optimizers of all other parameters. If given, each trainable parameter must be in exactly one.
+        model: the model to train.
+        muon: any optimizer that orthogonalizes. It must not have vocabulary tables, heads, embeddings, position tables
+            or norms, nor tensors that are not parameters of the model.
+        others: the optimizers of all other parameters. If given, each trainable parameter must be in exactly one
+            optimizer.
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(99, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 99))
@@ -129,7 +130,7 @@ head. Give it hidden_matrices(model), and the others to CoupledAdamW(model, excl
         if parameter not in inventory.names:
             raise ValueError(
                 f"{title} has a tensor of shape {tuple(parameter.shape)} that is not a parameter of the model. If the "
-                "model was changed since (tie_weights, to_empty, fully_shard), build the optimizer after the change"
+                "model has changed since (tie_weights, to_empty, fully_shard), build the optimizer after the change"
             )
         if reasons[parameter] in NEVER:
             wrong.append(f"{inventory.names[parameter][0]!r} {tuple(parameter.shape)}: {reasons[parameter]}")
@@ -143,7 +144,7 @@ head. Give it hidden_matrices(model), and the others to CoupledAdamW(model, excl
 
 
 def _counted(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Rows that differ in the number of the layer only as one row, with their count in the third column."""
+    """Merge rows that differ only in the layer number, and put their count into the third column."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, *others in rows:
         alike.setdefault((with_stars(name), *others), []).append(name)
@@ -158,8 +159,8 @@ def _check_each_is_in_one(inventory: Inventory, optimizers: tuple[torch.optim.Op
     for parameter, (name, *_) in inventory.names.items():
         if count[parameter] > 1:
             raise ValueError(
-                f"{name!r} is in {count[parameter]} optimizers, so that each step would move it that often; leave it "
-                "out of all but one: CoupledAdamW(model, exclude=hidden_matrices(model))"
+                f"{name!r} is in {count[parameter]} optimizers, which would all update it; leave it out of all but "
+                "one: CoupledAdamW(model, exclude=hidden_matrices(model))"
             )
         if parameter.requires_grad and not count[parameter]:
             raise ValueError(
@@ -174,7 +175,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
 
 
 def _linear_weights(inventory: Inventory) -> Iterator[tuple[nn.Parameter, str]]:
-    """The matrices that linear layers multiply by, with the name of the layer."""
+    """Yield the weight matrices of linear layers, with the name of the layer."""
     for name, module in inventory.model.named_modules():
         if any(LINEAR_CLASS.fullmatch(cls.__name__) for cls in type(module).__mro__):
             own: tuple[str, ...] = ("weight",)
@@ -189,7 +190,7 @@ def _linear_weights(inventory: Inventory) -> Iterator[tuple[nn.Parameter, str]]:
 
 
 def _reasons(inventory: Inventory, linears: dict[nn.Parameter, str]) -> dict[nn.Parameter, str | None]:
-    """Why each parameter is not for Muon; None for those that are, as far as they are in a layer."""
+    """Return why each parameter is not for Muon. None if it is, provided it is inside a layer."""
     tables = possible_tables(find_candidates(inventory), inventory) | inventory.called_heads().keys()
     undecayed = inventory.undecayed()
 

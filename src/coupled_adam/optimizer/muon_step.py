@@ -1,10 +1,10 @@
 """The arithmetic of a Muon step: many matrices in few kernels, in batches that bound the temporary memory.
 
-Matrices of one shape are one (B, m, n) tensor, tall ones transposed. On a GPU the products of a small matrix take less
-time than starting them, so small ones with the same m share a batch: columns of zeros are appended to the shorter ones.
-These stay zero in every product, and change no other number.
+Matrices of the same shape form one (B, m, n) tensor; tall matrices are transposed. On a GPU, the products of a small
+matrix take less time than their launch. Small matrices with the same m therefore share a batch, padded with columns of
+zeros. These stay zero in every product and change no other number.
 
-Letters: B matrices of a batch, m rows, n columns, m <= n after transposing.
+Legend: B matrices of a batch, m rows, n columns, m <= n after transposing.
 """
 
 import functools
@@ -25,43 +25,43 @@ from coupled_adam.optimizer.table_step import is_for_triton, triton_modules
 from coupled_adam.optimizer.whole_matrix import gathered, part_on_this_rank
 
 NS_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# Elements of a batch, 64 MiB in bfloat16: enough to fill a GPU, little beside the model.
+# Elements of a batch, 64 MiB in bfloat16: enough to fill a GPU, little compared to the model.
 BATCH_ELEMENTS = 2**25
-# By how much n may differ among small matrices of a batch.
+# Limit of n / m for small matrices that share a batch.
 MOST_COLUMNS_PER_ROW = 4
 
 
 @dataclass(frozen=True, slots=True)
 class MuonMatrix:
-    """A matrix of the model and what a step reads and writes: this rank's parts of it."""
+    """A matrix of the model, with this rank's parts that a step reads and writes."""
 
     param: Tensor
-    """Whole, or a DTensor."""
+    """The whole matrix, or a DTensor."""
     local: Tensor
     grad: Tensor
     momentum: Tensor
-    """Of the dtype of `grad`."""
+    """In the dtype of `grad`."""
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Matrices of one kind can share a batch."""
+        """Key of the batches: matrices of the same kind can share a batch."""
         m, n = sorted(self.param.shape)
         is_small = m * n <= small_elements(self.local.device) and n <= MOST_COLUMNS_PER_ROW * m
         return (m, None if is_small else n, self.local.dtype, self.local.device, is_distributed(self.param))
 
 
 def small_elements(device: torch.device) -> int:
-    """Elements of the largest matrix whose products take less time than starting them; a CPU starts them at once."""
+    """Elements of the largest matrix whose products take less time than their launch; 0 on a CPU."""
     return 0 if device.type == "cpu" else 2**20
 
 
 def muon_step(matrices: Sequence[MuonMatrix], group: dict[str, Any], grad_factor: Tensor | None = None) -> None:
-    """Update momentum and parameters of the matrices of a group, in place.
+    """Update the momenta and parameters of a group in place.
 
     Args:
-        matrices: those with a gradient.
+        matrices: the matrices that have a gradient.
         group: the options.
-        grad_factor: what the gradients must be multiplied with (clipping), a scalar tensor; None for 1.
+        grad_factor: factor of the gradients (clipping), a scalar tensor; None means 1.
     """
     for batch in batches(matrices, BATCH_ELEMENTS):
         factor = None if grad_factor is None else grad_factor.reshape(()).to(batch[0].local.device)
@@ -103,12 +103,12 @@ def _step_by_kernels(
 
 
 def kernels_for(batch: Sequence[MuonMatrix]) -> ModuleType | None:
-    """The module `muon_kernels` for a batch of plain matrices on CUDA and ROCm; None for torch operations."""
+    """Return `muon_kernels` for a batch of plain matrices on CUDA and ROCm, else None for torch operations."""
     if not is_for_triton(batch[0].local) or triton_modules()[0] is None:
         return None
     from coupled_adam.optimizer import muon_kernels
 
-    # The kernels work with addresses: nothing may stand between a tensor and its memory.
+    # The kernels use addresses, so every tensor must be plain memory.
     is_plain = all(
         type(tensor) in (Tensor, Parameter)
         and tensor.dtype in muon_kernels.TRITON_DTYPES
@@ -121,11 +121,11 @@ def kernels_for(batch: Sequence[MuonMatrix]) -> ModuleType | None:
 
 
 def batches(matrices: Sequence[MuonMatrix], most_elements: int) -> Iterator[list[MuonMatrix]]:
-    """Matrices of one kind together, sorted by shape, in an order that all ranks share.
+    """Batch matrices of the same kind, sorted by shape, in the same order on all ranks.
 
     Args:
-        matrices: of a group.
-        most_elements: of a batch; a larger matrix is a batch of its own.
+        matrices: the matrices of a group.
+        most_elements: maximum elements of a batch; a larger matrix has its own batch.
     """
     kinds: dict[tuple[object, ...], list[MuonMatrix]] = {}
     for matrix in matrices:
@@ -139,7 +139,7 @@ def batches(matrices: Sequence[MuonMatrix], most_elements: int) -> Iterator[list
 
 
 def _stacked(batch: Sequence[MuonMatrix], group: dict[str, Any], grad_factor: Tensor | None) -> Tensor:
-    """Advance the momenta, and return what is to be orthogonalised: (B, m, n), zeros in columns that a matrix lacks."""
+    """Update the momenta and stack the matrices to orthogonalize: (B, m, n), with zeros in missing columns."""
     if grad_factor is not None:
         clipped = torch._foreach_mul([matrix.grad for matrix in batch], grad_factor)
         batch = [replace(matrix, grad=grad) for matrix, grad in zip(batch, clipped, strict=True)]
@@ -157,7 +157,7 @@ def _batch_shape(batch: Sequence[MuonMatrix]) -> tuple[int, int, int]:
 
 
 def _by_shape(batch: Sequence[MuonMatrix], stacked: Tensor) -> Iterator[tuple[list[MuonMatrix], Tensor]]:
-    """The matrices of each shape, with their places among all as they themselves lie: (B, rows, columns)."""
+    """Yield the matrices of each shape, with a view of their places in `stacked`, untransposed: (B, rows, columns)."""
     start = 0
     for (rows, columns), group in itertools.groupby(batch, key=lambda matrix: tuple(matrix.param.shape)):
         alike = list(group)
@@ -167,14 +167,14 @@ def _by_shape(batch: Sequence[MuonMatrix], stacked: Tensor) -> Iterator[tuple[li
 
 
 def _stack_updates(matrices: Sequence[MuonMatrix], into: Tensor, mu: float | None) -> None:
-    """Fill (B, rows, columns) with what is to be orthogonalised: the momentum, or with Nesterov's mu part gradient."""
+    """Fill (B, rows, columns) with the matrices to orthogonalize: the momenta, or Nesterov's if `mu` is given."""
     momenta, grads = [matrix.momentum for matrix in matrices], [matrix.grad for matrix in matrices]
     if is_distributed(matrices[0].param):
         for place, matrix in zip(into.unbind(), matrices, strict=True):
             local = matrix.momentum if mu is None else torch.lerp(matrix.grad, matrix.momentum, mu)
             place.copy_(gathered(local.to(into.dtype), matrix.param))
         return
-    # One dense tensor, of which each matrix has a part: then three kernels write them all.
+    # Each matrix is a part of one dense tensor, so three kernels write them all.
     updates = torch.empty(into.shape, dtype=momenta[0].dtype, device=into.device)
     parts = list(updates.unbind())
     torch._foreach_copy_(parts, momenta if mu is None else grads)
@@ -184,9 +184,9 @@ def _stack_updates(matrices: Sequence[MuonMatrix], into: Tensor, mu: float | Non
 
 
 def _descend(batch: Sequence[MuonMatrix], stacked: Tensor, group: dict[str, Any]) -> None:
-    """Decay the parameters and subtract their directions, which are whole on every rank."""
+    """Decay the parameters and subtract their directions; every rank has the whole directions."""
     params = [matrix.local for matrix in batch]
-    # In float32 at least: in bfloat16 a factor of 1 - lr * weight_decay would round to 1.
+    # At least float32: in bfloat16, 1 - lr * weight_decay would round to 1.
     dtype = torch.promote_types(params[0].dtype, torch.float32)
     lr = _on_device(group["lr"], stacked.device)
     values = params if params[0].dtype == dtype else [param.to(dtype) for param in params]
@@ -195,7 +195,7 @@ def _descend(batch: Sequence[MuonMatrix], stacked: Tensor, group: dict[str, Any]
     changes: list[Tensor] = []
     for alike, directions in _by_shape(batch, stacked):
         factor = -lr * lr_ratio(group["adjust_lr_fn"], *directions.shape[-2:])
-        # With dimensions of its own, so that the product is taken in its dtype and not in that of the directions.
+        # With dimensions, so that type promotion computes the product in its dtype, not in that of the directions.
         if isinstance(factor, Tensor):
             factor = factor.to(dtype).reshape(1, 1, 1)
         else:
@@ -211,7 +211,7 @@ def _descend(batch: Sequence[MuonMatrix], stacked: Tensor, group: dict[str, Any]
 
 
 def lr_ratio(adjust_lr_fn: str | None, rows: int, columns: int) -> float:
-    """What the learning rate is multiplied by for a matrix of this shape.
+    """Factor of the learning rate for a matrix of this shape.
 
     Example:
         >>> lr_ratio("original", 400, 100), lr_ratio("original", 100, 400), lr_ratio("match_rms_adamw", 100, 400)
@@ -223,7 +223,7 @@ def lr_ratio(adjust_lr_fn: str | None, rows: int, columns: int) -> float:
 
 
 def _on_device(lr: float | Tensor, device: torch.device) -> float | Tensor:
-    """A learning rate as a number or a tensor without dimensions on the device; one on the host is read there."""
+    """Return the learning rate as a number, or as a 0-dimensional tensor on the device. A host tensor is read."""
     if not isinstance(lr, Tensor):
         return lr
     if lr.device.type == "cpu" and device.type != "cpu":

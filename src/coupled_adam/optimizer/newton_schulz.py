@@ -1,10 +1,10 @@
-"""The Newton-Schulz iteration: a matrix becomes (nearly) the closest one with orthogonal rows, by products alone.
+"""The Newton-Schulz iteration: approximate the closest matrix with orthogonal rows, with matrix products only.
 
 With the singular value decomposition X = U S V', the odd polynomial a x + b x^3 + c x^5 of X is
 a X + b (X X') X + c (X X')^2 X = U (a S + b S^3 + c S^5) V'. Muon's coefficients drive singular values in (0, 1] to
-about 1 in five rounds; they settle between about 0.7 and 1.2, which does training no harm.
+about 1 in five iterations. They end between about 0.7 and 1.2, which does not harm training.
 
-Letters: B matrices, m rows, n columns, m <= n.
+Legend: B matrices, m rows, n columns, m <= n.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ def orthogonalised(matrices: Tensor, coefficients: Sequence[float], steps: int, 
     Args:
         matrices: (B, m, n) with m <= n, which keeps the product X X' small; may be overwritten.
         coefficients: a, b, c.
-        steps: rounds of the iteration.
-        eps: smallest Frobenius norm that a matrix is divided by; a matrix of zeros stays one.
+        steps: number of iterations.
+        eps: lower bound of the Frobenius norm by which a matrix is divided; a zero matrix stays zero.
 
     Returns:
         (B, m, n) in the dtype of `matrices`.
@@ -34,18 +34,18 @@ def orthogonalised(matrices: Tensor, coefficients: Sequence[float], steps: int, 
         >>> torch.linalg.svdvals(orthogonalised(stretched, COEFFICIENTS, STEPS, EPS)).round(decimals=1)
         tensor([[0.8000, 0.7000]])
     """
-    # The Frobenius norm is at least the spectral norm. A sum of squares in bfloat16 would lose digits.
+    # The Frobenius norm is an upper bound of the spectral norm. A sum of squares in bfloat16 would lose digits.
     norms = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=torch.float32)  # (B, 1, 1)
     return iterated(matrices.div_(norms.clamp_(min=eps)), coefficients, steps)
 
 
 def iterated(X: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
-    """The rounds of the iteration alone.
+    """Run the iteration without the normalization.
 
     Args:
         X: (B, m, n) with m <= n and singular values of at most 1.
         coefficients: a, b, c.
-        steps: rounds.
+        steps: number of iterations.
     """
     a, b, c = coefficients
     for _ in range(steps):

@@ -1,6 +1,6 @@
-"""What the loops that numba compiles have in common: memory, elements, pieces and threads.
+"""Shared parts of the loops that numba compiles: memory, elements, pieces and threads.
 
-A loop works on pieces of a table, each a range of rows. Its last argument is a counter, from which every thread claims
+A loop processes a table in pieces, each a range of rows. Its last argument is a counter, from which every thread claims
 the next piece until none is left.
 """
 
@@ -25,32 +25,32 @@ LARGEST_BITS = 0x7F7F0000  # of the largest finite bfloat16, as a float32
 
 
 def run_loop(loop: Any, *arguments: Any) -> None:
-    """Run a loop in as many threads as torch uses; its last argument counts the pieces that are taken."""
+    """Run a loop in as many threads as torch uses. Passes the counter of claimed pieces as the last argument."""
     next_piece = np.zeros(1, np.int64)
 
     def work() -> None:
         try:
             loop(*arguments, next_piece)
-        except OSError:  # it is compiled, but the disk to keep it on is full, say; now it runs
+        except OSError:  # compiled but not cached, for example because the disk is full; the second call runs it
             loop(*arguments, next_piece)
 
     run_on_threads(work, torch.get_num_threads())
 
 
 def array_of(tensor: Tensor) -> npt.NDArray[Any]:
-    """The memory of a tensor; numpy has no bfloat16, so its bits."""
+    """View the memory of a tensor. bfloat16, which numpy lacks, becomes uint16 bits."""
     tensor = tensor.detach()
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def count_as_written(*tensors: Tensor) -> None:
-    """So that autograd still notices when a graph that was built before the step is used after it."""
+    """Mark tensors as modified, so that autograd detects a graph from before the step that is used after it."""
     torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
 @intrinsic
 def claim_piece(typing_context, counter):
-    """The number of the next piece, for one thread only."""
+    """Claim the next piece atomically and return its number."""
 
     def codegen(context, builder, signature, arguments):
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -61,7 +61,7 @@ def claim_piece(typing_context, counter):
 
 @intrinsic
 def load(typing_context, stored):
-    """An element as float32; uint16 are the bits of a bfloat16, the upper half of a float32's."""
+    """Convert an element to float32. uint16 are the bits of a bfloat16: the upper half of a float32."""
 
     def codegen(context, builder, signature, arguments):
         (value,) = arguments
@@ -75,7 +75,7 @@ def load(typing_context, stored):
 
 @intrinsic
 def round_like(typing_context, value, stored):
-    """A float32 as an element of an array like `stored` is; a bfloat16 is rounded to nearest, ties to even."""
+    """Convert a float32 to the type of `stored`, rounding a bfloat16 to nearest, ties to even."""
 
     def codegen(context, builder, signature, arguments):
         value = arguments[0]
@@ -88,7 +88,7 @@ def round_like(typing_context, value, stored):
 
 @intrinsic
 def round_at_random(typing_context, value, x, column, middle_key):
-    """A float32 as the bits of a bfloat16; see `stochastic_rounding.random_bits`, whose x of column 0 this is."""
+    """Round a float32 stochastically to bfloat16 bits; `x` is that of column 0 in `stochastic_rounding.random_bits`."""
 
     def codegen(context, builder, signature, arguments):
         value, x, column, middle_key = arguments
@@ -111,7 +111,7 @@ def _xor_shifted(builder: Any, x: Any, shift: int) -> Any:
 
 
 def _nearest_bits(builder: Any, value: Any) -> Any:
-    """The bits of the nearest bfloat16, ties to even, in the lower half of 32."""
+    """Return the bits of the nearest bfloat16, ties to even, in the lower half of 32 bits."""
     bits = builder.bitcast(value, INT32)
     odd = builder.and_(builder.lshr(bits, INT32(16)), INT32(1))
     rounded = builder.lshr(builder.add(builder.add(bits, INT32(0x7FFF)), odd), INT32(16))
@@ -120,12 +120,12 @@ def _nearest_bits(builder: Any, value: Any) -> Any:
 
 
 def part_of_a_loop(**options: Any) -> Any:
-    """A function that loops call for each row or element, and are compiled with."""
+    """Compile a function that loops call for each row or element, as part of the loop."""
     return numba.njit(nogil=True, error_model="numpy", **options)
 
 
 def rounding_numbers(table: Table, keys: StepKeys | None) -> tuple[Any, ...] | None:
-    """What `keys_of_row` needs, None where moments are rounded to nearest."""
+    """Return the arguments of `keys_of_row`, or None for rounding to nearest."""
     if table.rounding is None or keys is None:
         return None
     index_key, middle_key = np.uint32(keys.index_key), np.uint32(keys.middle_key)
@@ -134,11 +134,11 @@ def rounding_numbers(table: Table, keys: StepKeys | None) -> tuple[Any, ...] | N
 
 @part_of_a_loop()
 def keys_of_row(i, rounding):
-    """What the random bits of row i are made from; None where moments are rounded to nearest.
+    """Return the keys of the random bits of row i, or None for rounding to nearest.
 
     Returns:
-        x of the row's first element and `middle_key`; from which column on they are others, because the index has
-        passed a multiple of 2^32; and those.
+        x of the row's first element and `middle_key`; the column from which both change, because the index passes a
+        multiple of 2^32; and their new values.
     """
     if rounding is None:
         return None
@@ -167,7 +167,7 @@ def _mixed(x):
 
 @part_of_a_loop()
 def stored_moment_like(moment, h, row_keys, stored):
-    """m_t of column h, float32, as an element of an array like `stored` is."""
+    """Convert m_t of column h from float32 to the type of `stored`."""
     if row_keys is None:
         return round_like(moment, stored)
     x_before, key_before, last, x_after, key_after = row_keys
@@ -178,12 +178,12 @@ def stored_moment_like(moment, h, row_keys, stored):
 
 
 def compiled_loop(function):
-    """Compile when first called, for the types of the arguments, and keep the result on disk where that is possible.
+    """Compile a loop at its first call, for the types of its arguments, and cache the result on disk if possible.
 
-    Without fastmath: the order of the operations is that of the source.
+    Without fastmath, so that the operations keep the order of the source.
     """
     options = {"nogil": True, "error_model": "numpy"}
     try:
         return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # numba found no folder it may write to
+    except RuntimeError:  # numba found no writable folder
         return numba.njit(**options)(function)

@@ -1,11 +1,11 @@
-"""The two passes over a table on the CPU as compiled loops: six passes over its memory, against AdamW's seven.
+"""Coupled Adam on the CPU as two compiled loops: six passes over the memory of a table, compared with AdamW's seven.
 
-Numba compiles them at the first step, in about two seconds, and keeps them on disk. `blockwise` uses them for large
-float32 and bfloat16 tables where numba is installed (the extra `cpu`); the same in torch operations
-is several operations with a barrier each. All sums are float64 and in an order that depends on the shape alone: a step
-gives the same bits for any number of threads.
+numba compiles them at the first step, in about two seconds, and caches them on disk. `blockwise` uses them for large
+float32 and bfloat16 tables if numba is installed (the extra `cpu`). In torch, each loop would be several operations
+with a barrier each. All sums are float64 and their order depends only on the shape, so a step is bitwise reproducible
+with any number of threads.
 
-Legend: V vocabulary rows, H hidden size. A piece is a range of rows that one thread works on at a time.
+Legend: V vocabulary rows, H hidden size. A piece is a range of rows that one thread processes at a time.
 """
 
 import numpy as np
@@ -27,38 +27,38 @@ from coupled_adam.optimizer.numba_elements import (
 from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table
 
-# Elements of a table in one piece: 50 to 100 microseconds of work, so that no thread waits long for the last one.
+# Elements of a piece: 50 to 100 microseconds of work, so that no thread waits long for the last one.
 PIECE_ELEMENTS = 2**17
 SUM_PIECE_ROWS = 512
-# Of the partial sums, one row of float64 for each piece.
+# Limit for the partial sums: one float64 row per piece.
 PARTIAL_SUM_BYTES = 2**20
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 def column_square_sums(grad: Tensor) -> Tensor:
-    """Sum of g_i^2 over the rows i, (1, H) float64; see `blockwise.column_square_sums`.
+    """Sum g_i^2 over the rows i: (1, H) float64; see `blockwise.column_square_sums`.
 
     Args:
-        grad: g, (V, H), contiguous, of one of DTYPES.
+        grad: g, (V, H), contiguous, with one of DTYPES.
     """
     V, H = grad.shape
     most_pieces = max(PARTIAL_SUM_BYTES // (8 * H), 1)
     rows = max(SUM_PIECE_ROWS, -(-V // most_pieces))
     partial_sums = torch.empty(-(-V // rows), H, dtype=torch.float64).numpy()
     run_loop(_add_squares, array_of(grad), rows, partial_sums)
-    # numpy adds one row after the other. A sum in torch would be one more operation with a barrier.
+    # numpy adds up the rows in order. A sum in torch would be another operation with a barrier.
     return torch.from_numpy(partial_sums.sum(axis=0, keepdims=True))
 
 
 def apply_update(table: Table, coefficient: Tensor, factor: float, keys: StepKeys | None = None) -> None:
-    """Update m_t and e_t of one table in place; see `blockwise.apply_update`.
+    """Update m_t and e_t of a table in place; see `blockwise.apply_update`.
 
     Args:
-        table: the table; param, grad and exp_avg contiguous and of DTYPES, numbers of `hyper` on the host.
-        coefficient: what a row's first moment is multiplied with, (1, H) float32.
-        factor: what the gradient is multiplied with: loss scale, clipping, -1 for maximize.
-        keys: of this step where m_t is rounded at random.
+        table: the table; param, grad and exp_avg contiguous, with DTYPES, numbers of `hyper` on the host.
+        coefficient: coefficient of the first moment, (1, H) float32.
+        factor: factor of the gradient: loss scale, clipping, -1 for maximize.
+        keys: keys of this step's stochastic rounding, if any.
     """
     hyper = table.hyper
     arrays = [array_of(tensor) for tensor in (table.param, table.grad, table.exp_avg)]
@@ -80,7 +80,7 @@ def _add_squares(grad, rows, partial_sums, next_piece):
         sums[:] = 0.0
         start, stop = piece * rows, min((piece + 1) * rows, V)
         half = (stop - start) // 2
-        # Two rows at a time: `sums` is loaded and stored half as often.
+        # Two rows at a time, to load and store `sums` half as often.
         for i in range(start, start + half):
             for h in range(H):
                 g1 = np.float64(load(grad[i, h]))
@@ -97,7 +97,7 @@ def _update_rows(param, grad, exp_avg, coefficient, beta1, one_minus_beta1, fact
     V, H = param.shape
     pieces = (V + rows - 1) // rows
     while True:
-        # From the last row to the first: the end of g is what the sums left in the cache.
+        # From the last row to the first: the sums left the end of g in the cache.
         piece = pieces - 1 - claim_piece(next_piece)
         if piece < 0:
             return
@@ -106,7 +106,7 @@ def _update_rows(param, grad, exp_avg, coefficient, beta1, one_minus_beta1, fact
             for h in range(H):
                 g = factor * load(grad[i, h])
                 m = load(exp_avg[i, h])
-                # torch.lerp: beta1 and 1 - beta1 add up to one whatever their rounding, and beta1 = 0 gives g.
+                # As in torch.lerp: the weights add up to 1 despite rounding, and beta1 = 0 gives exactly g.
                 m = m + one_minus_beta1 * (g - m) if one_minus_beta1 < 0.5 else g - beta1 * (g - m)
                 e = decay * load(param[i, h]) + coefficient[h] * m
                 exp_avg[i, h] = stored_moment_like(m, h, row_keys, exp_avg[i, h])

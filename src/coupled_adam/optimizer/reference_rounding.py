@@ -1,6 +1,6 @@
-"""Stochastic rounding to bfloat16, literally: one element after the other, in Python integers and floats.
+"""Stochastic rounding to bfloat16, one element at a time, in Python integers and floats.
 
-This is the oracle of `stochastic_rounding`, as `reference` is that of the update: slow, plain, never used for training.
+This is the reference that tests compare `stochastic_rounding` with. It is slow and never used for training.
 """
 
 import math
@@ -14,7 +14,7 @@ PRECISION, SMALLEST_EXPONENT, LARGEST = 8, -125, (2 - 2**-7) * 2.0**127
 
 
 def rounded_table(moments: Tensor, *, seed: int, table: int, step: int) -> Tensor:
-    """Moments of a whole table, (V, H), each rounded at random to a bfloat16; float64 in and out.
+    """Round the moments of a whole table, (V, H), stochastically to bfloat16; float64 in and out.
 
     Example:
         >>> rounded = rounded_table(torch.full((100, 100), 1 + 2**-9), seed=0, table=0, step=1)
@@ -30,7 +30,7 @@ def rounded_table(moments: Tensor, *, seed: int, table: int, step: int) -> Tenso
 
 
 def rounded_number(x: float, bits: int) -> float:
-    """The neighbour of x towards zero, or with a probability as large as the way to it is short the other one.
+    """Round x to one of its two bfloat16 neighbours, each with the probability that makes the expectation x.
 
     Args:
         x: any float.
@@ -40,21 +40,21 @@ def rounded_number(x: float, bits: int) -> float:
         >>> [rounded_number(-1 - 2**-9, bits) for bits in (0, 3 * 2**14 - 1, 3 * 2**14)]
         [-1.0, -1.0, -1.0078125]
     """
-    if not abs(x) < LARGEST:  # also true of a NaN
+    if not abs(x) < LARGEST:  # also true for NaN
         return torch.tensor(x, dtype=torch.float32).bfloat16().item()
     _, exponent = math.frexp(x)
     spacing = 2.0 ** (max(exponent, SMALLEST_EXPONENT) - PRECISION)
     inner = math.floor(abs(x) / spacing)
-    # The way to the outer neighbour in steps of 2^-16, as far as float32 knows it.
+    # The distance from the inner neighbour in units of 2^-16, as precise as float32.
     part = math.floor((abs(x) / spacing - inner) * 2**16)
     return math.copysign((inner + (part + bits >= 2**16)) * spacing, x)
 
 
 def random_bits(key: int, step: int, index: int) -> int:
-    """16 random bits of one element.
+    """Return the 16 random bits of an element.
 
     Args:
-        key: of the table.
+        key: key of the table.
         step: t.
         index: row times width plus column.
     """
@@ -68,12 +68,12 @@ def random_bits(key: int, step: int, index: int) -> int:
 
 
 def table_key(seed: int, table: int) -> int:
-    """32 bits from the seed and the number of a table."""
+    """Derive 32 bits from the seed and the number of a table."""
     return absorb(absorb(absorb(0, seed % WORD), seed // WORD), table)
 
 
 def absorb(key: int, word: int) -> int:
-    """32 bits from 32 bits and another number."""
+    """Derive 32 bits from a key and another number."""
     return mix(((key ^ word) + 0x61C88647) % WORD)
 
 

@@ -30,7 +30,7 @@ def _mix(x):
 
 @triton.jit(do_not_specialize=["t", "key"])
 def step_keys_kernel(keys_ptr, step_ptr, t, key):
-    """See `stochastic_rounding.step_keys`. On the device, so that a CUDA graph replays with the keys of its step."""
+    """Compute `stochastic_rounding.step_keys` on the device, so that each replay of a CUDA graph has new keys."""
     if step_ptr is not None:
         t = tl.load(step_ptr).to(tl.int32) + 1
     index_key = _mix((key.to(tl.uint32) ^ t.to(tl.uint32)) + INCREMENT)
@@ -41,7 +41,7 @@ def step_keys_kernel(keys_ptr, step_ptr, t, key):
 
 @triton.jit
 def load_keys(keys_ptr):
-    """The two keys of a step; loaded before a loop over tiles, since Triton would not move loads out of it."""
+    """Load the two keys of a step. Call it before a loop over tiles: Triton does not move loads out of loops."""
     index_key = tl.zeros((), dtype=tl.uint32)
     middle_key = tl.zeros((), dtype=tl.uint32)
     if keys_ptr is not None:
@@ -54,7 +54,7 @@ def load_keys(keys_ptr):
 def stored_moment(
     m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE: tl.constexpr
 ):
-    """Float32 moments of a tile as they are stored: rounded at random where there are keys, else to nearest.
+    """Convert float32 moments of a tile for storage: with keys by stochastic rounding, else to nearest.
 
     See `stochastic_rounding.random_bits` and `stochastic_rounding.round_with_bits`.
     """
@@ -67,7 +67,7 @@ def stored_moment(
             x = index.to(tl.uint32) * SPREAD + index_key + high
             middle_key ^= high
         else:
-            # Without `.to` on the arguments: Triton makes a constant of a 1.
+            # No `.to` on the arguments: Triton turns an argument of 1 into a constant.
             row_index = (rows.to(tl.uint32) * width).to(tl.uint32) * SPREAD
             column_index = (columns.to(tl.uint32) + first_element).to(tl.uint32) * SPREAD
             x = row_index[:, None] + (column_index + index_key)[None, :]
@@ -85,7 +85,7 @@ STEP_KEYS = Launcher(step_keys_kernel, num_warps=1)
 
 
 class RoundingArguments(NamedTuple):
-    """What the kernels that write first moments need for rounding, in their order."""
+    """Arguments for rounding, in the order of the kernels that write first moments."""
 
     keys: Tensor | None  # (2,) int32
     first_element: int
@@ -94,7 +94,7 @@ class RoundingArguments(NamedTuple):
 
     @property
     def kind(self) -> tuple[bool, int, int, bool]:
-        """What Triton specialises on."""
+        """Everything that Triton specializes on."""
         return self.keys is None, self.first_element, self.width, self.is_large
 
 
@@ -102,12 +102,12 @@ NO_ROUNDING = RoundingArguments(None, 0, 0, False)
 
 
 def rounding_arguments(table: Table, step: Tensor | None, t: float) -> RoundingArguments:
-    """What a kernel needs to round the first moments of a table in this step.
+    """Return the arguments with which a kernel rounds the first moments of a table in this step.
 
     Args:
         table: the table.
-        step: t - 1 where the step count lives on the device, else None.
-        t: the step where it lives on the host.
+        step: t - 1 if the step count is on the device, else None.
+        t: the step, if the step count is on the host.
     """
     rounding = table.rounding
     if rounding is None:

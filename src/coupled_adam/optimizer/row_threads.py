@@ -1,8 +1,8 @@
-"""Threads of the CPU that share the rows of a table without OpenMP.
+"""CPU threads that share the rows of a table, without OpenMP.
 
-A torch operation gives each of its threads an equal share and waits at a barrier for the last one. Beside another busy
-process one of them loses time slices, and a step of many short operations waits for it at every barrier. Here each
-thread takes the next piece of rows as soon as it is done with one, and the only barrier is the end of the table.
+A torch operation gives each thread an equal share and waits for the last thread at a barrier. If another process is
+busy, one of the threads loses time slices, and a step of many short operations waits for it at every barrier. Here,
+each thread takes the next piece of rows when it has finished one, and the only barrier is at the end of the table.
 """
 
 import functools
@@ -14,11 +14,11 @@ import torch
 
 
 def run_on_threads(work: Callable[[], object], threads: int) -> None:
-    """Call `work` in up to `threads` threads at a time, this one included, and return when all calls have.
+    """Call `work` in up to `threads` threads, including the current one, and return when all calls have returned.
 
     Args:
-        work: takes pieces until there are none left; it must not matter how many of its calls start.
-        threads: how many, at most.
+        work: processes pieces until none is left; the number of calls must not matter.
+        threads: maximum number of threads.
 
     Example:
         >>> from collections import deque
@@ -35,8 +35,8 @@ def run_on_threads(work: Callable[[], object], threads: int) -> None:
         return
     inference = torch.is_inference_mode_enabled()
 
-    def work_without_autograd() -> None:  # every thread has its own modes
-        with torch.inference_mode(inference), torch.no_grad():  # inference_mode(False) turns gradients on
+    def work_without_autograd() -> None:  # autograd modes are per thread
+        with torch.inference_mode(inference), torch.no_grad():  # inference_mode(False) enables gradients
             work()
 
     pool = _pool(os.getpid(), threads)
@@ -45,11 +45,11 @@ def run_on_threads(work: Callable[[], object], threads: int) -> None:
         work()
     finally:
         for other in others:
-            if not other.cancel():  # one that has not started is not waited for: nothing is left to do
+            if not other.cancel():  # do not wait for calls that have not started: no work is left
                 other.result()
 
 
 @functools.cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """A pool of this process: the threads of a parent do not survive a fork."""
+    """Create the pool of this process: a parent's threads do not survive a fork."""
     return ThreadPoolExecutor(threads - 1, thread_name_prefix=f"coupled-adam-{process}")

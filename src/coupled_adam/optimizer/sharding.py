@@ -1,8 +1,7 @@
-"""Tables and gradients that are spread over ranks (FSDP2, HSDP, tensor parallel), seen through DTensor.
+"""Sharded tables and gradients (FSDP2, HSDP, tensor parallel), as DTensors.
 
-The update itself is elementwise and runs on each rank's part. Only sums cross ranks: the column sums of squares,
-over the mesh dimensions that shard rows, and the squared norms for clipping. All of them travel in one message
-per process group.
+The update itself is elementwise and runs on each rank's part. Only sums cross ranks: the column sums of squares, over
+the mesh dimensions that shard rows, and the squared norms for clipping. They share one message per process group.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -21,14 +20,14 @@ from coupled_adam.optimizer.torch_versions import global_offset
 
 
 def is_distributed(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor. By its attribute, since importing torch.distributed.tensor takes a second."""
-    if type(tensor) is Tensor or type(tensor) is Parameter:  # asking for a missing attribute is slow
+    """Whether a tensor is a DTensor. Checked by attribute: importing torch.distributed.tensor takes a second."""
+    if type(tensor) is Tensor or type(tensor) is Parameter:  # looking up a missing attribute is slow
         return False
     return hasattr(tensor, "device_mesh")
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, sharing memory with it; any other tensor as it is."""
+    """Return this rank's part of a DTensor, sharing its memory; return any other tensor unchanged."""
     if not is_distributed(tensor):
         return tensor
     local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
@@ -36,9 +35,9 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def local_gradient(grad: Tensor, param: Tensor) -> Tensor:
-    """This rank's part of a gradient, for the same rows and columns as its part of the parameter.
+    """Return this rank's part of a gradient, with the rows and columns of its part of the parameter.
 
-    Under tensor parallelism the gradient can be replicated or still partial while the parameter is sharded.
+    Under tensor parallelism, the gradient of a sharded parameter can be replicated or still partial.
     """
     if not is_distributed(param):
         return grad
@@ -50,10 +49,10 @@ def local_gradient(grad: Tensor, param: Tensor) -> Tensor:
 
 
 def second_moment_like(param: Tensor) -> Tensor:
-    """Zeros for the coupled second moment of a table: (1, H), float32 or wider.
+    """Create the coupled second moment of a table: zeros (1, H), float32 or wider.
 
-    For a DTensor it is a DTensor on the same mesh: replicated where the table is sharded by rows, sharded where
-    it is sharded by columns.
+    For a DTensor it is a DTensor on the same mesh: replicated where the table is sharded by rows, sharded where the
+    table is sharded by columns.
     """
     local = local_part(param)
     dtype = torch.promote_types(param.dtype, torch.float32)
@@ -62,7 +61,7 @@ def second_moment_like(param: Tensor) -> Tensor:
 
 
 def distribute_like(row: Tensor, param: Tensor) -> Tensor:
-    """Make this rank's part of a (1, H) tensor a DTensor that goes with the columns of `param`."""
+    """Turn this rank's part of a (1, H) tensor into a DTensor sharded like the columns of `param`."""
     if not is_distributed(param):
         return row
     from torch.distributed.tensor import DTensor
@@ -78,7 +77,7 @@ def distribute_like(row: Tensor, param: Tensor) -> Tensor:
 
 
 def row_placements(param: Tensor) -> list[Any]:
-    """Placements of a (1, H) tensor beside `param`: those of its columns."""
+    """Placements of a (1, H) tensor that is sharded like the columns of `param`."""
     from torch.distributed.tensor import Replicate
 
     return [
@@ -88,10 +87,10 @@ def row_placements(param: Tensor) -> list[Any]:
 
 
 def row_moment_like(param: Tensor, exp_avg_sq: Tensor) -> Tensor:
-    """The start of the row moments of a table, (V, 1): the mean of its column moments in every row.
+    """Create the row moments of a table, (V, 1), filled with the mean of its column moments.
 
-    So every row begins with r_i / s = 1, which is Coupled Adam. For a DTensor it is one on the same mesh: sharded
-    where the table is sharded by rows, replicated where it is sharded by columns.
+    Every row then starts with r_i / s = 1, which is Coupled Adam. For a DTensor it is a DTensor on the same mesh:
+    sharded where the table is sharded by rows, replicated where the table is sharded by columns.
     """
     local = local_part(param)
     mean = local_part(exp_avg_sq).sum(dtype=sum_dtype(local.device)) / param.shape[1]
@@ -103,7 +102,7 @@ def row_moment_like(param: Tensor, exp_avg_sq: Tensor) -> Tensor:
 
 
 def column_like(column: Tensor, param: Tensor) -> Tensor:
-    """Make this rank's part of a (V, 1) tensor a DTensor that goes with the rows of `param`."""
+    """Turn this rank's part of a (V, 1) tensor into a DTensor sharded like the rows of `param`."""
     if not is_distributed(param):
         return column
     from torch.distributed.tensor import DTensor, Replicate
@@ -123,11 +122,11 @@ def column_like(column: Tensor, param: Tensor) -> Tensor:
 
 
 def local_real_rows(param: Tensor, vocabulary_size: int | None) -> int:
-    """How many of this rank's rows are not padding; these are its first.
+    """Number of this rank's rows that are not padding. They come first.
 
     Args:
         param: the table, (V, H).
-        vocabulary_size: how many rows of the whole table are not padding, None for all.
+        vocabulary_size: number of rows of the whole table that are not padding; None means all.
     """
     local_rows = local_part(param).shape[0]
     if vocabulary_size is None or not is_distributed(param):
@@ -136,16 +135,16 @@ def local_real_rows(param: Tensor, vocabulary_size: int | None) -> int:
 
 
 def first_row_and_column(param: Tensor) -> tuple[int, int]:
-    """The row and the column of the whole table that this rank's part begins with."""
+    """Row and column of the whole table at which this rank's part begins."""
     if not is_distributed(param):
         return 0, 0
     return global_offset(param.shape, param.device_mesh, tuple(param.placements))  # type: ignore[attr-defined]
 
 
 def process_groups(param: Tensor, tensor_dim: int | None = None) -> tuple[Any, ...]:
-    """The process groups over which a parameter is sharded, along one tensor dimension or along any.
+    """Process groups over which a parameter is sharded, along one tensor dimension or, for None, along any.
 
-    Decided by `is_replicate`: `_StridedShard` (tensor parallel x FSDP2) is not a `Shard`.
+    Checks `is_replicate`, because `_StridedShard` (tensor parallel with FSDP2) is not a `Shard`.
     """
     if not is_distributed(param):
         return ()
@@ -159,28 +158,28 @@ def process_groups(param: Tensor, tensor_dim: int | None = None) -> tuple[Any, .
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """A tensor that becomes, in place, its sum over the given process groups."""
+    """A tensor to replace, in place, by its sum over process groups."""
 
     values: Tensor
     groups: tuple[Any, ...]
 
 
 class Reduction:
-    """All-reduces of many partial sums, in flight from construction until `wait`.
+    """All-reduces of many partial sums, started by the constructor and completed by `wait`.
 
     Sums over the same process group share one message. A sum over two groups (rows sharded by two mesh dimensions)
-    goes through them one after the other; only the first overlaps with what the caller does meanwhile.
+    needs one message after the other; only the first overlaps with the caller's work.
     """
 
     def __init__(self, sums: Sequence[PartialSum]) -> None:
-        self._unsent: dict[Any, list[Tensor]] = {}  # the parts of each group's message, in an order all ranks share
+        self._unsent: dict[Any, list[Tensor]] = {}  # parts of each group's message, in the same order on all ranks
         for partial_sum in sums:
             for group in partial_sum.groups:
                 self._unsent.setdefault(group, []).append(partial_sum.values)
         self._in_flight = self._send()
 
     def wait(self) -> None:
-        """Return when every sum is complete (on CUDA: when the current stream will see it so)."""
+        """Wait until every sum is complete (on CUDA: for work that is queued on the current stream from now on)."""
         while self._in_flight:
             for message, parts, work in self._in_flight:
                 work.wait()
@@ -189,7 +188,7 @@ class Reduction:
             self._in_flight = self._send()
 
     def _send(self) -> list[tuple[Tensor, list[Tensor], Any]]:
-        """Send the messages none of whose parts is in an earlier one that has not come back."""
+        """Send the messages that share no part with an earlier unfinished message."""
         in_flight: list[tuple[Tensor, list[Tensor], Any]] = []
         taken: set[int] = set()
         for group, parts in list(self._unsent.items()):

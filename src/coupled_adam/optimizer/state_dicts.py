@@ -1,7 +1,7 @@
-"""State dicts that never break: files of torch.optim.AdamW go in, files of CoupledAdamW come out again.
+"""Load and convert state dicts of torch.optim.AdamW and CoupledAdamW.
 
-A coupled table keeps one row of second moment where AdamW keeps V, and one column where row moments are kept;
-averaging that matrix over its rows and columns gives them, because averages and the moving average commute.
+AdamW keeps a (V, H) second moment. A coupled table keeps its average over rows, and with row moments also its average
+over columns. Averaging AdamW's state gives exactly these, because averages and the moving average commute.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -35,19 +35,19 @@ ROWS_AT_A_TIME = 4096
 def convert_state_dict(
     state_dict: StateDict, optimizer: Optimizer, param_names: Sequence[str] | None = None
 ) -> StateDict:
-    """Rearrange a state dict, by parameter name, for an optimizer whose groups are others.
+    """Rearrange a state dict, by parameter name, for an optimizer with other groups.
 
-    Works in both directions: into CoupledAdamW, a second moment (V, H) is averaged over the rows of a coupled table;
-    into torch.optim.AdamW, a coupled one (1, H) is repeated for every row.
+    Works in both directions. For CoupledAdamW, the (V, H) second moment of a coupled table is averaged over its rows.
+    For torch.optim.AdamW, a coupled (1, H) second moment is repeated for every row.
 
     Args:
-        state_dict: what `state_dict()` of a torch.optim.AdamW or CoupledAdamW returned.
+        state_dict: result of `state_dict()` of a torch.optim.AdamW or CoupledAdamW.
         optimizer: the torch.optim.AdamW or CoupledAdamW to load it into, built from a model or from named parameters.
-        param_names: names of the parameters in the order in which the writing optimizer got them, e.g.
-            ``[name for name, _ in model.named_parameters()]``. Not needed when the file has names itself.
+        param_names: names of the parameters, in the order of the optimizer that wrote the file, for example
+            ``[name for name, _ in model.named_parameters()]``. Not needed if the file has names.
 
     Returns:
-        A state dict for ``optimizer.load_state_dict``. Learning rates and other options are those of `optimizer`.
+        A state dict for ``optimizer.load_state_dict``, with the learning rates and other options of `optimizer`.
 
     Example:
         >>> from coupled_adam import CoupledAdamW
@@ -71,8 +71,8 @@ def convert_state_dict(
     if missing or unknown:
         raise ValueError(
             f"state dict and optimizer have different parameters: the file lacks {_listed(missing)}, the optimizer "
-            f"lacks {_listed(unknown)}; build the optimizer from the same parameters (frozen ones are left out), "
-            "or correct param_names: they are in the order of the optimizer that wrote the file"
+            f"lacks {_listed(unknown)}; build the optimizer from the same parameters (without frozen ones), or correct "
+            "param_names, which must be in the order of the optimizer that wrote the file"
         )
     converted = optimizer.state_dict()
     live_ids = _saved_ids(converted)
@@ -86,10 +86,10 @@ def convert_state_dict(
 
 
 def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
-    """What CoupledAdamW.load_state_dict hands to torch: the same groups, coupled as the live optimizer says.
+    """Adapt a state dict to a live CoupledAdamW, for torch's `load_state_dict`.
 
     Args:
-        state_dict: of CoupledAdamW or torch.optim.AdamW; it is not changed.
+        state_dict: state dict of CoupledAdamW or torch.optim.AdamW; not modified.
         optimizer: the live CoupledAdamW.
 
     Returns:
@@ -102,7 +102,7 @@ def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
                 f"state dict has groups of {_group_sizes(state_dict['param_groups'])} parameters, the optimizer of "
                 f"{_group_sizes(optimizer.param_groups)}, and the file has no names; map it by name with "
                 "coupled_adam.convert_state_dict(state_dict, optimizer, param_names=[...]), or convert the checkpoint "
-                "with the command coupled-adam convert"
+                "with `coupled-adam convert`"
             )
         return convert_state_dict(state_dict, optimizer)
     adapted = dict(state_dict)
@@ -116,7 +116,7 @@ def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
 
 
 def restore_dtypes(adapted: StateDict, optimizer: Optimizer) -> None:
-    """Put back the moments of coupled tables that torch cast to the dtype of the parameter."""
+    """Restore the dtype of the moments of coupled tables, which torch casts to the dtype of the parameter."""
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     coupled = {param: group for group in optimizer.param_groups if group["coupled"] for param in group["params"]}
     for saved_id, param in zip(_saved_ids(adapted), params, strict=True):
@@ -135,21 +135,21 @@ def restore_dtypes(adapted: StateDict, optimizer: Optimizer) -> None:
 def _refuse_amsgrad(state_dict: StateDict) -> None:
     if any(group.get("amsgrad") for group in state_dict["param_groups"]):
         raise ValueError(
-            "state dict was written with amsgrad=True, which Coupled Adam does not have; load it into torch.optim.AdamW"
+            "state dict has amsgrad=True, which Coupled Adam does not support; load it into torch.optim.AdamW"
         )
 
 
 def _refuse_other_optimizers(optimizer: Optimizer) -> None:
-    # By its options, since frameworks wrap optimizers; of torch's own only Adam and AdamW have these.
+    # Checked by options, because frameworks wrap optimizers. Of torch's optimizers, only Adam and AdamW have these.
     if not all({"betas", "eps", "amsgrad"} <= group.keys() for group in optimizer.param_groups):
         raise ValueError(
-            f"optimizer is a {type(optimizer).__name__}, which does not keep AdamW's moments; "
+            f"optimizer is a {type(optimizer).__name__}, which does not have AdamW's moments; "
             "pass a torch.optim.AdamW or a CoupledAdamW"
         )
     if any(group["amsgrad"] for group in optimizer.param_groups):
         raise ValueError(
-            "optimizer has amsgrad=True, whose maximum of the second moment is not in the file; "
-            "build it with amsgrad=False"
+            "optimizer has amsgrad=True, but the file has no maximum of the second moment; "
+            "build the optimizer with amsgrad=False"
         )
 
 
@@ -161,20 +161,20 @@ def _adapted_group(saved: dict[str, Any], live: dict[str, Any]) -> dict[str, Any
     group["error_if_nonfinite"] = live["error_if_nonfinite"]
     group["vocabulary_size"] = live["vocabulary_size"]
     group["state_dtype"] = live["state_dtype"]
-    # A file whose moments were not rounded at random says nothing about the seed.
+    # Without stochastic rounding, the seed in the file has no meaning.
     is_rounded = saved.get("coupled") and saved.get("state_dtype") == torch.bfloat16
     group["state_seed"] = saved["state_seed"] if is_rounded and live["coupled"] else live["state_seed"]
     for key in ("scale_exponent", "row_exponent", "column_exponent", "mean_free"):
         group[key] = group.get(key, live[key]) if live["coupled"] == saved.get("coupled", False) else live[key]
     for key in ("row_exponent", "column_exponent"):
         check_exponent(key, group[key])
-    if group.get("max_grad_norm") is None:  # a file without clipping does not switch it off
+    if group.get("max_grad_norm") is None:  # a file without clipping does not turn it off
         group["max_grad_norm"] = live["max_grad_norm"]
     return group
 
 
 def _fit_states(state_dict: StateDict, optimizer: Optimizer) -> None:
-    """Bring the second moments of `state_dict` to the shapes that their live parameters need."""
+    """Convert the second moments of `state_dict` to the shapes of the live optimizer."""
     live = [(name, p, group) for group in optimizer.param_groups for name, p in named_params(group)]
     moments: list[tuple[Any, SavedMoments]] = []
     for saved_id, (name, param, group) in zip(_saved_ids(state_dict), live, strict=True):
@@ -188,17 +188,17 @@ def _fit_states(state_dict: StateDict, optimizer: Optimizer) -> None:
 
 
 class SavedMoments:
-    """The second moment of one parameter in a file, on its way to the shapes that the live optimizer keeps.
+    """The saved second moment of one parameter, to be converted to the live optimizer's shapes.
 
-    `sums` must be added up over the ranks before `fitted` is called.
+    Add up `sums` over the ranks before calling `fitted`.
     """
 
     def __init__(self, state: dict[str, Any], param: Tensor, group: dict[str, Any]) -> None:
         self.state, self.param, self.group = state, param, group
-        # Of a full second moment that is to be averaged.
+        # For averaging a full second moment.
         self.column_sums: PartialSum | None = None
         self.row_sums: PartialSum | None = None
-        # Of row moments and the column moments beside them.
+        # For row moments and their column moments.
         self.row_total: PartialSum | None = None
         self.column_total: PartialSum | None = None
         second_moment = state["exp_avg_sq"]
@@ -216,12 +216,12 @@ class SavedMoments:
 
     @property
     def sums(self) -> list[PartialSum]:
-        """What this rank knows a part of."""
+        """The partial sums of this rank."""
         sums = (self.column_sums, self.row_sums, self.row_total, self.column_total)
         return [partial_sum for partial_sum in sums if partial_sum is not None]
 
     def fitted(self) -> dict[str, Any]:
-        """The state as the live optimizer keeps it."""
+        """Return the state in the live optimizer's shapes."""
         if not self.group.get("coupled"):
             return self._of_adamw()
         if self.column_sums is None:
@@ -236,21 +236,21 @@ class SavedMoments:
         return fitted
 
     def _without_empty_rows(self) -> dict[str, Any]:
-        """Row and column moments have the same mean, so row moments of zeros were made and never loaded."""
+        """Drop row moments that were never filled: all 0, although column moments with the same mean are not."""
         if self.column_total is None or self._has_row_moments() or self.column_total.values == 0:
             return self.state
         return {key: value for key, value in self.state.items() if key != "row_avg_sq"}
 
     def _has_row_moments(self) -> bool:
-        """Whether the row moments were ever filled."""
+        """Whether the row moments are not all zero."""
         return self.row_total is not None and bool(self.row_total.values != 0)
 
     def _of_adamw(self) -> dict[str, Any]:
-        """c_h r_i / s for every element: the second moment that has these row and column averages."""
+        """Build AdamW's second moment c_h r_i / s, which has these row and column averages."""
         state = {key: value for key, value in self.state.items() if key != "row_avg_sq"}
         if self.state["exp_avg_sq"].shape == self.param.shape:
             return state
-        state["exp_avg"] = state["exp_avg"].to(self.param.dtype)  # which may have been narrower
+        state["exp_avg"] = state["exp_avg"].to(self.param.dtype)  # from a narrower state_dtype
         second_moment = _repeated_row(self.state["exp_avg_sq"], self.param)
         if self.column_total is not None and self._has_row_moments():
             mean = self.column_total.values / self.param.shape[1]
@@ -266,7 +266,7 @@ def _total(moments: Tensor) -> Tensor:
 
 
 def _row_sums(second_moment: Tensor) -> Tensor:
-    """Sums (V,) over the columns of (V, H)."""
+    """Sum a (V, H) tensor over its columns: (V,)."""
     dtype = sum_dtype(second_moment.device)
     sums = torch.empty(second_moment.shape[0], dtype=dtype, device=second_moment.device)
     for first in range(0, len(sums), ROWS_AT_A_TIME):
@@ -276,7 +276,7 @@ def _row_sums(second_moment: Tensor) -> Tensor:
 
 
 def _column_sums(second_moment: Tensor) -> Tensor:
-    """Sums (H,) over the rows of (V, H), in float64: the average of V equal float32 rows is that row, bit for bit."""
+    """Sum a (V, H) tensor over its rows, in float64: the average of V equal float32 rows is then exactly that row."""
     dtype = sum_dtype(second_moment.device)
     sums = torch.zeros(second_moment.shape[1], dtype=dtype, device=second_moment.device)
     for block in second_moment.split(ROWS_AT_A_TIME):  # torch would convert the whole table first
@@ -285,10 +285,10 @@ def _column_sums(second_moment: Tensor) -> Tensor:
 
 
 def _repeated_row(row: Tensor, param: Tensor) -> Tensor:
-    """The (1, H) second moment for every row of `param`, in its dtype, on the device of the row."""
+    """Repeat a (1, H) second moment for every row of `param`, in its dtype, on the device of the row."""
     if is_distributed(param):
         repeated = torch.zeros_like(param, memory_format=torch.preserve_format)
-    else:  # a parameter on the meta device describes a file that is converted without its model
+    else:  # `param` is on the meta device if a file is converted without its model
         repeated = torch.empty_like(param, memory_format=torch.preserve_format, device=row.device)
     local_part(repeated).copy_(local_part(row).expand(local_part(param).shape[0], -1))
     return repeated
@@ -299,7 +299,7 @@ def _check_shapes(name: str, param: Tensor, state: dict[str, Any]) -> None:
         if key == "row_avg_sq" and key not in state:
             continue
         if key not in state:
-            raise ValueError(f"state of {name!r} has no {key!r}, only {sorted(state)}; it is not a state dict of AdamW")
+            raise ValueError(f"state of {name!r} has no {key!r}, only {sorted(state)}; pass a state dict of AdamW")
         allowed = {tuple(param.shape)}
         if key == "exp_avg_sq" and param.dim() == 2:
             allowed.add((1, param.shape[1]))
@@ -308,7 +308,7 @@ def _check_shapes(name: str, param: Tensor, state: dict[str, Any]) -> None:
         if tuple(state[key].shape) not in allowed:
             raise ValueError(
                 f"state of {name!r}: {key} has shape {tuple(state[key].shape)}, the parameter {tuple(param.shape)}; "
-                "the file belongs to a model of another size, or lists its parameters in another order"
+                "the file is from a model of another size, or has its parameters in another order"
             )
         if is_distributed(param) and not is_distributed(state[key]):
             raise ValueError(
@@ -324,7 +324,7 @@ def _groups_differ(state_dict: StateDict, optimizer: Optimizer) -> bool:
     if not all("param_names" in group for group in chain(saved_groups, live_groups)):
         return False
     saved, live = _saved_names(state_dict, None), _live_names(optimizer)
-    # The same names in another order would be loaded into the wrong tensors; other names mean a renamed model.
+    # The same names in another order would go to the wrong tensors. Different names mean a renamed model.
     return saved != live and sorted(saved) == sorted(live)
 
 
@@ -340,14 +340,14 @@ def _saved_names(state_dict: StateDict, param_names: Sequence[str] | None) -> li
     if param_names is None:
         if not all("param_names" in group for group in state_dict["param_groups"]):
             raise ValueError(
-                "state dict has no parameter names; give param_names in the order in which the file was written, "
-                "e.g. [name for name, _ in model.named_parameters()]"
+                "state dict has no parameter names; pass param_names in the order of the optimizer that wrote it, for "
+                "example [name for name, _ in model.named_parameters()]"
             )
         param_names = list(chain.from_iterable(group["param_names"] for group in state_dict["param_groups"]))
     param_names = list(param_names)
     count = len(_saved_ids(state_dict))
     if len(param_names) != count:
-        raise ValueError(f"param_names has {len(param_names)} names, but the state dict {count} parameters")
+        raise ValueError(f"param_names has {len(param_names)} names, but the state dict has {count} parameters")
     return _plain_names(param_names)
 
 
@@ -360,7 +360,7 @@ def _live_names(optimizer: Optimizer) -> list[str]:
 
 
 def without_common_prefix(saved: list[str], live: list[str]) -> list[str]:
-    """The saved names as the live ones are, where they differ by a prefix of all: a model and a module around it.
+    """Match the saved names to the live ones if they differ by a common prefix: a model and a module around it.
 
     Example:
         >>> without_common_prefix(["model.head.weight", "model.norm.weight"], ["norm.weight", "head.weight"])
@@ -380,10 +380,10 @@ def _listed(names: list[str], limit: int = 8) -> str:
 
 
 def _plain_names(names: list[str]) -> list[str]:
-    """Names without wrappers' prefixes, or with them where two parameters would share one."""
+    """Remove the prefixes of wrappers, unless two parameters would then share a name."""
     plain = [plain_name(name) for name in names]
     chosen = plain if len(set(plain)) == len(plain) else names
     twice = sorted({name for name in chosen if chosen.count(name) > 1}) if len(set(chosen)) < len(chosen) else []
     if twice:
-        raise ValueError(f"several parameters are called {twice}; give every parameter a name of its own")
+        raise ValueError(f"several parameters are called {twice}; give every parameter its own name")
     return chosen

@@ -1,8 +1,8 @@
-"""One optimizer step, in the order that keeps the device busy.
+"""One optimizer step, in an order that keeps the device busy.
 
-First the sums of the coupled tables start their way over the ranks; meanwhile torch's AdamW updates the standard
-groups; then the coupled tables follow (`table_step`). With clipping nothing can be updated before the global
-norm is known, so the sums, and the squared norms of the standard groups with them, are awaited first.
+Start the all-reduce of the coupled tables' sums; meanwhile update the standard groups with torch's AdamW; then update
+the coupled tables (`table_step`). With clipping, every update needs the global norm, so the step first waits for the
+sums, which then include the squared norms of the standard groups.
 """
 
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ from coupled_adam.optimizer.stochastic_rounding import Rounding, rounding_key
 from coupled_adam.optimizer.table import Hyperparameters, Table
 from coupled_adam.optimizer.table_step import TableStep, build_table_step
 
-# More tables than a group has: see `table_numbers`.
+# More than the tables of any group; see `table_numbers`.
 TABLES_PER_GROUP = 2**16
 
 
 @dataclass(slots=True)
 class GroupTensors:
-    """A param group and the tensors of its parameters that have a gradient, in the same order.
+    """A parameter group, and the tensors of its parameters that have a gradient, in the same order.
 
-    The gradients are this rank's parts, cut like the parameters; the others are as the optimizer keeps them.
+    The gradients are this rank's parts, sharded like the parameters. The other tensors are those of the optimizer.
     """
 
     group: dict[str, Any]
@@ -45,7 +45,7 @@ class GroupTensors:
     steps: list[Tensor]
     row_avg_sqs: list[Tensor | None]
     numbers: list[int]
-    """Of each table, which tell the random bits of one from those of another."""
+    """Number of each table. It gives each table its own random bits."""
     has_complex: bool
 
     def __post_init__(self) -> None:
@@ -53,16 +53,16 @@ class GroupTensors:
 
 
 class GradientNorm(NamedTuple):
-    """What a step found out about the norm of all gradients."""
+    """The norm of all gradients, and the clipping factor."""
 
     norm: Tensor
-    """Of the unscaled gradients, before clipping."""
+    """Norm of the unscaled gradients, before clipping."""
     factor: Tensor
-    """What clips (and unscales) the gradients: they are multiplied with it, unless there is no limit."""
+    """Factor that clips and unscales the gradients. Used only with `max_grad_norm`."""
 
 
 def table_numbers(groups: list[dict[str, Any]]) -> list[list[int]]:
-    """For each group a number for each table that has a gradient; groups that are not coupled do not count.
+    """Number the tables with a gradient, per group. Only coupled groups advance the numbers.
 
     Example:
         >>> table = torch.zeros(2, 2)
@@ -81,10 +81,10 @@ def table_numbers(groups: list[dict[str, Any]]) -> list[list[int]]:
 
 
 def idle_tables(groups: list[GroupTensors]) -> list[str]:
-    """Names of all coupled tables, if none has a gradient while other parameters have; else nothing.
+    """Names of all coupled tables if none of them has a gradient but other parameters have; otherwise empty.
 
-    Tables of which all are frozen rest on purpose. A single table without a gradient among several is no sign of a
-    mistake: a batch need not use all of them.
+    If all coupled tables are frozen, this is intended. If only some tables have no gradient, it is no mistake either: a
+    batch need not use all of them.
     """
     coupled = [tensors for tensors in groups if tensors.group["coupled"]]
     if any(tensors.params for tensors in coupled) or not any(tensors.params for tensors in groups):
@@ -106,15 +106,15 @@ def coupled_adamw_step(
 
     Args:
         groups: all groups, coupled and standard, with their state.
-        max_grad_norm: the global norm to clip to, None for no clipping.
-        error_if_nonfinite: raise before anything is written when the global norm is not finite.
-        grad_scale: what the gradients are still multiplied with (GradScaler with fused=True), None for 1.
-        found_inf: a scalar; other than zero, the step is not taken.
-        other_square_norm: squared norm of gradients that are not in these groups, over all ranks, scaled as these are;
-            it counts for the global norm.
+        max_grad_norm: the global norm to clip to; None means no clipping.
+        error_if_nonfinite: raise before anything is written if the global norm is not finite.
+        grad_scale: loss scale still in the gradients (GradScaler with fused=True); None means 1.
+        found_inf: a scalar; if it is not zero, skip the step.
+        other_square_norm: squared norm of gradients outside these groups, over all ranks, with the same loss scale. The
+            global norm includes it.
 
     Returns:
-        The norm of all gradients and the factor that clips them; None when it was not needed.
+        The norm of all gradients and the clipping factor; None if the norm was not needed.
     """
     coupled = [tensors for tensors in groups if tensors.group["coupled"] and tensors.params]
     standard = [tensors for tensors in groups if not tensors.group["coupled"] and tensors.params]
@@ -153,7 +153,7 @@ def coupled_adamw_step(
 def _table_steps(
     tensors: GroupTensors, grad_factor: Tensor | None, found_inf: Tensor | None, is_norm_needed: bool
 ) -> list[TableStep]:
-    """The steps of all tables of a coupled group."""
+    """Build the steps of all tables of a coupled group."""
     hyper = Hyperparameters.from_group(tensors.group)
     steps = []
     for i, (param, grad) in enumerate(zip(tensors.params, tensors.grads, strict=True)):
@@ -179,7 +179,7 @@ def _table_steps(
 
 
 def _rounding(group: dict[str, Any], param: Tensor, number: int) -> Rounding | None:
-    """How the first moment of a table is rounded at random, if it is."""
+    """Return the stochastic rounding of the first moment of a table, or None."""
     if group["state_dtype"] != torch.bfloat16:
         return None
     row, column = first_row_and_column(param)
@@ -188,7 +188,7 @@ def _rounding(group: dict[str, Any], param: Tensor, number: int) -> Rounding | N
 
 
 def _norm_sums(tables: list[TableStep], standard: list[GroupTensors]) -> list[PartialSum]:
-    """Squared gradient norms on this rank, one for each way of being sharded and each device."""
+    """Compute squared gradient norms on this rank, per table and per combination of process groups and device."""
     params = [param for tensors in standard for param in tensors.params]
     grads = [grad for tensors in standard for grad in tensors.grads]
     return [table.square_norm() for table in tables] + clipping.norm_sums(params, grads)
@@ -197,7 +197,7 @@ def _norm_sums(tables: list[TableStep], standard: list[GroupTensors]) -> list[Pa
 def _clip_factor(
     total: Tensor, grad_scale: Tensor | None, max_norm: float, groups: list[GroupTensors]
 ) -> tuple[Tensor, Tensor]:
-    """Norm and factor as in `clipping.clip_factor`, float32 unless a gradient is float64, as clip_grad_norm_'s are."""
+    """Call `clipping.clip_factor`. Like clip_grad_norm_, return float32 unless a gradient is float64."""
     grads = [grad for tensors in groups for grad in tensors.grads]
     widest = next((grad for grad in grads if grad.dtype == torch.float64), grads[0] if grads else total.float())
     kernels = table_step.kernels_for(widest)
@@ -212,7 +212,7 @@ def _clip_factor(
 
 def _raise_if_nonfinite(total_square: Tensor, found_inf: Tensor | None, groups: list[GroupTensors]) -> None:
     if torch.isfinite(total_square) or (found_inf is not None and found_inf.item() != 0):
-        return  # finite, or GradScaler knows and skips the step
+        return  # finite, or GradScaler skips the step
     names = [
         name
         for tensors in groups
@@ -220,7 +220,7 @@ def _raise_if_nonfinite(total_square: Tensor, found_inf: Tensor | None, groups: 
         if not torch.isfinite(grad).all()
     ]
     where = ", ".join(repr(name) for name in names) or (
-        "a gradient of another rank or optimizer, or in the sum of finite ones"
+        "a gradient of another rank or optimizer, or in the sum of finite values"
     )
     raise RuntimeError(
         f"gradient norm is {total_square.sqrt().item()}: non-finite values in {where}. Nothing was updated; "
@@ -234,21 +234,21 @@ def _names(tensors: GroupTensors) -> list[str]:
 
 
 def _scale_or_multiply(standard: list[GroupTensors], grad_factor: Tensor) -> Tensor:
-    """Clip the gradients of standard groups, or return the `grad_scale` that makes the fused kernels do it.
+    """Clip the gradients of standard groups, and return the `grad_scale` with which the fused kernels do it.
 
-    The fused kernels divide by grad_scale and write the result back into the gradient.
+    The fused kernels divide the gradient by `grad_scale` and write it back.
     """
     for tensors in standard:
         if not tensors.group["fused"]:
             for device in {grad.device for grad in tensors.grads}:
                 on_device = [grad for grad in tensors.grads if grad.device == device]
                 torch._foreach_mul_(on_device, grad_factor.to(device))
-    # A float64 gradient makes the factor float64, but the fused kernels read float32 only.
+    # A float64 gradient makes the factor float64, but the fused kernels only read float32.
     return grad_factor.reciprocal().float()
 
 
 def _update_standard(tensors: GroupTensors, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-    """torch's AdamW on each rank's parts: it is elementwise, and plain tensors of any mesh go into one call."""
+    """Update a standard group with torch's AdamW on local tensors: it is elementwise, and one call takes all meshes."""
     group = tensors.group
     beta1, beta2 = group["betas"]
     adamw(

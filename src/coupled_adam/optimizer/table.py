@@ -1,4 +1,4 @@
-"""One coupled table as a step sees it: the local tensors and the numbers of its group.
+"""A coupled table during a step: its local tensors and the hyperparameters of its group.
 
 Legend: V vocabulary rows, H hidden size, t optimizer step.
 """
@@ -13,7 +13,7 @@ from coupled_adam.optimizer.stochastic_rounding import Rounding
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """What sums of squares are kept in: float64, since those of finite float32 gradients overflow float32.
+    """Dtype for sums of squares: float64, because squares of finite float32 gradients overflow float32.
 
     Example:
         >>> sum_dtype(torch.device("cpu"))
@@ -23,14 +23,14 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 
 
 def needs_row_moments(group: dict[str, Any]) -> bool:
-    """Whether the tables of a group need `row_avg_sq`; a tensor may become other than zero at any time."""
+    """Whether the tables of a group need `row_avg_sq`. A tensor exponent may become nonzero at any time."""
     row_exponent = group["row_exponent"]
     return isinstance(row_exponent, Tensor) or row_exponent != 0
 
 
 @dataclass(slots=True)
 class Hyperparameters:
-    """The numbers of one param group that enter the coupled update."""
+    """The hyperparameters of a group in the coupled update."""
 
     lr: float | Tensor
     """Learning rate; a tensor stays on its device."""
@@ -47,11 +47,11 @@ class Hyperparameters:
     column_exponent: float | Tensor = 1.0
     """x: how much of its own second moment a column keeps; a tensor stays on its device."""
     mean_free: bool = False
-    """Whether the mean update over the vocabulary is removed."""
+    """Whether to subtract the mean update over the vocabulary."""
 
     @classmethod
     def from_group(cls, group: dict[str, Any]) -> "Hyperparameters":
-        """Read a torch param group.
+        """Read the hyperparameters from a torch parameter group.
 
         Example:
             >>> from torch import nn
@@ -75,7 +75,7 @@ class Hyperparameters:
         )
 
     def on(self, device: torch.device) -> "Hyperparameters":
-        """The same with numbers in tensors brought to the device of the table."""
+        """Return the same hyperparameters with tensors moved to the device of the table."""
         numbers = (self.lr, self.row_exponent, self.column_exponent)
         if all(number.device == device for number in numbers if isinstance(number, Tensor)):
             return self
@@ -86,12 +86,12 @@ class Hyperparameters:
 
 
 def _number(group: dict[str, Any], option: str) -> float | Tensor:
-    """An option that may change between steps: as a number, or as a tensor that kernels read on its device."""
+    """Return an option that may change between steps: a number, or a tensor that kernels read on its device."""
     value = group[option]
     if isinstance(value, Tensor) and value.device.type == "cpu" and not torch.compiler.is_compiling():
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                f"{option} is a tensor on the CPU, whose value a CUDA graph would keep for ever; "
+                f"{option} is a tensor on the CPU, whose current value a CUDA graph would keep forever; "
                 f"put it on the device of the table: {option}=torch.tensor(..., device='cuda')"
             )
         value = value.item()
@@ -100,27 +100,27 @@ def _number(group: dict[str, Any], option: str) -> float | Tensor:
 
 @dataclass(slots=True)
 class Table:
-    """A coupled parameter during one step. All tensors are this rank's part of it."""
+    """A coupled parameter during a step. All tensors are this rank's parts."""
 
     rows: int
-    """Rows that the means are taken over: V of the whole table, over all ranks, without padding."""
+    """Rows over which means are taken: V of the whole table, over all ranks, without padding."""
     param: Tensor  # (V, H)
     grad: Tensor  # (V, H)
     exp_avg: Tensor  # (V, H)
     exp_avg_sq: Tensor  # (1, H) float32
     step: Tensor
-    """t - 1 before the update, t after it; on the host, or on the device when fused or capturable."""
+    """t - 1 before the update, t after it; on the host, or on the device if fused or capturable."""
     hyper: Hyperparameters
     width: int
     """H of the whole table, over all ranks."""
     real_rows: int
-    """The first rows of this rank's part, those that are not padding."""
-    row_avg_sq: Tensor | None = None  # (V, 1) float32, kept once row_exponent was not zero
+    """Number of first rows of this rank's part that are not padding."""
+    row_avg_sq: Tensor | None = None  # (V, 1) float32, present once row_exponent was not zero
     rounding: Rounding | None = None
-    """How `exp_avg`, then in bfloat16, is rounded at random; None for rounding to nearest."""
+    """Stochastic rounding of a bfloat16 `exp_avg`; None means rounding to nearest."""
 
     @property
     def is_coupled_adam(self) -> bool:
-        """Whether this is the paper's method: no row moments, column exponent 1, and the mean update stays."""
+        """Whether this is the paper's method: no row moments, column exponent 1, no mean_free."""
         x = self.hyper.column_exponent
         return self.row_avg_sq is None and not self.hyper.mean_free and not isinstance(x, Tensor) and x == 1.0

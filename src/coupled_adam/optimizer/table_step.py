@@ -1,7 +1,7 @@
-"""One coupled table during one step, in three parts between which numbers cross the ranks.
+"""The step of one coupled table, in three phases. Sums cross ranks between them.
 
-`start` reads the gradient and takes sums; `advance` updates moments, which may give further sums; `finish` moves the
-rows. The caller sends the sums of all tables together. Coupled Adam needs the first sums only.
+`start` reads the gradient and computes sums. `advance` updates moments, and may compute further sums. `finish` updates
+the rows. The caller sends the sums of all tables together. Coupled Adam needs only the first sums.
 
 Legend: V vocabulary rows, H hidden size, P partial sums; rho and a as in `family_blockwise`.
 """
@@ -20,19 +20,19 @@ from coupled_adam.optimizer.table import Table, sum_dtype
 
 
 class TableStep(Protocol):
-    """One coupled table during one step."""
+    """The step of one coupled table."""
 
     def start(self) -> list[PartialSum]:
-        """Take the first sums; before clipping nothing is written."""
+        """Compute the first sums. If the global norm is needed, write nothing."""
 
     def square_norm(self) -> PartialSum:
         """Squared norm of the gradient on this rank, from the sums before they cross ranks."""
 
     def advance(self, grad_factor: Tensor | None) -> list[PartialSum]:
-        """Update what the first sums allow, and take further ones.
+        """Update everything that needs only the first sums, and compute further sums.
 
         Args:
-            grad_factor: what the gradient must be multiplied with (loss scale, clipping), None for 1.
+            grad_factor: factor of the gradient (loss scale, clipping); None means 1.
         """
 
     def finish(self) -> None:
@@ -42,14 +42,14 @@ class TableStep(Protocol):
 def build_table_step(
     table: Table, param: Tensor, *, grad_factor: Tensor | None, found_inf: Tensor | None, is_norm_needed: bool
 ) -> TableStep:
-    """The step of one table.
+    """Build the step of one table.
 
     Args:
         table: this rank's part of the table.
-        param: the whole parameter, which knows how it is sharded.
-        grad_factor: what the gradient must be multiplied with as far as it is known before clipping.
-        found_inf: a scalar; other than zero, the step is not taken.
-        is_norm_needed: whether nothing may be written before the global norm is known.
+        param: the whole parameter, which determines the sharding.
+        grad_factor: factor of the gradient before clipping (loss scale); None means 1.
+        found_inf: a scalar; if it is not zero, skip the step.
+        is_norm_needed: whether the global norm must be known before anything is written.
     """
     if table.is_coupled_adam:
         return CoupledAdamStep(table, param, kernels_for(table.grad), found_inf)
@@ -57,7 +57,7 @@ def build_table_step(
 
 
 class CoupledAdamStep:
-    """The paper's method."""
+    """The step of the paper's method."""
 
     def __init__(self, table: Table, param: Tensor, kernels: ModuleType, found_inf: Tensor | None) -> None:
         self.table, self.param, self.kernels = table, param, kernels
@@ -87,10 +87,10 @@ class CoupledAdamStep:
 
 
 class FamilyStep:
-    """Any member of the family of second moments, with or without the mean update.
+    """The step of any member of the family of second moments, with or without mean_free.
 
-    Without the mean update the rows move after a second sum, of rho_i m_ih. Where nothing stands in the way it is
-    taken together with the first, in one pass over gradient and first moment.
+    With mean_free, the rows need a second sum, of rho_i m_ih. If possible, one pass over gradient and first moment
+    computes both sums.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class FamilyStep:
         self.column_groups = process_groups(param, tensor_dim=1)
         on_host = kernels is family_blockwise
         self.options = _options(not on_host, self.found_inf)
-        # On the host a step is skipped after the first sums, which all ranks must send.
+        # On the host, a step is skipped only after the first sums, because all ranks must send them.
         reads_found_inf = on_host and found_inf is not None
         self.takes_one_pass = (
             table.hyper.mean_free and not is_norm_needed and not self.column_groups and not reads_found_inf
@@ -150,7 +150,7 @@ class FamilyStep:
             self.weighted_sums = _over_rows(self._advance_first_moment(), self.param)
             sums.append(self.weighted_sums)
         if self.column_groups:
-            # This rank's share of it, in float64 as without sharding: the sum of large moments overflows float32.
+            # This rank's share of the mean. In float64, because the sum of large moments overflows float32.
             mean = table.exp_avg_sq.sum(dtype=sum_dtype(table.exp_avg_sq.device)) / table.width
             self.mean_second_moment = PartialSum(mean, self.column_groups)
             sums.append(self.mean_second_moment)
@@ -168,37 +168,35 @@ class FamilyStep:
             self.kernels.apply_update(self.table, coefficient, self.row_factor, self.grad_factor, **self.options)
 
     def _advance_first_moment(self) -> Tensor:
-        if self.is_skipped:  # the other ranks wait for sums
+        if self.is_skipped:  # the other ranks still wait for sums
             return torch.zeros_like(self.column_sums.values)
         sums: Tensor = self.kernels.advance_first_moment(self.table, self.row_factor, self.grad_factor, **self.options)
         return sums
 
 
 def kernels_for(tensor: Tensor) -> ModuleType:
-    """The module whose functions update this tensor: `triton_kernels` on CUDA and ROCm, `blockwise` elsewhere."""
+    """Return the module that updates this tensor: `triton_kernels` on CUDA and ROCm, else `blockwise`."""
     return (triton_modules()[0] if is_for_triton(tensor) else None) or blockwise
 
 
 def family_kernels_for(tensor: Tensor) -> ModuleType:
-    """The same for the family: `family_triton` or `family_blockwise`."""
+    """Like `kernels_for`, for the family: `family_triton` or `family_blockwise`."""
     return (triton_modules()[1] if is_for_triton(tensor) else None) or family_blockwise
 
 
 def is_for_triton(tensor: Tensor) -> bool:
-    """Whether a tensor is one for the Triton kernels, if Triton is there."""
-    # Under torch.compile the plain operations are fused by the compiler; float64 is for checking, not for speed.
+    """Whether the Triton kernels support a tensor, if Triton is installed."""
+    # torch.compile fuses the torch operations itself. float64 is for tests, not for speed.
     return tensor.is_cuda and tensor.dtype != torch.float64 and not torch.compiler.is_compiling()
 
 
 @functools.cache
 def triton_modules() -> tuple[ModuleType | None, ModuleType | None]:
-    """`triton_kernels` and `family_triton`, where Triton can be imported."""
+    """Import `triton_kernels` and `family_triton`; (None, None) if Triton cannot be imported."""
     try:
         from coupled_adam.optimizer import family_triton, triton_kernels
     except ImportError as error:
-        warnings.warn(
-            f"coupled_adam: Triton cannot be imported, the slower torch operations are used ({error})", stacklevel=2
-        )
+        warnings.warn(f"coupled_adam: Triton cannot be imported; using slower torch operations ({error})", stacklevel=2)
         return None, None
     return triton_kernels, family_triton
 
@@ -209,25 +207,25 @@ def real_rows(table: Table) -> Tensor:
 
 
 def is_skipped(found_inf: Tensor | None) -> bool:
-    """Read whether GradScaler has found an infinite gradient; waits for the device."""
+    """Whether GradScaler found an infinite gradient. Waits for the device."""
     return found_inf is not None and found_inf.item() != 0
 
 
 def _over_rows(sums: Tensor, param: Tensor) -> PartialSum:
-    """Sums over rows, (P, H) on one rank, (1, H) where they must be added up over ranks."""
+    """Wrap sums over rows: (P, H) on one rank, (1, H) if they must be added up over ranks."""
     groups = process_groups(param, tensor_dim=0)
     return PartialSum(sums.sum(dim=0, keepdim=True) if groups else sums, groups)
 
 
 def _square_norm(table: Table, param: Tensor, column_sums: PartialSum) -> PartialSum:
     square = column_sums.values.sum()
-    if table.real_rows < table.grad.shape[0]:  # padding counts for the norm, if for nothing else
+    if table.real_rows < table.grad.shape[0]:  # the norm includes padding, unlike the second moment
         square = square + clipping.square_norm([table.grad[table.real_rows :]])
     return PartialSum(square, process_groups(param))
 
 
 def _on_table(scalar: Tensor | None, table: Table, dtype: torch.dtype | None = None) -> Tensor | None:
-    # A float64 parameter elsewhere makes a factor float64, which the Triton kernels must not see.
+    # A float64 parameter elsewhere makes the factor float64, which the Triton kernels do not support.
     return None if scalar is None else scalar.to(table.grad.device, dtype)
 
 

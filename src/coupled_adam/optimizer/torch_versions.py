@@ -1,7 +1,7 @@
-"""What the optimizers take from torch beyond its public interface, and what differs between its versions.
+"""Private names of torch, and differences between its versions.
 
-The one idea: all of it is here, so that another torch breaks this file and no other. torch 2.6 is the oldest that is
-supported; `docs/torch-versions.md` says what was run with which version.
+All of them are here, so that a new torch version can break only this file. The oldest supported version is torch 2.6;
+`docs/torch-versions.md` lists the tested versions.
 """
 
 import functools
@@ -26,7 +26,7 @@ __all__ = [
     "use_grad_for_differentiable",
 ]
 
-# Before torch 2.7 AdamW was a class of its own, with `amsgrad` among these arguments.
+# Before torch 2.7, AdamW was not a subclass of Adam, and its `_init_group` took `amsgrad`.
 TAKES_AMSGRAD = "amsgrad" in inspect.signature(AdamW._init_group).parameters
 
 
@@ -40,7 +40,7 @@ def collect_adamw_group(
     max_exp_avg_sqs: list[Tensor],
     state_steps: list[Tensor],
 ) -> bool:
-    """Collect the tensors of a group with torch's own `_init_group`; True if one of them is complex."""
+    """Collect the tensors of a group with torch's `_init_group`. Returns whether any of them is complex."""
     amsgrad = (group["amsgrad"],) if TAKES_AMSGRAD else ()
     collect = cast(Callable[..., bool], AdamW._init_group)
     return bool(
@@ -51,15 +51,15 @@ def collect_adamw_group(
 
 
 def check_graph_capture(optimizer: Optimizer) -> None:
-    """Let torch refuse or warn of a step that is captured without `capturable=True`."""
-    # Renamed after torch 2.11; the old name warns where the new one exists.
+    """Let torch raise or warn if a graph captures a step without `capturable=True`."""
+    # Renamed after torch 2.11. If the new name exists, the old one warns.
     check = getattr(optimizer, "_accelerator_graph_capture_health_check", None)
     cast(Callable[[], None], check or optimizer._cuda_graph_capture_health_check)()
 
 
 @functools.lru_cache(maxsize=64)
 def global_offset(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> tuple[int, int]:
-    """The row and the column of the whole matrix at which this rank's part of a DTensor begins."""
+    """Row and column of the whole matrix at which this rank's part of a DTensor begins."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)

@@ -1,10 +1,10 @@
-"""The coupled update as Triton kernels: six passes over a table in memory, against AdamW's seven.
+"""The coupled update as Triton kernels: six passes over a table in memory, compared with AdamW's seven.
 
-One kernel reads g for the column sums of squares; one reads g, m, e and writes m, e. Between them a third, of H
-numbers only, advances the second moment. All sums are taken in a fixed order, without float atomics, so a step is
-deterministic. Nothing here waits for the device: the loss scale, a skipped step and the clipping factor are read
-by the kernels themselves. Only numbers per column are float64, never one per element: consumer GPUs are slow at it.
-`blockwise` has the same functions in torch operations.
+One kernel reads g for the column sums of squares; one reads g, m, e and writes m, e. Between them, a small kernel
+updates the H numbers of the second moment. All sums have a fixed order and use no float atomics, so a step is
+deterministic. Nothing here waits for the device: the kernels themselves read the loss scale, the clipping factor and
+whether to skip the step. Only numbers per column are float64, never numbers per element, because consumer GPUs are slow
+at float64. `blockwise` has the same functions in torch operations.
 
 Legend: V vocabulary rows, H hidden size, t optimizer step. A program works on tiles of BLOCK_V x BLOCK_H.
 """
@@ -26,10 +26,10 @@ BLOCK_H = 256
 SUM_BLOCK_V, SUM_PROGRAMS = 16, 1056
 ADVANCE_BLOCK_P, ADVANCE_BLOCK_H = 64, 16
 UPDATE_BLOCK_V = 2
-# Of the update with stochastic rounding: four elements for each thread, in 16 and 8 bytes. Not tuned yet.
+# For the update with stochastic rounding: four elements per thread, in 16 and 8 bytes. Not tuned yet.
 ROUNDING_BLOCK_V, ROUNDING_BLOCK_H = 4, 256
 
-# A gradient times 2^-100 has a square, and a sum of squares over any table, that float32 can hold.
+# With gradients times 2^-100, squares and their sums over any table fit into float32.
 SHRINK = tl.constexpr(2.0**-100)
 UNSHRINK_SQUARE = tl.constexpr(2.0**200)
 
@@ -47,7 +47,7 @@ def _column_square_sums_kernel(
 ):
     """Program (i, j) adds up every P-th tile of its columns, so that all programs move through g together.
 
-    In float32; columns whose sum overflows it are read a second time, shrunk by a power of two.
+    The sums are float32. Columns whose sum overflows are read again, shrunk by a power of two.
     """
     columns = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     in_table = columns < H
@@ -62,8 +62,8 @@ def _column_square_sums_kernel(
     column_sums = tl.sum(sums, axis=0)
     partial_offsets = partial_ptr + tl.program_id(0) * H + columns
     tl.store(partial_offsets, column_sums.to(tl.float64), mask=in_table)
-    # Also true of an infinity or a NaN in g, which stays what it is. The second loop keeps no sums of the first in
-    # registers: with more than 64 of them fewer programs would fit on a multiprocessor than SUM_PROGRAMS counts on.
+    # Also true for infinity and NaN in g, which are preserved. The second loop keeps no sums of the first in
+    # registers: with more than 64 registers, fewer programs fit on a multiprocessor than SUM_PROGRAMS assumes.
     overflowed = (column_sums < float("inf")) == 0
     if tl.max(overflowed.to(tl.int32), axis=0) > 0:
         sums = tl.zeros((BLOCK_V, BLOCK_H), dtype=tl.float32)
@@ -101,10 +101,10 @@ def _advance_second_moment_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    if found_inf_ptr is not None:  # noqa: SIM102  (decided when compiling, the inner one when running)
+    if found_inf_ptr is not None:  # noqa: SIM102  (the outer condition is known at compile time, the inner one is not)
         if tl.load(found_inf_ptr) != 0.0:
             return
-    # All in float64 up to the state: the squares of gradients that AdamW survives do not fit into float32.
+    # Everything but the stored state is float64: gradients that are fine for AdamW have squares beyond float32.
     columns = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     mask = columns < H
     sums = tl.zeros((BLOCK_P, BLOCK_H), dtype=tl.float64)
@@ -117,7 +117,7 @@ def _advance_second_moment_kernel(
         grad_factor = tl.load(grad_factor_ptr).to(tl.float64)
         mean_square *= grad_factor * grad_factor
     if step_ptr is not None:
-        # In float64: 1 - beta^t in float32 loses four digits at t = 1.
+        # In float64, because 1 - beta^t in float32 loses four digits at t = 1.
         t = tl.load(step_ptr).to(tl.float64) + 1.0
         bias_correction1 = (1.0 - tl.exp(t * log_beta1)).to(tl.float32)
         bias_correction2 = (1.0 - tl.exp(t * log_beta2)).to(tl.float32)
@@ -159,7 +159,7 @@ def _update_kernel(
     BLOCK_V: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    if found_inf_ptr is not None:  # noqa: SIM102  (decided when compiling, the inner one when running)
+    if found_inf_ptr is not None:  # noqa: SIM102  (the outer condition is known at compile time, the inner one is not)
         if tl.load(found_inf_ptr) != 0.0:
             return
     if step_ptr is not None:  # noqa: SIM102
@@ -169,9 +169,9 @@ def _update_kernel(
         grad_weight *= tl.load(grad_factor_ptr)
     if lr_ptr is not None:
         lr = tl.load(lr_ptr).to(tl.float32)
-    # From the last row to the first: the end of g is what the sums kernel left in the cache.
+    # From the last row to the first: the sums kernel left the end of g in the cache.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    column_blocks = tl.maximum(tl.cdiv(H, BLOCK_H), 1)  # a rank may have no columns at all
+    column_blocks = tl.maximum(tl.cdiv(H, BLOCK_H), 1)  # a rank may have no columns
     rows = (tile // column_blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
     columns = (tile % column_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
     mask = (rows < V)[:, None] & (columns < H)[None, :]
@@ -200,7 +200,7 @@ def _clip_factor_kernel(total_square_ptr, grad_scale_ptr, norm_ptr, grad_factor_
         inverse_scale = 1.0 / tl.load(grad_scale_ptr)
     norm = tl.sqrt(tl.load(total_square_ptr).to(tl.float64)) * inverse_scale
     factor = max_norm / (norm + 1e-6)
-    # Written so that a NaN norm gives a NaN factor, as torch.clamp does.
+    # tl.where, so that a NaN norm gives a NaN factor, as with torch.clamp.
     factor = tl.where(factor > 1.0, 1.0, factor)
     tl.store(norm_ptr, norm.to(tl.float32))
     tl.store(grad_factor_ptr, (factor * inverse_scale).to(tl.float32))
@@ -214,7 +214,7 @@ CLIP = Launcher(_clip_factor_kernel, num_warps=1)
 
 
 def column_square_sums(grad: Tensor) -> Tensor:
-    """Partial sums of g_i^2 over the rows i, (P, H) float64; see `blockwise.column_square_sums`."""
+    """Sum g_i^2 over the rows i: (P, H) float64 partial sums; see `blockwise.column_square_sums`."""
     V, H = grad.shape
     column_blocks = max(ceil_div(H, BLOCK_H), 1)
     programs = max(min(ceil_div(V, SUM_BLOCK_V), SUM_PROGRAMS // column_blocks), 1)
@@ -229,10 +229,10 @@ def column_square_sums(grad: Tensor) -> Tensor:
 def advance_second_moment(
     table: Table, square_sums: Tensor, grad_factor: Tensor | None, found_inf: Tensor | None = None
 ) -> Tensor:
-    """Update v_t in place, return the coefficient of m_t, (H,); see `blockwise.advance_second_moment`.
+    """Update v_t in place and return the coefficient of m_t, (H,); see `blockwise.advance_second_moment`.
 
-    `found_inf` other than zero (a device scalar) leaves v_t as it is. A step count on the device is left to
-    `apply_update`, since all programs of this kernel read it.
+    If `found_inf` (a device scalar) is not zero, v_t does not change. All programs of this kernel read a step count on
+    the device, so `apply_update` counts it.
     """
     hyper, exp_avg_sq = table.hyper, table.exp_avg_sq
     step, t = (table.step, 1.0) if step_on_device(table) else (None, table.step.add_(1).item())
@@ -284,7 +284,7 @@ def apply_update(
     alignment = (param.data_ptr() % 16, grad.data_ptr() % 16, exp_avg.data_ptr() % 16)
     dtypes = (param.dtype, grad.dtype, exp_avg.dtype, None if lr is None else lr.dtype)
     missing = (grad_factor is None, found_inf is None, step is None)
-    # A step count on the host has been counted by now.
+    # A step count on the host is already counted.
     rounding = rounding_arguments(table, step, t=0 if step is not None else table.step.item())
     update, tile = UPDATE, (UPDATE_BLOCK_V, BLOCK_H)
     if table.rounding is not None:
@@ -314,7 +314,7 @@ def apply_update(
 
 
 def clip_factor(total_square: Tensor, grad_scale: Tensor | None, max_norm: float) -> tuple[Tensor, Tensor]:
-    """Norm of the unscaled gradients, and what the gradients as they are must be multiplied with."""
+    """Return the norm of the unscaled gradients and the factor of the scaled ones; see `clipping.clip_factor`."""
     norm = torch.empty((), dtype=torch.float32, device=total_square.device)
     grad_factor = torch.empty_like(norm)
     kind = (total_square.device, total_square.dtype, grad_scale is None)

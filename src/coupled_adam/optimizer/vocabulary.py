@@ -1,9 +1,9 @@
-"""Which tensors of a model are vocabulary tables: input embeddings, output heads, or both in one.
+"""Find the vocabulary tables of a model: input embeddings, output heads, or both in one.
 
 The first rule that applies decides: Hugging Face's accessors; a Linear tied to an nn.Embedding; a Linear with as many
-outputs as an nn.Embedding has rows; the only nn.Embedding of a model without anything like a head. Where a rule allows
-two answers it is an error that lists them. Names decide only what sizes cannot: which table is of positions, and
-which Linear of another size is a head.
+outputs as an nn.Embedding has rows; the only nn.Embedding of a model without anything like a head. If a rule allows two
+answers, the error lists them. Names decide only what sizes cannot: which tables hold positions, and which Linear of
+another size is a head.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -17,7 +17,7 @@ from torch import nn
 from coupled_adam.optimizer.computed_tables import ComputedTable
 from coupled_adam.optimizer.inventory import HEADS, PERHAPS_HEADS, WRAPPERS, Inventory
 
-# Of tables whose rows are tokens; only good enough for advice.
+# Names of tables whose rows are tokens; used only for advice in messages.
 TOKEN_NAMES = re.compile(r"wte|.*(tok|word|vocab).*")
 
 
@@ -28,12 +28,12 @@ class VocabularyTable:
     name: str
     weight: nn.Parameter  # (V, H)
     role: str  # "output", "input" or "tied"
-    rule: str  # how it was found, for people
+    rule: str  # how it was found, for messages
 
 
 @dataclass(frozen=True, eq=False)
 class VocabularyCandidate:
-    """One consistent answer to "which tables belong to the vocabulary?". A model that allows two is ambiguous."""
+    """One consistent set of vocabulary tables. A model with two candidates is ambiguous."""
 
     tables: list[VocabularyTable]
     computed: list[ComputedTable] = field(default_factory=list)
@@ -44,9 +44,9 @@ class VocabularyCandidate:
 
 
 def find_candidates(inventory: Inventory) -> list[VocabularyCandidate]:
-    """All candidates that the first applicable rule allows; none for a model without nn.Embedding."""
+    """Return all candidates of the first rule that applies; none for a model without nn.Embedding."""
     if accessed := _from_accessors(inventory):
-        # A model that names its head has projections beside it, such as one of images, which take other widths.
+        # Besides its head, such a model may have other projections, for example of images, with other widths.
         heads = [table for candidate in accessed for table in candidate.tables if table.role != "input"]
         widths = {table.weight.shape[1] for table in heads} or None
         return [_with_all_tables(candidate, inventory, widths) for candidate in accessed]
@@ -56,7 +56,7 @@ def find_candidates(inventory: Inventory) -> list[VocabularyCandidate]:
 
 
 def possible_tables(candidates: list[VocabularyCandidate], inventory: Inventory) -> set[nn.Parameter]:
-    """What may be a table or a head, whichever candidate the user chooses; layers inside the model are neither."""
+    """Return every possible table and head, over all candidates. Layers inside the model are neither."""
     tables = {table.weight for candidate in candidates for table in candidate.tables}
     sources = {source for candidate in candidates for table in candidate.computed for source in table.sources}
     return sources | {
@@ -71,12 +71,12 @@ def _table(inventory: Inventory, weight: nn.Parameter, role: str, rule: str) -> 
 def _with_all_tables(
     candidate: VocabularyCandidate, inventory: Inventory, widths: Container[int] | None = None
 ) -> VocabularyCandidate:
-    """Add what has as many rows: encoders' and value embeddings, heads of multi-token prediction, computed weights.
+    """Add everything with as many rows: encoder and value embeddings, multi-token heads, computed weights.
 
     Args:
         candidate: the tables known so far.
         inventory: the model.
-        widths: of hidden states, which a head that is not called one must take; None for any.
+        widths: allowed input widths of a head without "head" in its name; None means any.
     """
     rows = set(candidate.rows)
     known = {table.weight for table in candidate.tables}
@@ -104,13 +104,13 @@ def _with_all_tables(
 
 def _is_further_head(module: str, weight: nn.Parameter, inventory: Inventory) -> bool:
     if "head" in module:
-        # With V = H, what RoBERTa and ModernBERT have between the last layer and the decoder has the size of a head.
+        # With V = H, the Linear between last layer and decoder of RoBERTa and ModernBERT has the size of a head.
         return not (_is_square(weight) and module.endswith(".dense"))
     return not inventory.is_in_a_layer(module) and not _is_square(weight)
 
 
 def _is_square(weight: nn.Parameter) -> bool:
-    """With V = H a square Linear is more often something else than a head, such as the pooler of BERT."""
+    """Whether a Linear is square. With V = H, that is usually not a head, but for example BERT's pooler."""
     return weight.shape[0] == weight.shape[1]
 
 
@@ -124,26 +124,26 @@ def _from_accessors(inventory: Inventory) -> list[VocabularyCandidate]:
         return []
     head, computed_head = inventory.weight(head_module), inventory.computed_by(head_module)
     computed = [table for table in (computed_head, computed_source) if table is not None]
-    inputs = []  # none if it is computed
+    inputs = []  # empty if the embedding is computed
     if source is not None:
         inputs.append(_table(inventory, source, "input", "Hugging Face get_input_embeddings()"))
     if head is not None:
-        # Encoder and decoder may have vocabularies of their own: then the decoder's embedding can be tied to the head.
+        # Encoder and decoder may have different vocabularies. The decoder's embedding can then be tied to the head.
         role = "tied" if head is source or head in inventory.embeddings else "output"
         output = _table(inventory, head, role, "Hugging Face get_output_embeddings()")
         return [VocabularyCandidate([output] if head is source else [output, *inputs], computed)]
     if computed_head is not None:
         return [VocabularyCandidate(inputs, computed)]
     if head_module is not None:
-        return []  # an accessor that returns something else, such as a list of heads
+        return []  # the accessor returns something else, such as a list of heads
     return _from_input_accessor(VocabularyCandidate(inputs, computed), inventory)
 
 
 def _from_input_accessor(inputs: VocabularyCandidate, inventory: Inventory) -> list[VocabularyCandidate]:
-    """Transformers knows heads called `lm_head` only: without one, a Linear of the right size may be a head."""
+    """Look for a head of the right size: transformers only knows heads called `lm_head`."""
     rows = inputs.rows
     if any(weight in inventory.linears for weight in (table.weight for table in inputs.tables)):
-        return []  # tied, which the next rule says
+        return []  # tied: the next rule finds it
     exact = {
         weight: module
         for weight, module in inventory.linears.items()
@@ -163,7 +163,7 @@ def _from_input_accessor(inputs: VocabularyCandidate, inventory: Inventory) -> l
 
 
 def _hugging_face_model(inventory: Inventory) -> nn.Module:
-    """The module with the accessors: the model, or the only one inside that has them and all embeddings."""
+    """Return the module with the accessors: the model, or the only submodule that has them and all embeddings."""
     model = inventory.model
     while len(children := dict(model.named_children())) == 1 and WRAPPERS.issuperset(children):
         (model,) = children.values()
@@ -189,11 +189,11 @@ def _accessed(model: nn.Module, accessor_name: str) -> object:
     try:
         return accessor() if callable(accessor) else None
     except (NotImplementedError, AttributeError, TypeError):
-        return None  # TypeError: no Hugging Face accessor but a look-up that wants token ids
+        return None  # TypeError: not Hugging Face's accessor, but a lookup that takes token ids
 
 
 def _without_adapter(module: object) -> object:
-    """The layer that peft has wrapped; for a copy that is trained instead, peft's wrapper has the copy's weight."""
+    """Unwrap peft's adapters. If peft trains a copy of the layer, its wrapper already has the weight of the copy."""
     while isinstance(module, nn.Module):
         inner = module._modules.get("token_adapter") or module._modules.get("base_layer")
         if inner is None:
@@ -223,8 +223,8 @@ def _from_equal_rows(inventory: Inventory) -> list[VocabularyCandidate]:
         inputs = _inputs_with(head.shape[0], head.name, inventory)
         if head.role == "output" and inputs.rows and not inventory.is_in_a_layer(head.name):
             candidates.append(replace(inputs, computed=[head, *inputs.computed]))
-    # A classifier of two classes beside a table of two token types is no vocabulary: the largest table must be in it.
-    # And a layer may have as many outputs as there are tokens by chance: one head must be outside the layers.
+    # A classifier of two classes and a table of two token types are no vocabulary: it must include the largest table.
+    # And a layer may by chance have as many outputs as there are tokens: one head must be outside the layers.
     largest = inventory.largest_embeddings()
     found = {table.weight for candidate in candidates for table in candidate.tables}
     has_largest = not largest or bool(found.intersection(largest))
@@ -235,10 +235,10 @@ def _from_equal_rows(inventory: Inventory) -> list[VocabularyCandidate]:
 
 
 def _inputs_with(rows: int, head: str, inventory: Inventory) -> VocabularyCandidate:
-    """The embeddings with as many rows as a head has."""
+    """Return the embeddings with as many rows as a head."""
     alike = [weight for weight in inventory.embeddings if weight.shape[0] == rows]
     computed = [table for table in inventory.computed if table.role == "input" and table.shape[0] == rows]
-    # With as many positions as tokens the position table has that size as well.
+    # With as many positions as tokens, the position table has that size too.
     tokens = [weight for weight in alike if weight in inventory.token_embeddings]
     rule = f"nn.Embedding with as many rows as Linear {head!r} has outputs"
     inputs = tokens or ([] if computed else alike)
@@ -252,7 +252,7 @@ def _has_outer_head(candidate: VocabularyCandidate, inventory: Inventory) -> boo
 
 
 def _from_embeddings_alone(inventory: Inventory) -> list[VocabularyCandidate]:
-    """Without a head of the right size, only one embedding beside nothing like a head is clear."""
+    """Find the tables without a head of the right size. Only a single embedding and nothing like a head is clear."""
     computed = [table for table in inventory.computed if table.role == "input"]
     rows = [weight.shape[0] for weight in inventory.token_embeddings] + [table.shape[0] for table in computed]
     if not rows:
@@ -260,13 +260,13 @@ def _from_embeddings_alone(inventory: Inventory) -> list[VocabularyCandidate]:
     is_hugging_face = callable(getattr(_hugging_face_model(inventory), "get_output_embeddings", None))
     # Coupling the embedding alone would silently leave a head of another size to AdamW.
     heads = {weight: f"Linear {module!r}" for weight, module in inventory.heads_about(rows).items()}
-    if not is_hugging_face:  # whose models have all kinds of parameters, but Linears as heads
+    if not is_hugging_face:  # Hugging Face models have many kinds of parameters, but their heads are Linears
         heads |= {weight: f"parameter {name!r}" for weight, name in inventory.matrices_about(rows).items()}
     computed = inventory.computed_heads_about(rows) + computed
 
-    others = " but for position tables" if len(inventory.embeddings) > len(inventory.token_embeddings) else ""
+    others = " besides position tables" if len(inventory.embeddings) > len(inventory.token_embeddings) else ""
     rule = f"only nn.Embedding{others}"
-    if computed or is_hugging_face or inventory.bags:  # which sum up a text, to be classified
+    if computed or is_hugging_face or inventory.bags:  # an nn.EmbeddingBag sums up a text for classification
         inputs = [_table(inventory, weight, "input", rule) for weight in inventory.token_embeddings]
     else:
         rule += "; no head module, so the model's code may use it as the head"
@@ -280,11 +280,11 @@ def _from_embeddings_alone(inventory: Inventory) -> list[VocabularyCandidate]:
 
 
 def only_candidate(candidates: list[VocabularyCandidate]) -> VocabularyCandidate:
-    """The candidate of a model that allows one."""
+    """Return the only candidate, or raise an error if there are none or several."""
     if not candidates:
         raise ValueError(
             "no vocabulary table found: the model has no nn.Embedding; name the tables with "
-            "couple=[patterns], or give the optimizer a group marked coupled=True"
+            "couple=[patterns], or pass a group marked coupled=True to the optimizer"
         )
     if len(candidates) > 1:
         listed = "; ".join(dict.fromkeys(_description(candidate) for candidate in candidates))
@@ -299,12 +299,11 @@ def only_candidate(candidates: list[VocabularyCandidate]) -> VocabularyCandidate
 
 
 def _likeliest(candidates: Iterable[VocabularyCandidate]) -> str:
-    """The last table of those that have the name of a head or of an embedding of tokens, if any has; never what is
-    rather a pooler than a head."""
+    """Choose the table to suggest: the last one named like a head or a token embedding. Never suggests a pooler."""
 
     def sounds_right(tables: list[VocabularyTable]) -> bool:
         if [table.role for table in tables] == ["output"]:
-            return True  # a head of another size than the embedding
+            return True  # a head whose size differs from the embedding
         modules = [table.name.removesuffix(".weight").split(".") for table in tables]
         return any(_names_a_head(table) for table in tables) or any(
             TOKEN_NAMES.fullmatch(component) for module in modules for component in module
@@ -326,7 +325,7 @@ def _names_a_head(table: VocabularyTable) -> bool:
 
 
 def with_stars(name: str) -> str:
-    """Layers repeat: 'h.*.fc.weight' stands for all of them, and can be pasted."""
+    """Replace layer numbers by '*': the pattern 'h.*.fc.weight' matches all layers."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 

@@ -1,6 +1,6 @@
-"""A matrix that is spread over ranks: gathered to all of them, and spread again.
+"""Gather a sharded matrix to all its ranks, and shard it again.
 
-Letters: m rows, n columns.
+Legend: m rows, n columns.
 """
 
 from torch import Tensor
@@ -9,11 +9,11 @@ from coupled_adam.optimizer.sharding import is_distributed, local_part
 
 
 def gathered(local: Tensor, param: Tensor) -> Tensor:
-    """The whole (m, n) matrix of which every rank has the part that it has of `param`. All ranks call it together.
+    """Gather the whole (m, n) matrix from parts that are sharded like `param`. All ranks must call it.
 
     Args:
-        local: this rank's part, of the shape of its part of `param` and of any dtype. It may be empty.
-        param: says how the matrix is spread.
+        local: this rank's part, with the shape of its part of `param` and any dtype. It may be empty.
+        param: the parameter, which determines the sharding.
     """
     if not is_distributed(param):
         return local
@@ -32,7 +32,7 @@ def gathered(local: Tensor, param: Tensor) -> Tensor:
 
 
 def part_on_this_rank(whole: Tensor, param: Tensor) -> Tensor:
-    """What this rank has of `param`, of a whole (m, n) matrix that all ranks have alike. No message is sent."""
+    """Return this rank's part of a whole (m, n) matrix, sharded like `param`. All ranks have the matrix; none sends."""
     if not is_distributed(param):
         return whole
     from torch.distributed.tensor import DTensor, Replicate

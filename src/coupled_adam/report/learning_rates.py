@@ -28,8 +28,8 @@ COLUMNS = (
     mean_column("sensitivity", "sensitivity (↓)", r"sensitivity ($\downarrow$)"),
 )
 NOTES = (
-    "Sensitivity: the mean loss over the learning rates minus the loss at the best one. The rates should be evenly "
-    "spaced on a logarithmic scale, and the same for all optimizers compared.",
+    "Sensitivity: the mean loss over the learning rates minus the loss at the best one. Compare optimizers only over "
+    "the same rates, evenly spaced on a logarithmic scale.",
     "Mean over the seeds, with the standard deviation in parentheses; each seed has its own sensitivity.",
 )
 

@@ -1,4 +1,4 @@
-"""One optimizer against another: every metric with the p-values of three tests, and the step where it takes the lead.
+"""One optimizer against another: every metric with the p-values of three tests, and the step where it overtakes.
 
 Coupled Adam often starts behind and ends ahead, so whether it pays off depends on the length of the training: where the
 curves of the validation loss cross. Runs with the same seed see the same batches and are compared with each other.
@@ -35,8 +35,8 @@ PAIR_COLUMNS = (
 COMPARISON_COLUMNS = (
     *PAIR_COLUMNS,
     text_column("metric", "metric"),
-    mean_column("x0", "of the baseline"),
-    mean_column("x1", "of the optimizer"),
+    mean_column("x0", "mean of baseline"),
+    mean_column("x1", "mean of optimizer"),
     Column("difference", "difference", "difference", ("value", "std", "t")),
     Column("interval", "95% interval", r"95\% interval", ("low", "high")),
     number_column("threshold", "significant from"),
@@ -50,8 +50,8 @@ COMPARISON_NOTES = (
     "Difference: the mean of the optimizer minus the mean of the baseline.",
     "All tests are one-sided at 95%: p is small if the optimizer is better than the baseline.",
     "Paper: the paper's Student's t-test, which decides the verdict. Welch: Welch's t-test. Paired: t-test of the "
-    "differences between runs with the same seed. The interval is also paired, and two-sided.",
-    "Not corrected for the number of comparisons.",
+    "differences between runs with the same seed. The 95% interval is that of the paired test, two-sided.",
+    "The p-values are not corrected for the number of comparisons.",
 )
 CROSSING_COLUMNS = (
     *PAIR_COLUMNS,
@@ -63,9 +63,9 @@ CROSSING_COLUMNS = (
     mean_column("difference", "difference at the end"),
 )
 CROSSING_NOTES = (
-    "Ahead from step: the validation after which the optimizer's validation loss stays below the baseline's with the "
-    "same seed. Mean over the seeds that cross, with the standard deviation in parentheses.",
-    "Learning-rate decay moves crossings: a shorter run is not the beginning of a longer one.",
+    "Ahead from step: the first validation from which the optimizer's validation loss stays below the baseline's with "
+    "the same seed. Mean over the seeds that cross, with the standard deviation in parentheses.",
+    "The step depends on the learning-rate schedule: a shorter run is not the start of a longer one.",
 )
 
 
@@ -213,7 +213,7 @@ def crossing_table(grid: Grid) -> ReportTable | None:
         return None
     notes = (f"Omitted because their curves end at different steps: {'; '.join(uneven)}.",) if uneven else ()
     return ReportTable(
-        "crossing", "When it takes the lead", CROSSING_COLUMNS, tuple(rows), (*CROSSING_NOTES, *notes), groups=2
+        "crossing", "When it overtakes the baseline", CROSSING_COLUMNS, tuple(rows), (*CROSSING_NOTES, *notes), groups=2
     )
 
 

@@ -28,8 +28,8 @@ LOSS = METRICS["loss"]
 DECIMALS = 3
 COLUMNS = (
     *PAIR_COLUMNS,
-    mean_column("x0", "of the baseline"),
-    mean_column("x1", "of the optimizer"),
+    mean_column("x0", "mean of baseline"),
+    mean_column("x1", "mean of optimizer"),
     number_column("difference", "difference"),
     Column("interval", "95% interval", r"95\% interval", ("low", "high")),
     number_column("p", "p"),
@@ -37,10 +37,10 @@ COLUMNS = (
     text_column("verdict", "verdict"),
 )
 NOTES = (
-    "Difference: mean of the optimizer minus the baseline over runs with the same seed. Interval and p: two-sided "
+    "Difference: the mean of optimizer minus baseline over runs with the same seed. Interval and p: two-sided "
     "Student's t-test of these differences.",
-    "p, Holm: corrected by Holm's method for all comparisons in this table, which are one family. It decides the "
-    "verdict at 95%. All other comparisons of a report are secondary and not corrected.",
+    "p, Holm: corrected by Holm's method for all comparisons in this table. It decides the verdict in this table, at "
+    "95%. All other p-values of the report are not corrected.",
 )
 
 
@@ -92,7 +92,7 @@ def _row(pair: _Pair, corrected: float) -> tuple[TableCell, ...]:
     difference = found.paired_difference
     assert difference is not None
     is_decided = corrected < 1 - CONFIDENCE
-    verdict = ("better" if difference < 0 else "worse") if is_decided else "open"
+    verdict = ("better" if difference < 0 else "worse") if is_decided else "not significant"
     return (
         *(TableCell(name) for name in pair.names),
         summary_cell(LOSS, found.first),

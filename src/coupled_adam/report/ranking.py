@@ -51,7 +51,7 @@ def ranking_table(grid: Grid) -> ReportTable | None:
         *(D, N, number_column("rank", "rank"), OPTIMIZER, text_column("seeds", "seeds")),
         *(mean_column(metric.key, metric.heading, metric.latex_heading) for metric in shown),
     )
-    notes = ["By mean loss over the seeds. Neighbours may not differ significantly; see the comparisons."]
+    notes = ["Sorted by mean loss over the seeds. Neighbours may not differ significantly: see Comparisons."]
     note = loss_note(runs)
     notes += [note] if note else []
     return ReportTable("ranking", "Ranking", columns, tuple(rows), tuple(notes), groups=2)
@@ -74,8 +74,8 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
     rows, notes = (
         [],
         [
-            "Selected by validation loss with a seed that is not reported; every optimizer has the same number of "
-            "values, except for values added beyond an edge."
+            "The winner has the lowest validation loss with a seed that is not reported. Every optimizer tries the "
+            "same number of values, plus those added beyond the smallest or largest one."
         ],
     )
     for of, runs in groups.items():

@@ -311,12 +311,14 @@ def notes_on(first: Summary, second: Summary) -> tuple[str, ...]:
     notes = []
     left_out = first.left_out + second.left_out
     if left_out:
-        notes.append(f"{left_out} of {left_out + first.count + second.count} values missing or not finite, ignored")
+        notes.append(
+            f"{left_out} of {left_out + first.count + second.count} values are missing or not finite and were ignored"
+        )
     if min(first.count, second.count) < 2:
-        notes.append(f"{first.count} and {second.count} seeds: no claim with fewer than two on either side")
+        notes.append(f"{first.count} and {second.count} seeds: no claim, because a test needs two of each")
     elif first.count != second.count:
         nu = min(first.count, second.count) - 1
         notes.append(f"{first.count} and {second.count} seeds: the paper's test with sigma_i^2/S_i and nu = {nu}")
     elif first.std == 0 and second.std == 0:
-        notes.append("the seeds do not vary: any difference counts as significant")
+        notes.append("the seeds do not vary, so any difference counts as significant")
     return tuple(notes)

@@ -100,14 +100,16 @@ def read_plan(folder: Path, results: Sequence[Result]) -> StudyPlan:
     name = next((result.study for result in results if result.folder == folder), folder.name)
     path = folder / STUDY_FILE
     if not path.is_file():
-        return StudyPlan(folder, name, "", "", f"{STUDY_FILE} is missing in {folder}: missing runs are unknown.")
+        return StudyPlan(
+            folder, name, "", "", f"{STUDY_FILE} is missing in {folder}, so its unfinished runs are not listed."
+        )
     toml = ""
     try:
         toml = read_limited(path, LARGEST_TOML).decode("utf-8", errors="replace")
         study = load_study(str(path))
         cells = cells_in(StudyFolder(folder), study)
     except ValueError as error:
-        return StudyPlan(folder, name, "", toml, f"Missing runs are unknown: {error}")
+        return StudyPlan(folder, name, "", toml, f"The unfinished runs of {folder} are not listed: {error}")
     finished = {(result.cell, result.seed) for result in results}
     # Runs whose setting is not selected yet cannot be compared with others.
     by_name = {(cell.id, cell.seed): cell for cell in cells if not cell.is_open}
@@ -185,7 +187,7 @@ def _unchecked(plans: Sequence[StudyPlan]) -> dict[Path, str]:
     while joined := [folder for folder, own in apart.items() if own & seen]:
         seen = seen.union(*(apart.pop(folder) for folder in joined))
     return {
-        folder: f"Whether the runs of {folder} have the same settings and text as the others was not checked."
+        folder: f"The settings and text of the runs in {folder} were not checked against those of the others."
         for folder in apart
     }
 

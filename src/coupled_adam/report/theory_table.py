@@ -57,13 +57,13 @@ HEAD = (
 )
 PAPER = ("20B", "125M to 760M", "the paper", MISSING, "10 each")
 NOTES = (
-    "Each run's mean over its checkpoints, averaged over the seeds, with the standard deviation over the seeds in "
-    "parentheses. The paper's values are over all checkpoints of three models.",
+    "Mean over the checkpoints of a run, then over the seeds, with the standard deviation over the seeds in "
+    "parentheses. The paper's values cover all checkpoints of three models.",
     "R^2 (uncentred) of fits y = A p through the origin, where p is the unigram probability; I: mutual information in "
     "nats.",
     "Sums over the vocabulary are divided by the sum of the lengths: 0 does not move the mean embedding, 1 moves all "
-    "rows alike. For the output layer's gradients, the largest sum of any batch is shown. Updates are for one step of "
-    "each optimizer from the same state, whichever optimizer trained the run; own is the one that did.",
+    "rows alike. For the output layer's gradients, the largest sum of any batch is shown. Each update is one step from "
+    "the same state; own: the optimizer that trained the run.",
 )
 
 

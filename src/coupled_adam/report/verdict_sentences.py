@@ -201,7 +201,7 @@ def _lowest_over_sizes(lowest: Sequence[_Lowest], loss: str) -> str:
     elif clear == 0 and tested == len(lowest):
         end = f", nowhere significantly lower than {rivals} (at 95%)"
     else:
-        claims, end = True, f"; significantly means at 95% lower than {rivals}"
+        claims, end = True, f"; significantly: at 95%, lower than {rivals}"
     parts: list[str] = []
     for name, count in Counter(each.name for each in lowest).most_common():
         where = _all(count) if count == len(lowest) else str(count)
@@ -237,7 +237,7 @@ def _loss_sentence(
         case "better":
             return f"{subject} reaches a lower {name} than {first}: {new} against {old}, {LEVEL} over {seeds}."
         case "worse":
-            return f"{subject} is worse in {name} than {first}: {new} against {old}, {LEVEL} over {seeds}."
+            return f"{subject} reaches a higher {name} than {first}: {new} against {old}, {LEVEL} over {seeds}."
         case "open":
             return (
                 f"The {name}es of {second} ({new}) and {first} ({old}) do not differ significantly at 95% over {seeds}."
@@ -292,18 +292,20 @@ def _ratio_sentence(first: str, second: str, ratios: Sequence[Comparison], table
     if counts["worse"] == total:
         return f"The {table}embeddings of {second} lie farther from the origin: its {has_length}, {LEVEL}."
     if counts["open"] == total:
-        return f"The {table}embeddings of {second} lie no closer to the origin at 95%: its {has_length}."
+        return f"The {table}embeddings of {second} are not significantly closer to the origin at 95%: its {has_length}."
     words: dict[Outcome, str] = {
         "better": "significantly closer to the origin",
         "worse": "significantly farther from it" if counts["better"] else "significantly farther from the origin",
-        "open": "no closer at 95%" if counts["better"] or counts["worse"] else "no closer to the origin at 95%",
+        "open": "not significantly closer"
+        if counts["better"] or counts["worse"]
+        else "not significantly closer to the origin",
     }
     found = [outcome for outcome in words if counts[outcome]]
     parts = [
         f"{words[outcome]} in {counts[outcome]}{f' of {total}' if outcome == found[0] else ''}" for outcome in found
     ]
     unclaimed = f" (no claim in {counts['no claim']})" if counts["no claim"] else ""
-    return f"The {table}embeddings of {second} lie {_enumerated(parts)}{unclaimed}: its {has_length}."
+    return f"The {table}embeddings of {second} are {_enumerated(parts)}{unclaimed}: its {has_length}."
 
 
 def _ratio_range(ratios: Sequence[Mapping[str, Values]], table: TablePrefix) -> str:
@@ -318,10 +320,10 @@ def _ratio_range(ratios: Sequence[Mapping[str, Values]], table: TablePrefix) -> 
     low, high = min(over_sizes, key=lambda name: over_sizes[name]), max(over_sizes, key=lambda name: over_sizes[name])
     lowest, highest = percent(over_sizes[low]), percent(over_sizes[high])
     has = f"mean {table}embedding has"
-    of_length = "of a typical embedding's length; 0 is centred at the origin."
+    of_length = "of a typical embedding's length; 0% means centred at the origin."
     if lowest == highest:
-        return f"With each of them the {has} {lowest} {of_length}"
-    return f"The {has} from {lowest} ({low}) to {highest} ({high}) {of_length}"
+        return f"With every optimizer, the {has} {lowest} {of_length}"
+    return f"The {has} {lowest} ({low}) to {highest} ({high}) {of_length}"
 
 
 def _range(ratios: Sequence[float | None]) -> str:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -29,32 +30,43 @@ def visible_gpus() -> list[str]:
     return found.stdout.split()
 
 
-class EnergyMeter:
-    """Context manager that integrates the power of GPUs over time.
+class GpuReader:
+    """Context manager that reads numbers of GPUs several times a second, from a process of nvidia-smi.
+
+    That process samples; a thread of this one waits for its lines and does nothing in between. Without nvidia-smi,
+    nothing is read.
 
     Args:
-        gpus: names from `visible_gpus`; if empty, nothing is measured.
+        gpus: names from `visible_gpus`; if empty, nothing is read.
+        fields: as in `nvidia-smi --help-query-gpu`, such as "power.draw".
+        on_reading: called in the thread with the values of these fields, as text, of one GPU.
+        per_second: readings of each GPU per second.
     """
 
-    def __init__(self, gpus: list[str]) -> None:
+    def __init__(
+        self, gpus: list[str], fields: Sequence[str], on_reading: Callable[[list[str]], None], per_second: int
+    ) -> None:
         self._gpus = gpus
+        self._command = [
+            QUERY,
+            f"--query-gpu={','.join(fields)}",
+            "--format=csv,noheader,nounits",
+            f"--id={','.join(gpus)}",
+            f"--loop-ms={1000 // per_second}",
+        ]
+        self._on_reading = on_reading
         self._process: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
-        self._joules = 0.0
-        self._last: dict[str, float] = {}  # when each GPU was last seen
 
     def __enter__(self) -> Self:
         if self._gpus:
-            command = [
-                QUERY,
-                "--query-gpu=index,power.draw",
-                "--format=csv,noheader,nounits",
-                f"--id={','.join(self._gpus)}",
-                f"--loop-ms={1000 // SAMPLES_PER_SECOND}",
-            ]
             try:
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
                 )
             except OSError:
                 return self
@@ -70,19 +82,35 @@ class EnergyMeter:
             self._process.wait()
             self._thread.join()
 
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._on_reading([value.strip() for value in line.split(",")])
+
+
+class EnergyMeter(GpuReader):
+    """Context manager that integrates the power of GPUs over time.
+
+    Args:
+        gpus: names from `visible_gpus`; if empty, nothing is measured.
+    """
+
+    def __init__(self, gpus: list[str]) -> None:
+        super().__init__(gpus, ("index", "power.draw"), self._add, SAMPLES_PER_SECOND)
+        self._joules = 0.0
+        self._last: dict[str, float] = {}  # when each GPU was last seen
+
     @property
     def joules(self) -> float | None:
         """Energy so far; None if nothing could be measured."""
         return self._joules if self._joules > 0 else None
 
-    def _read(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            index, _, power = line.partition(",")
-            now = time.monotonic()
-            try:
-                watts = float(power)
-            except ValueError:  # "[N/A]": this GPU does not report its power
-                continue
-            self._joules += watts * (now - self._last.get(index, now))
-            self._last[index] = now
+    def _add(self, values: list[str]) -> None:
+        now = time.monotonic()
+        try:
+            index, power = values
+            watts = float(power)
+        except ValueError:  # a message, or "[N/A]": this GPU does not report its power
+            return
+        self._joules += watts * (now - self._last.get(index, now))
+        self._last[index] = now

@@ -80,7 +80,8 @@ class Cell:
         model = self.config.model
         bias = {} if model.output_bias == "none" else {"output_bias": model.output_bias}
         cap = {} if model.logit_cap is None else {"logit_cap": model.logit_cap}
-        return optimizer_settings(self.config.optimizer) | {"tied": model.tied} | bias | cap
+        residual = {} if model.residual_dtype == "float32" else {"residual_dtype": model.residual_dtype}
+        return optimizer_settings(self.config.optimizer) | {"tied": model.tied} | bias | cap | residual
 
     @property
     def parameters(self) -> int:

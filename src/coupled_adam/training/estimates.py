@@ -147,14 +147,15 @@ def muon_flops(config: Config) -> int:
 def activation_bytes_per_token(config: Config, number: int) -> int:
     """Bytes per token that the blocks keep for the backward pass; `number` is 2 for bf16 and 4 for float32.
 
-    A block keeps: the residual stream before each norm (2 H float32), both norms' results (2 H), queries, keys and
+    A block keeps: the residual stream before each norm (2 H of its dtype), both norms' results (2 H), queries, keys and
     values (3 H), the attention's result (H), and for GELU its input and result (2 M), for SwiGLU the two inputs, the
     SiLU and the product (4 M). After the blocks: the last norm's input (float32) and result.
     """
     model = config.to_model_config()
     H, M = model.width, model.mlp_width
     of_mlp = 2 * M if model.architecture == "gpt2" else 4 * M
-    block = 2 * H * 4 + (6 * H + of_mlp) * number
+    residual = 2 if model.residual_dtype == "bfloat16" else 4
+    block = 2 * H * residual + (6 * H + of_mlp) * number
     return model.layers * block + H * (4 + number)
 
 

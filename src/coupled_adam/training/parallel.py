@@ -170,7 +170,14 @@ def _has_ranks() -> bool:
 
 
 def build(
-    config: ModelConfig, seed: int, ranks: Ranks, *, bf16: bool, compile: bool, unigram: Counts | None = None
+    config: ModelConfig,
+    seed: int,
+    ranks: Ranks,
+    *,
+    bf16: bool,
+    compile: bool,
+    unigram: Counts | None = None,
+    inductor_options: dict[str, Any] | None = None,
 ) -> tuple[nn.Module, LanguageModel]:
     """Build the model with its initial weights, which do not depend on the number of ranks.
 
@@ -181,6 +188,7 @@ def build(
         bf16: whether autocast will be used.
         compile: whether to compile the model.
         unigram: token counts of the training text, on every rank; required for an output bias.
+        inductor_options: names of `torch._inductor.config` and their values, for compilation; None for its defaults.
 
     Returns:
         The module to call, and the model itself, whose parameters have plain names and are DTensors with FSDP2.
@@ -188,9 +196,9 @@ def build(
     with torch.device("meta"):
         model = build_model(config)
     if ranks.mode == "fsdp2":
-        _shard(model, ranks, bf16=bf16, compile=compile)
+        _shard(model, ranks, bf16=bf16, compile=compile, inductor_options=inductor_options)
     elif compile:
-        model.compile(dynamic=False)
+        model.compile(dynamic=False, options=inductor_options)
     _materialise(model, ranks.device)
     initialise(model, seed, unigram)
     if ranks.mode == "ddp":
@@ -199,19 +207,21 @@ def build(
     return model, model
 
 
-def _shard(model: LanguageModel, ranks: Ranks, *, bf16: bool, compile: bool) -> None:
+def _shard(
+    model: LanguageModel, ranks: Ranks, *, bf16: bool, compile: bool, inductor_options: dict[str, Any] | None
+) -> None:
     """Apply FSDP2: each block is a group; embedding, final norm and head form one group, because they may be tied."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh: DeviceMesh = init_device_mesh(ranks.device.type, (ranks.size,))
-    # Autocast decides the precision of every operation, as without sharding: the residual stream stays float32. Only
+    # Autocast decides the precision of every operation, as without sharding: the residual stream keeps its dtype. Only
     # the blocks' weights are sent and gathered as bf16; the tables and their gradients are float32 throughout.
     # Not on the CPU, where LayerNorm needs weights of its input's dtype.
     as_bf16 = bf16 and ranks.device.type == "cuda"
     in_blocks = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if as_bf16 else None
     for block in model.blocks:
         if compile:
-            block.compile(dynamic=False)
+            block.compile(dynamic=False, options=inductor_options)
         fully_shard(block, mesh=mesh, mp_policy=in_blocks or MixedPrecisionPolicy())
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
 

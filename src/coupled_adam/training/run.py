@@ -15,6 +15,7 @@ from torch import nn
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import user_path
+from coupled_adam.config.cross_checks import residual_without_bf16
 from coupled_adam.config.optimizer_names import member_parts
 from coupled_adam.config.run_config import Config, load_config, with_rows
 from coupled_adam.data.batches import Batches
@@ -184,6 +185,8 @@ def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
     batches = Batches(corpus.tokens("train"), config.model.context, settings.batch_size, config.seed, config.data.order)
     is_cuda = ranks.device.type == "cuda"
     bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_cuda)
+    if config.model.residual_dtype != "float32" and not bf16:  # precision "auto" on a machine without a GPU
+        raise UserError(residual_without_bf16(config.model.residual_dtype))
     if (bf16 or config.optimizer.matrices == "muon") and not is_cuda:  # Muon multiplies in bfloat16
         limit_instructions()  # for scripts that call run_training; the command line has already called it
     compile = is_cuda if settings.compile == "auto" else settings.compile

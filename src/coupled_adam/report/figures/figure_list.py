@@ -56,7 +56,7 @@ _TABLES = (
     _Entry(
         "singular_values",
         "Singular values",
-        "Relative to the largest: a first value far above the others means that one direction dominates. " + _BAND,
+        "Divided by the largest. If the first value is far above the others, one direction dominates. " + _BAND,
         embedding_figures.draw_spectra,
     ),
 )
@@ -65,7 +65,7 @@ ENTRIES = (
     _TABLES[0],
     _Entry(
         "results",
-        "Difference against dataset size",
+        "Difference over dataset size",
         "{pairs}. Bars: one-sided 95% threshold; a filled marker is significant, a hollow one is not.",
         differences.draw_differences,
     ),
@@ -79,7 +79,7 @@ ENTRIES = (
     _Entry(
         "learning_rates",
         "Loss over the learning rate",
-        "Mean over seeds with its standard deviation. A flat line means that the optimizer is not sensitive to it.",
+        "Mean over seeds with its standard deviation. A flat line means low sensitivity to the learning rate.",
         ranking_figures.draw_learning_rates,
     ),
     _Entry(
@@ -92,22 +92,22 @@ ENTRIES = (
     _Entry(
         "loss_by_frequency",
         "Loss and calibration by token frequency",
-        "Bin 1 has the most frequent tokens, which make up half of the training text; each further bin covers half of "
-        "the rest, and bin 10 everything left. Difference in loss to {baseline}: bars are the one-sided 95% threshold; "
-        "a filled marker is significant, a hollow one is not. Calibration, log(predicted / observed): 0 if the bin's "
-        "tokens are predicted as often as they occur, below 0 if the model underestimates them. " + _BAND + "{binned}",
+        "Bin 1 has the most frequent tokens, which make up half of the training text. Each further bin covers half of "
+        "the rest, bin 10 everything left. Top: difference in loss from {baseline}, with the one-sided 95% threshold "
+        "as bars; a filled marker is significant, a hollow one is not. Bottom: calibration, log(predicted / observed); "
+        "0 is calibrated, and below 0 the model underestimates these tokens. " + _BAND + "{binned}",
         frequency_figures.draw_by_frequency,
     ),
     _Entry(
         "ablation_scale",
         "Loss against the scale exponent n",
-        "Difference to n = 0, which is Coupled Adam itself. Bars: one-sided 95% threshold; filled: significant.",
+        "Difference from n = 0, which is Coupled Adam itself. Bars: one-sided 95% threshold; filled: significant.",
         ablations.draw_scale_loss,
     ),
     _Entry(
         "ablation_scale_complete",
         "Every metric against n",
-        "Difference to n = 0, which is Coupled Adam itself. ↓: lower is better, ↑: higher is better. "
+        "Difference from n = 0, which is Coupled Adam itself. ↓: lower is better, ↑: higher is better. "
         "Bars: one-sided 95% threshold; filled: significant.",
         ablations.draw_scale_complete,
     ),
