@@ -3,8 +3,6 @@
 Legend: V vocabulary rows, H hidden size.
 """
 
-from typing import Any
-
 import torch
 from check_registry import Checks, Names
 from page_reference import assert_coupled, assert_same_weights, fresh_model, tokens_of, train_by_algorithm_1
@@ -16,8 +14,9 @@ CHECKS = Checks()
 after = CHECKS.after
 
 
-def fresh_llama(size: dict[str, Any]) -> nn.Module:
+def fresh_llama() -> nn.Module:
     """The model as an example built it: its first random numbers come from seed 0."""
+    from small_llama import size
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -26,10 +25,12 @@ def fresh_llama(size: dict[str, Any]) -> nn.Module:
 
 def assert_trainer_equals_algorithm_1(names: Names, max_norm: float) -> None:
     """Every step of the example sees all rows, so their order does not matter."""
-    expected = fresh_llama(names["size"])
+    from small_llama import tokens
+
+    expected = fresh_llama()
     train_by_algorithm_1(
         expected,
-        [names["tokens"]] * 3,
+        [tokens] * 3,
         table="lm_head.weight",
         loss_of=lambda model, tokens: model(input_ids=tokens, labels=tokens).loss,
         weight_decay=0.1,
@@ -47,7 +48,7 @@ def _(names: Names) -> None:
     assert_trainer_equals_algorithm_1(names, max_norm=1.0)  # the Trainer's own default
     for arguments in ({"lr": 1e-3}, names["trainer"].optimizer_cls_and_kwargs[1]):
         assert "model" not in arguments  # what the page says of the dict: the Trainer takes the key out
-        unmarked = Trainer(names["model"], names["arguments"], optimizer_cls_and_kwargs=(CoupledAdamW, arguments))
+        unmarked = Trainer(names["model"], names["trainer"].args, optimizer_cls_and_kwargs=(CoupledAdamW, arguments))
         with pytest.raises(ValueError, match=r"\b2\b.*CoupledAdamW\(model"):
             unmarked.create_optimizer()
 
@@ -123,7 +124,7 @@ def _(names: Names) -> None:
     (table,) = (p for name, p in trained.items() if "lm_head" in name)
     assert_coupled(optimizer, table, steps=3)
     assert len(trained) == 3
-    assert not torch.equal(table, fresh_llama(names["size"]).lm_head.weight)
+    assert not torch.equal(table, fresh_llama().lm_head.weight)
     # What the page says of the other trainers.
     for name in ("SFTTrainer", "RewardTrainer", "DPOTrainer", "GRPOTrainer", "KTOTrainer", "RLOOTrainer"):
         arguments = inspect.signature(getattr(trl, name)).parameters

@@ -32,14 +32,17 @@ def train_by_muon_and_algorithm_1(
     loss_of: Callable[[nn.Module, Tensor], Tensor] | None = None,
     lr: float = 1e-3,
     table_lr: float = 1e-3,
+    muon_lr: float = 0.02,
     muon_decay: float = 0.1,
+    adjust_lr_fn: str | None = None,
     factors: Iterable[float] | None = None,
 ) -> torch.optim.Muon:
     from tiny import loss_of as loss_of_tiny
 
     loss_of = loss_of or loss_of_tiny
     weight = model.get_parameter(table)
-    muon = torch.optim.Muon([p for name, p in model.named_parameters() if is_matrix(name)], weight_decay=muon_decay)
+    matrices = [p for name, p in model.named_parameters() if is_matrix(name)]
+    muon = torch.optim.Muon(matrices, weight_decay=muon_decay, adjust_lr_fn=adjust_lr_fn)
     rest = torch.optim.AdamW(
         [p for name, p in model.named_parameters() if not is_matrix(name) and p is not weight], weight_decay=0.0
     )
@@ -49,7 +52,7 @@ def train_by_muon_and_algorithm_1(
         model.zero_grad()
         loss_of(model, batch).backward()
         nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        for optimizer, rate in ((muon, 0.02), (rest, lr)):
+        for optimizer, rate in ((muon, muon_lr), (rest, lr)):
             optimizer.param_groups[0]["lr"] = rate * factor
             optimizer.step()
         state = reference_step(state, weight.grad, lr=table_lr * factor)
@@ -83,12 +86,12 @@ def _(names: Names) -> None:
     torch.testing.assert_close(mine, theirs, rtol=0.02, atol=1e-5)
 
 
-@after("Look at the matrices")
+@after("Print the matrices")
 def _(names: Names) -> None:
     """What it prints is compared with the page already."""
 
 
-@after("The trap")
+@after("Check which matrices Muon has")
 def _(names: Names) -> None:
     taken = {p for group in names["muon"].param_groups for p in group["params"]}
     assert {names["model"].embedding.weight, names["model"].head.weight} < taken
@@ -188,3 +191,17 @@ def _(names: Names) -> None:
     assert_trained(names["model"], expected_model(3))
     assert isinstance(names["coupled"].optimizer, CoupledAdamW)
     assert_coupled(names["coupled"].optimizer, names["model"].head.weight, steps=3)
+
+
+@after("BatchedMuon")
+def _(names: Names) -> None:
+    model, optimizers = names["model"], (names["muon"], names["coupled"])
+    held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    assert set(held) == set(model.parameters())
+    assert len(held) == len(set(held))
+    assert names["muon"].param_groups[0]["param_names"] == [MATRIX]
+    # The same steps with torch's Muon, which iterates in bfloat16 too.
+    expected = expected_model(5, muon_lr=1e-3, adjust_lr_fn="match_rms_adamw")
+    moved = (expected.get_parameter(MATRIX) - fresh_model().get_parameter(MATRIX)).norm()
+    assert (model.get_parameter(MATRIX) - expected.get_parameter(MATRIX)).norm() < 0.05 * moved
+    assert_coupled(names["coupled"], model.head.weight, steps=5)

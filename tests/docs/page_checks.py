@@ -21,7 +21,7 @@ from page_reference import (
 )
 from torch import Tensor, nn
 
-from coupled_adam import CoupledAdamW, param_groups
+from coupled_adam import CoupledAdamW
 
 CHECKS = Checks()
 after = CHECKS.after
@@ -36,7 +36,7 @@ def _(names: Names) -> None:
     assert_second_moment(names["optimizer"], names["model"].head.weight, trained)
 
 
-@after("Look before you train")
+@after("Print the groups")
 def _(names: Names) -> None:
     """What it prints is compared with the page already."""
 
@@ -50,7 +50,7 @@ def _(names: Names) -> None:
         assert coupled == tables
 
 
-@after("Groups of your own")
+@after("Pass your own groups")
 def _(names: Names) -> None:
     model, optimizer = names["model"], names["optimizer"]
     assert_coupled(optimizer, model.head.weight, steps=3)
@@ -58,7 +58,7 @@ def _(names: Names) -> None:
     assert optimizer.state[model.block[1].weight]["exp_avg_sq"].shape == (H, H)
 
 
-@after("Settings of single groups")
+@after("Set options per group")
 def _(names: Names) -> None:
     model, optimizer = names["model"], names["optimizer"]
     groups = {group["name"]: group for group in optimizer.param_groups}
@@ -72,7 +72,7 @@ def _(names: Names) -> None:
     assert optimizer.state[model.head.weight]["row_avg_sq"].shape == (101, 1)
 
 
-@after("A quarter of the way to Adam")
+@after("Partial coupling")
 def _(names: Names) -> None:
     model, optimizer = names["model"], names["optimizer"]
     V = model.head.weight.shape[0]
@@ -105,7 +105,7 @@ def _(names: Names) -> None:
     assert float((moment.double() != trained.table.first_moment).double().mean()) < 0.01
 
 
-@after("Clip inside the step")
+@after("Clipping")
 def _(names: Names) -> None:
     from tiny import loss_of
 
@@ -317,30 +317,3 @@ def _(names: Names) -> None:
     train_by_algorithm_1(expected, [first, last])
     assert_same_weights(names["model"], expected)
     assert_coupled(names["optimizer"], names["model"].head.weight, steps=2)
-
-
-@after("Two optimizers")
-def _(names: Names) -> None:
-    model, muon, coupled = names["model"], names["muon"], names["coupled"]
-    held = [p for optimizer in (muon, coupled) for group in optimizer.param_groups for p in group["params"]]
-    assert set(held) == set(model.parameters())
-    assert len(held) == len(set(held))
-    assert [p for group in muon.param_groups for p in group["params"]] == [model.block[1].weight]
-    # The same steps with torch's Muon, which iterates in bfloat16 too.
-    expected = fresh_model()
-    groups = param_groups(expected, weight_decay=0.1)
-    theirs = torch.optim.Muon(
-        [group for group in groups if group["name"] == "decay"], lr=1e-3, adjust_lr_fn="match_rms_adamw"
-    )
-    others = CoupledAdamW([group for group in groups if group["name"] != "decay"], lr=1e-3)
-    start = expected.block[1].weight.detach().clone()
-    from tiny import loss_of
-
-    for tokens in tokens_of(5):
-        expected.zero_grad()
-        loss_of(expected, tokens).backward()
-        torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
-        theirs.step()
-        others.step()
-    moved = (expected.block[1].weight - start).norm()
-    assert (model.block[1].weight - expected.block[1].weight).norm() < 0.05 * moved

@@ -102,7 +102,7 @@ def _(names: Names) -> None:
     assert moments(names["state"]).count == 3
 
 
-@after("Look at the paths")
+@after("Print the paths")
 def _(names: Names) -> None:
     """What it prints is compared with the page already."""
 
@@ -121,7 +121,7 @@ def _(names: Names) -> None:
     assert moments(names["state"], "columns").column_nu["lm_head"].shape == (16, 1)
 
 
-@after("A quarter of the way to Adam")
+@after("Partial coupling")
 def _(names: Names) -> None:
     assert names["moved"] < 1e-6
     assert_trained_by_the_equations(names["params"], 3, lr=1e-2, row_exponent=0.25, mean_free=True)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from coupled_adam.conversion import Conversion
 
 ROLES = ("output", "input", "all")
+# What torch.optim.AdamW is given for --adamw-groups; the others take a few lines.
+ADAMW_PARAMETERS = {"single": "model.parameters()", "tables": "param_groups(model, couple='none')"}
 
 
 def convert(
@@ -34,8 +36,8 @@ def convert(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Model, required if CHECKPOINT has no config.json: a folder that has one, a state dict file, or "
-            "`module:function`, your Python function that returns the model.",
+            help="Model, if CHECKPOINT has no config.json: a folder with config.json, a file with the model's state "
+            "dict, or `module:function`, a Python function that returns the model.",
         ),
     ] = None,
     couple: Annotated[
@@ -48,9 +50,10 @@ def convert(
     adamw_groups: Annotated[
         Literal["trainer", "single", "matrices", "tables"] | None,
         typer.Option(
-            help="AdamW's parameter groups: as the Trainer makes them, one group, matrices and vectors, or as "
-            "`param_groups` makes them.  [default: whichever fits the file; for a new AdamW file `trainer` in a "
-            "Trainer checkpoint, otherwise `single`]",
+            metavar="GROUPS",
+            help="AdamW's parameter groups: `trainer` (Hugging Face Trainer), `single` (one group), `matrices` "
+            "(matrices, then vectors, as in nanoGPT) or `tables` (`param_groups`).  [default: from AdamW, whichever "
+            "fits the file; to AdamW, `trainer` for a Trainer checkpoint, otherwise `single`]",
         ),
     ] = None,
     frozen: Annotated[
@@ -59,15 +62,16 @@ def convert(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing OUT.")] = False,
 ) -> None:
-    """Switch a training run between AdamW and CoupledAdamW.
+    """Convert a checkpoint between AdamW and CoupledAdamW, to switch in the middle of a run.
 
-    The second moments of vocabulary tables are averaged over the vocabulary (`--to coupled`) or repeated for every row
-    (`--to adamw`). Everything else is kept, including the learning-rate schedule. No code in the files is run.
+    Averages the second moments of vocabulary tables over the vocabulary (`--to coupled`), or repeats them for every row
+    (`--to adamw`). Keeps everything else, including the learning-rate schedule. No code in the files is run.
 
-    Resume from the new folder with the new optimizer; the command prints how.
+    Prints how to resume from OUT.
 
     Try: `coupled-adam convert adamw/checkpoint-500 coupled/checkpoint-500 --to coupled`
     """
+    from coupled_adam.base.text import printable
     from coupled_adam.conversion import convert_checkpoint
 
     chosen = None if not couple else couple[0] if len(couple) == 1 and couple[0] in ROLES else couple
@@ -82,10 +86,13 @@ def convert(
             frozen=frozen or (),
             overwrite=overwrite,
         )
-    _print_summary(conversion, out, to, chosen)
+    _print_summary(conversion, to)
+    typer.echo(f"Written: {printable(str(out))}. To resume from it:\n")
+    for line in _next_lines(conversion, out, to, chosen, adamw_groups):
+        typer.echo(f"    {line}")
 
 
-def _print_summary(conversion: "Conversion", out: Path, to: str, couple: str | list[str] | None) -> None:
+def _print_summary(conversion: "Conversion", to: str) -> None:
     from coupled_adam.base.progress import wide_enough
     from coupled_adam.base.text import printable, size_text
 
@@ -110,16 +117,15 @@ def _print_summary(conversion: "Conversion", out: Path, to: str, couple: str | l
         )
     elif conversion.schedulers:
         typer.echo("The learning-rate schedule is unchanged.")
-    typer.echo(f"Written: {printable(str(out))}. To resume from it:\n")
-    for line in _next_lines(conversion, out, to, couple):
-        typer.echo(f"    {line}")
 
 
 def _numbers(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
 
 
-def _next_lines(conversion: "Conversion", out: Path, to: str, couple: str | list[str] | None) -> list[str]:
+def _next_lines(
+    conversion: "Conversion", out: Path, to: str, couple: str | list[str] | None, adamw_groups: str | None
+) -> list[str]:
     chosen = {} if couple in (None, "output") else {"couple": couple}
     if conversion.is_trainer_checkpoint:
         arguments = "".join(f", {key!r}: {value!r}" for key, value in chosen.items())
@@ -127,5 +133,11 @@ def _next_lines(conversion: "Conversion", out: Path, to: str, couple: str | list
         trainer = f"trainer = Trainer(model, arguments, ...{', ' if by_class else ''}{by_class})"
         return [trainer, f"trainer.train(resume_from_checkpoint={str(out)!r})"]
     arguments = "".join(f", {key}={value!r}" for key, value in chosen.items())
-    optimizer = f"CoupledAdamW(model{arguments})" if to == "coupled" else "torch.optim.AdamW(...)"
-    return [f"optimizer = {optimizer}", f"optimizer.load_state_dict(...)  # the optimizer in {str(out)!r}"]
+    if to == "coupled":
+        optimizer = f"optimizer = CoupledAdamW(model{arguments})"
+    else:
+        optimizer = f"optimizer = torch.optim.AdamW({ADAMW_PARAMETERS.get(adamw_groups or 'single', '...')})"
+    if out.is_dir():
+        return [optimizer, f"accelerator.load_state({str(out)!r})  # after accelerator.prepare(model, optimizer, ...)"]
+    place = "".join(f"[{key!r}]" for key in conversion.optimizer_keys)
+    return [optimizer, f"optimizer.load_state_dict(torch.load({str(out)!r}){place})"]

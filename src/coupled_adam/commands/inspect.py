@@ -27,15 +27,24 @@ def inspect(
     ] = None,
     unigram: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Token counts (.npy), or tokens to count (.bin, .u16.xz, or a folder)."),
+        typer.Option(
+            metavar="FILE", help="Token counts for rho: counts (.npy), or tokens to count (.bin, .u16.xz, or a folder)."
+        ),
     ] = None,
     wordsim: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Folder of word pairs with human scores; `download` fetches and caches them."),
+        typer.Option(
+            metavar="DIR",
+            help="Word pairs with human scores for r_cos: a folder, or `download` to fetch and cache them.",
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="A tokenizer.json, a model folder, a GGUF file or a tiktoken name."),
+        typer.Option(
+            metavar="SPEC",
+            help="Tokenizer for --wordsim, if PATH has none: a tokenizer.json, a model folder, a GGUF file or a "
+            "tiktoken name.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     html: Annotated[
@@ -55,11 +64,10 @@ def inspect(
 ) -> None:
     """Measure the embeddings of trained models, side by side.
 
-    Finds the input and output tables, detects whether they are tied, and reads nothing else. No code in the files is
-    run.
+    The first number to read is the **mean-embedding ratio**: 0 if the embeddings are centred at the origin, near 1 if
+    they all point the same way.
 
-    Look at the **mean-embedding ratio**: 0 if the embeddings are centred at the origin, near 1 if they all point the
-    same way.
+    Reads only the input and output tables, and detects whether they are tied. No code in the files is run.
 
     Try: `coupled-adam inspect model.safetensors`, `coupled-adam inspect runs/adamw runs/coupled --html compare.html`
     """

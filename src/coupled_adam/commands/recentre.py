@@ -34,7 +34,7 @@ def recentre(
         typer.Option(
             "--untie",
             help="Give the head its own table if input and output share one. Required for tied models without learned "
-            "positions, such as Llama; without it, the error message names the extra bytes.",
+            "positions, such as Llama. The model gets larger.",
         ),
     ] = False,
     dtype: Annotated[
@@ -57,9 +57,9 @@ def recentre(
     Subtracting one vector from every row of the head does not change the softmax. In a tied GPT-2, the vector is added
     to the position embeddings, so the input does not change either.
 
-    Before writing, both models are compared in float64 on random tokens and, with a tokenizer, on text. A difference
-    above 1e-4 is an error. After writing, the files are read back and the rounding is measured. Only changed tensors
-    are rewritten, and no code in the files is run. Needs 8 bytes of memory per parameter.
+    Before writing, compares both models in float64 on random tokens and, with a tokenizer, on text; a difference above
+    1e-4 is an error. After writing, reads the files back and measures the rounding. Only changed tensors are rewritten,
+    and no code in the files is run. Needs 8 bytes of memory per parameter.
 
     Try: `coupled-adam inspect models/mine`, then `coupled-adam recentre models/mine models/mine-centred`
     """

@@ -48,6 +48,8 @@ class Conversion:
     has_modules: bool
     """Whether the new groups are those of `CoupledAdamW(model)`. Otherwise they are the old ones without the tables."""
     is_trainer_checkpoint: bool
+    optimizer_keys: Keys
+    """Where in the new file the optimizer's state dict is; empty if the file is the state dict."""
 
 
 def convert_checkpoint(
@@ -78,7 +80,7 @@ def convert_checkpoint(
         The converted tables, the new groups and their sizes.
     """
     if to == "adamw" and couple is not None:
-        raise UserError("--couple needs --to coupled; --to adamw converts every table that is coupled in the file")
+        raise UserError("--couple is only for --to coupled; --to adamw converts every coupled table in the file")
     path = find_optimizer_file(source)
     _require_free(source, out, overwrite=overwrite)
     file = read_optimizer_file(path)
@@ -102,14 +104,14 @@ def convert_checkpoint(
     groups = switched.state_dict["param_groups"]
     after = moment_bytes(switched.state_dict)
     has_modules = parameters.module is not None
-    return Conversion(switched.tables, groups, before, after, schedulers, has_modules, is_trainer_checkpoint)
+    return Conversion(switched.tables, groups, before, after, schedulers, has_modules, is_trainer_checkpoint, file.keys)
 
 
 def _adamw_layout(cut: Cut, parameters: ModelParameters) -> Any:
     layout = layout_of(cut, parameters)
     if layout is None or not parameters.in_order:
         raise UserError(
-            f"AdamW's files depend on the order of the parameters, which {parameters.origin} does not provide for "
+            f"AdamW's files depend on the order of the parameters, which is not in {parameters.origin} for "
             f"--adamw-groups {cut}; pass the model with --model, a folder with config.json or module:function"
         )
     return layout

@@ -159,8 +159,8 @@ def _check_each_is_in_one(inventory: Inventory, optimizers: tuple[torch.optim.Op
     for parameter, (name, *_) in inventory.names.items():
         if count[parameter] > 1:
             raise ValueError(
-                f"{name!r} is in {count[parameter]} optimizers, which would all update it; leave it out of all but "
-                "one: CoupledAdamW(model, exclude=hidden_matrices(model))"
+                f"{name!r} is in {count[parameter]} optimizers, and each would update it; keep it in one: "
+                "CoupledAdamW(model, exclude=hidden_matrices(model))"
             )
         if parameter.requires_grad and not count[parameter]:
             raise ValueError(
