@@ -69,7 +69,7 @@ def test_what_the_text_says_of_the_125m_model_is_in_its_stored_results() -> None
     for each in (standard, coupled):
         squares = np.load(PAPERS_SMALLEST / each.run / "embeddings.npz")["singular_values"].astype(np.float64) ** 2
         shares.append(f"{100 * squares[0] / squares.sum():.0f}%")
-    assert re.search(rf" {shares[0]} [^.]*standard Adam, {shares[1]} [^.]*Coupled Adam", section)
+    assert re.search(rf" {shares[0]} [^.]*AdamW, {shares[1]} [^.]*Coupled Adam", section)
     right = [each.metrics["lambada"] or 0.0 for each in (coupled, standard)]
     errors = [math.sqrt(share * (1 - share) / 5153) for share in right]  # 5,153 passages
     shown = [f"{share:.3f}({1000 * error:.0f})" for share, error in zip(right, errors, strict=True)]
@@ -108,7 +108,7 @@ def test_the_share_of_one_direction_is_that_of_the_stored_singular_values() -> N
             squares = np.load(path)["singular_values"].astype(np.float64) ** 2
             shares[path.parts[-3].removeprefix("30M-262M-")] = f"{100 * squares[0] / squares.sum():.0f}%"
     assert shares == {"standard": "90%", "standard-centred": "80%", "coupled": "4%"}
-    said = r" 80% [^.]*\(90% [^.]*standard Adam, 4% [^.]*Coupled Adam\)"
+    said = r" 80% [^.]*\(90% [^.]*AdamW, 4% [^.]*Coupled Adam\)"
     assert re.search(said, results_text())
 
 
