@@ -163,7 +163,8 @@ def test_summary_of_a_training_shows_labels_and_directions_of_the_registry(
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     shown = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in lines if line.startswith("│")}
-    assert shown == {METRICS[key].label_with_arrow: "0.25" for key in train.SHOWN}
+    expected = {key: "0.250" if key.endswith("loss") else "0.25" for key in train.SHOWN}
+    assert shown == {METRICS[key].label_with_arrow: text for key, text in expected.items()}
 
 
 def test_pages_and_tables_of_a_study_show_labels_and_directions_of_the_registry() -> None:
@@ -181,7 +182,7 @@ def test_pages_and_tables_of_a_study_show_labels_and_directions_of_the_registry(
     head = {str(cell.html) for cell in report_tables.page_table(runs, {}).head}
     measured = {column.key for column in runs.columns} & {metric.key for metric in registry.MAIN}
     # Those of the paper, and what a run has cost; the others are in the CSV file.
-    assert head >= {METRICS[key].heading for key in measured} | {"seconds", METRICS["tokens_per_second"].symbol}
+    assert head >= {METRICS[key].heading for key in measured} | {"time", METRICS["tokens_per_second"].symbol}
     assert not head & {metric.heading for metric in registry.OTHERS}
     for metric in registry.MAIN:
         label, meaning = report_tables.label_and_meaning(metric, results)

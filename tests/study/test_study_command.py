@@ -157,7 +157,7 @@ def test_status_shows_training_and_test_loss_in_columns_of_their_own(tmp_path: P
     assert [head.strip() for head in lines[2].strip("┃").split("┃")][2:] == ["step", "training loss", "test loss"]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines[4:8]]
     rows = {label: rest for label, _, *rest in cells}
-    assert rows["small-1.536k-coupled/seed-2"] == ["12/12", "9.2500", f"{result.metrics['loss']:.4f}"]
+    assert rows["small-1.536k-coupled/seed-2"] == ["12/12", "9.250", f"{result.metrics['loss']:.3f}"]
     assert rows["small-1.536k-standard/seed-2"] == ["", "", ""]
 
 

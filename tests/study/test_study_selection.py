@@ -283,7 +283,7 @@ def test_status_shows_the_candidates_and_what_was_selected(tmp_path: Path) -> No
     path = selecting(tmp_path, "far 0.1")
     run_here(path, tmp_path / "out", only=("*lr0.001/seed-0",))
     before = command("status", str(tmp_path / "out"))
-    assert re.search(r"lr0\.001/seed-0 +│ finished .*\d\.\d{4} \(val\)", before.output)
+    assert re.search(r"lr0\.001/seed-0 +│ finished .*\d\.\d{3} \(val\)", before.output)
     assert re.search(r"far-0\.1/seed-1 +│ waiting", before.output)
     assert "Selected" not in before.output
     run_here(path, tmp_path / "out")

@@ -113,7 +113,7 @@ def test_the_second_moment_is_drawn_with_the_line_of_its_fit(p: np.ndarray, arra
     plain, logarithmic = theory_plots.draw_second_moment(p, arrays.second_moment, fit).axes
     for axes in (plain, logarithmic):
         np.testing.assert_allclose(points(axes), np.column_stack([p, arrays.second_moment]))
-        ends = line(axes, "A p̃, R² = 0.87")
+        ends = line(axes, "A p̃, R² = 0.873")
         assert ends[:, 1] == pytest.approx(3e-5 * ends[:, 0])
         assert ends[1, 0] == p.max()
     assert logarithmic.get_xscale() == logarithmic.get_yscale() == "log"

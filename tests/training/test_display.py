@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coupled_adam.base.text import duration, learning_rate, si
+from coupled_adam.base.text import duration, setting, short, significant
 from coupled_adam.metrics import METRICS
 from coupled_adam.training.display import IMPORTANCE, LiveLine, TrainingDisplay, parts_of
 
@@ -27,7 +27,16 @@ VALUES = {
     "memory_bytes": 36.94e9,
     "seconds_left": 3780,
 }
-ALL = ["loss 4.213", "lr 3.3e-4", "grad 0.421", "mu ratio 0.123", "541k tok/s", "MFU 47%", "36.9GB", "1h 03m left"]
+ALL = [
+    "loss 4.213",
+    "lr 0.00033",
+    "grad 0.421",
+    "mu ratio 0.1234",
+    "541k tok/s",
+    "MFU 47%",
+    "36.9 GB",
+    "1 h 3 min left",
+]
 
 
 class Clock:
@@ -52,22 +61,23 @@ def drawn(width: int, step: int = 16954, total_steps: int = 50862, encoding: str
 @pytest.mark.parametrize(
     ("width", "left_out"),
     [
-        (60, ["lr 3.3e-4", "grad 0.421", "mu ratio 0.123", "MFU 47%", "36.9GB"]),
-        (80, ["lr 3.3e-4", "grad 0.421", "MFU 47%", "36.9GB"]),
-        (120, []),
+        (60, ["lr 0.00033", "grad 0.421", "mu ratio 0.1234", "MFU 47%", "36.9 GB"]),
+        (80, ["lr 0.00033", "grad 0.421", "MFU 47%", "36.9 GB"]),
+        (120, ["36.9 GB"]),
+        (130, []),
         (200, []),
     ],
 )
 def test_a_narrow_terminal_shows_the_most_important(width: int, left_out: list[str]) -> None:
     line = drawn(width)
-    assert line.startswith("16954/50862  33%")
+    assert line.startswith("16,954/50,862  33%")
     assert [text for text in ALL if text not in line] == left_out
 
 
 @pytest.mark.parametrize("total_steps", [300, 50862, 1_234_567])
 def test_on_every_width_it_is_one_line_and_a_part_is_missing_only_for_want_of_room(total_steps: int) -> None:
     parts = parts_of(7, total_steps, VALUES)
-    for width in range(20, 220):
+    for width in range(len(parts[0].text), 220):
         line = drawn(width, 7, total_steps)
         assert line.count("\n") == 1
         assert len(line) - 1 <= width, f"{width} columns"
@@ -79,7 +89,7 @@ def test_on_every_width_it_is_one_line_and_a_part_is_missing_only_for_want_of_ro
 
 
 def test_no_terminal_is_too_narrow_for_the_step() -> None:
-    assert drawn(5).startswith("16954")
+    assert drawn(6).startswith("16,954")
 
 
 def test_nothing_moves_when_a_value_gains_a_digit() -> None:
@@ -138,7 +148,7 @@ def test_the_live_line_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.
         for step in range(1, 1001):
             clock.now += 0.01  # ten seconds in all
             display.update(step, {"loss": 5.0} if step % 10 == 0 else None)
-            drawings += written().count("/1000")
+            drawings += written().count("/1,000")
     assert 35 <= drawings <= 41
 
 
@@ -187,7 +197,7 @@ def plain_output(clock: Clock, steps: Callable[[TrainingDisplay], None], total_s
 
 def test_where_there_is_no_terminal_plain_lines_have_all_values() -> None:
     (line,) = plain_output(Clock(), lambda display: display.update(150, VALUES))
-    assert line == "step 150/1000  15%  " + "  ".join(ALL)
+    assert line == "step 150/1,000  15%  " + "  ".join(ALL)
 
 
 def test_plain_lines_come_every_few_seconds_with_the_first_and_the_last() -> None:
@@ -214,7 +224,7 @@ def test_plain_lines_become_rare_in_a_long_run() -> None:
 
     lines = plain_output(clock, train, 17280)
     assert 24 * 60 < len(lines) < 24 * 60 + 500
-    assert lines[-1].startswith("step 17280/17280 100%")
+    assert lines[-1].startswith("step 17,280/17,280 100%")
 
 
 def test_the_last_line_is_not_printed_twice() -> None:
@@ -222,7 +232,7 @@ def test_the_last_line_is_not_printed_twice() -> None:
         display.update(1000, {"loss": 5.0})
         display.update(1000, {"mu_norm_ratio": 0.5})
 
-    assert plain_output(Clock(), train) == ["step 1000/1000 100%  loss 5.000"]
+    assert plain_output(Clock(), train) == ["step 1,000/1,000 100%  loss 5.000"]
 
 
 def test_a_run_that_is_stopped_says_at_which_step() -> None:
@@ -231,7 +241,7 @@ def test_a_run_that_is_stopped_says_at_which_step() -> None:
         for step in range(11, 15):
             display.update(step)
 
-    assert plain_output(Clock(), train)[-1].startswith("step 14/1000")
+    assert plain_output(Clock(), train)[-1].startswith("step 14/1,000")
 
 
 def test_a_run_that_ends_before_its_first_values_shows_no_line() -> None:
@@ -266,10 +276,10 @@ def test_values_keep_until_new_ones_come_and_none_is_no_value() -> None:
         clock.now += 10
         display.update(110, {"loss": float("nan"), "lr": float("nan"), "seconds_left": float("inf")})
 
-    ratio = f"{METRICS['mu_norm_ratio'].short} 0.500"
+    ratio = f"{METRICS['mu_norm_ratio'].short} 0.5"
     assert [line.split("  ") for line in plain_output(clock, train)] == [
-        ["step 100/1000", "10%", "loss 5.000", ratio],
-        ["step 110/1000", "11%", "loss nan", "lr nan", ratio, "? left"],
+        ["step 100/1,000", "10%", "loss 5.000", ratio],
+        ["step 110/1,000", "11%", "loss nan", "lr nan", ratio, "? left"],
     ]
 
 
@@ -335,34 +345,33 @@ def test_being_interrupted_while_showing_ends_the_training(
         (0, "0"),
         (7, "7"),
         (999.4, "999"),
-        (999.6, "1.00k"),
-        (1_000, "1.00k"),
-        (9_994, "9.99k"),
-        (9_996, "10.0k"),
-        (99_960, "100k"),
+        (999.6, "1k"),
+        (9_996, "10k"),
+        (20_712, "20.7k"),
         (541_234, "541k"),
-        (999_600, "1.00M"),
-        (1_900_000, "1.90M"),
-        (141e9, "141G"),
-        (2e18, "2000P"),
+        (999_600, "1M"),
+        (1_900_000, "1.9M"),
         (float("nan"), "nan"),
     ],
 )
-def test_large_numbers_have_three_digits_and_a_prefix(value: float, text: str) -> None:
-    assert si(value) == text
+def test_large_numbers_have_at_most_three_digits_and_a_suffix(value: float, text: str) -> None:
+    assert short(value) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (-1, "0s"),
-        (0.4, "0s"),
-        (59.4, "59s"),
-        (59.6, "1m 00s"),
-        (3599.6, "1h 00m"),
-        (3780, "1h 03m"),
-        (86_399, "23h 59m"),
-        (86_400, "1d 00h"),
+        (-1, "0.0 s"),
+        (0.42, "0.4 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (80, "1 min 20 s"),
+        (3599.6, "1 h 0 min"),
+        (3780, "1 h 3 min"),
+        (86_399, "23 h 59 min"),
+        (86_400, "1 d 0 h"),
         (float("nan"), "?"),
     ],
 )
@@ -370,5 +379,7 @@ def test_times_have_their_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_learning_rates_have_two_digits() -> None:
-    assert [learning_rate(lr) for lr in (6e-4, 3.27e-5, 1.0, 0.0)] == ["6.0e-4", "3.3e-5", "1.0e0", "0"]
+def test_learning_rates_have_at_most_six_digits_and_short_exponents() -> None:
+    rates = (6e-4, 2.5e-4, 0.00195, 3.27e-5, 1.0, 0.0)
+    assert [setting(lr) for lr in rates] == ["0.0006", "0.00025", "0.00195", "3.27e-5", "1", "0"]
+    assert [significant(lr, 2) for lr in (3.27e-4, 3.27e-5)] == ["0.00033", "3.3e-5"]

@@ -151,7 +151,7 @@ def test_the_table_lists_every_preset_with_its_size() -> None:
         "124M",
         "5B",
         "50,862",
-        "37 GB",
+        "36.5 GB",
     ]
     assert "Estimates" in text
     assert "4 CPU cores" in text

@@ -31,7 +31,10 @@ UNITS = 1000  # coordinates are whole thousandths of the window's half width
 
 
 def curves_data(grid: Grid) -> list[dict[str, Any]]:
-    """One entry per size and quantity: {size, quantity, lines: [{name, colour, line, steps, mean, low, high}]}."""
+    """One entry per size and quantity.
+
+    {size, quantity, decimals, lines: [{name, colour, line, steps, mean, low, high}]}
+    """
     colours = looks(grid.variants)
     labels = size_labels(grid.sizes)
     found = []
@@ -46,7 +49,10 @@ def curves_data(grid: Grid) -> list[dict[str, Any]]:
                     numbers = {name: [float(f"{v:.{DIGITS}g}") for v in array] for name, array in arrays.items()}
                     lines.append({"name": variant.label, "colour": look.colour, "line": look.line, **numbers})
             if lines:
-                found.append({"size": labels[size], "quantity": METRICS[logged_key(kind, key)].label, "lines": lines})
+                metric = METRICS[logged_key(kind, key)]
+                seeds = max(len(grid.runs_of(size, variant)) for variant in grid.variants)
+                shown = {"quantity": metric.label, "decimals": metric.decimals_of(seeds)}
+                found.append({"size": labels[size], **shown, "lines": lines})
     return found
 
 
