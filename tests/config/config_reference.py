@@ -1,8 +1,8 @@
-"""The reference part of docs/training-config.md, made from the config classes.
+"""Generate the reference part of docs/training-config.md from the config classes.
 
     python tests/config/config_reference.py
 
-writes it into the page again, after a key was added or its text changed.
+updates the page after a key was added or its text changed.
 """
 
 import re
@@ -31,7 +31,7 @@ def reference() -> str:
 
 
 def _section(name: str, field: FieldInfo) -> list[str]:
-    """The keys of a section, then the sections in it."""
+    """The keys of a section, then its subsections."""
     keys = keys_of(field)
     values = {key: each for key, each in keys.items() if keys_of(each) is None}
     parts = [f"\n### [{name}]\n", f"{field.annotation.__doc__}\n", *_table(values)]

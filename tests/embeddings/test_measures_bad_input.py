@@ -1,4 +1,4 @@
-"""What a user can get wrong about the matrix and the counts, each an error that says what, where and what to do."""
+"""Invalid matrices and counts: each error names the problem, its place and the remedy."""
 
 from typing import Any
 

@@ -380,7 +380,7 @@ def test_a_model_that_the_hub_does_not_have_is_refused(tmp_path: Path) -> None:
         read_model("org/name")
 
 
-def test_a_hub_that_cannot_be_reached_is_said_in_one_line_at_once(tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_reported_at_once_in_one_line(tmp_path: Path) -> None:
     """In a process of its own: huggingface_hub writes its retries to the error output."""
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run(

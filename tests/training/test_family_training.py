@@ -47,7 +47,7 @@ def stopped_and_resumed(
 
 
 @pytest.mark.parametrize("optimizer", [PARTIAL, ANNEALED, FROM_ZERO, {"column_exponent": 0.0}, {"mean_free": True}])
-def test_resumed_run_is_bit_exact(
+def test_resumed_run_is_bitwise_equal(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(small_config(corpus, optimizer=optimizer), tmp_path / "whole")

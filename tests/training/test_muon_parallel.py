@@ -36,7 +36,7 @@ def test_two_ranks_give_the_curve_and_the_state_of_one(mode: str, runs: Path, co
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_resumed_run_is_bit_exact(mode: str, runs: Path) -> None:
+def test_resumed_run_is_bitwise_equal(mode: str, runs: Path) -> None:
     assert rows(runs / f"{mode}-resumed") == rows(runs / mode)
     assert_same_tensors(saved_tensors(runs / f"{mode}-resumed"), saved_tensors(runs / mode))
 

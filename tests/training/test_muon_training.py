@@ -148,7 +148,7 @@ def test_a_model_without_matrices_is_refused() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [MUON, {**MUON, "embeddings": "adamw"}, {**MUON, **TABLES}, TABLES])
-def test_resumed_run_is_bit_exact(
+def test_resumed_run_is_bitwise_equal(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(small_config(corpus, optimizer=optimizer), tmp_path / "whole")

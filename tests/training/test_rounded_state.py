@@ -20,7 +20,7 @@ BFLOAT16 = {"state_dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("optimizer", [BFLOAT16, {**BFLOAT16, "row_exponent": 0.25, "mean_free": True}], ids=str)
-def test_resumed_run_is_bit_exact(
+def test_resumed_run_is_bitwise_equal(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(small_config(corpus, optimizer=optimizer), tmp_path / "whole")
