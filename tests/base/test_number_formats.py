@@ -26,7 +26,7 @@ IN_A_STRING = re.compile(r"\{[^{}:]*:([^{}]+)\}|%[-+ #0]*\d*(?:\.\d+)?([eEfFgG])
 
 
 def _other_strings(tree: ast.AST) -> set[int]:
-    """Constants that are no plain string of the code: docstrings, and the text of f-strings."""
+    """Constants that are not plain strings: docstrings, and the text of f-strings."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):

@@ -1,4 +1,4 @@
-"""Batches: pure functions of (seed, step, sample) on any number of ranks; each window once per epoch; uniform starts."""
+"""Batches: pure functions of (seed, step, sample) on any ranks; every window once per epoch; uniform starts."""
 
 import itertools
 import pickle
