@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coupled_adam.metrics import METRICS, logged_key
+from coupled_adam.metrics import LOSSES, METRICS, logged_key
 from coupled_adam.report.figures.clouds import cloud_arrays, window
 from coupled_adam.report.figures.style import looks
 from coupled_adam.report.grid import Grid, size_labels
@@ -50,8 +50,8 @@ def curves_data(grid: Grid) -> list[dict[str, Any]]:
                     lines.append({"name": variant.label, "colour": look.colour, "line": look.line, **numbers})
             if lines:
                 metric = METRICS[logged_key(kind, key)]
-                seeds = max(len(grid.runs_of(size, variant)) for variant in grid.variants)
-                shown = {"quantity": metric.label, "decimals": metric.decimals_of(seeds)}
+                # Without decimals, the page shows four significant digits, as `Metric.text` does.
+                shown = {"quantity": metric.label, "decimals": metric.decimals_of(1) if metric in LOSSES else None}
                 found.append({"size": labels[size], **shown, "lines": lines})
     return found
 

@@ -40,6 +40,7 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
     return found;
   };
   const written = (value) => String(Number(value.toPrecision(4)));
+  const measured = (plot, value) => plot.decimals === null ? written(value) : value.toFixed(plot.decimals);
   const whole = (value) => Math.round(value).toLocaleString("en-US");
 
   function draw() {
@@ -111,10 +112,10 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
       plot.lines.forEach((line, number) => {
         const i = line.steps.reduce((best, s, k) =>
           (Math.abs(s - step) < Math.abs(line.steps[best] - step) ? k : best), 0);
-        const value = make("span", at, line.mean[i].toFixed(plot.decimals));
+        const value = make("span", at, measured(plot, line.mean[i]));
         value.style.color = line.colour;
         value.title = line.low[i] === line.high[i] ? line.name
-          : `${line.name}: ${line.low[i].toFixed(plot.decimals)} to ${line.high[i].toFixed(plot.decimals)}`;
+          : `${line.name}: ${measured(plot, line.low[i])} to ${measured(plot, line.high[i])}`;
         dots[number].setAttribute("cx", x(line.steps[i]));
         dots[number].setAttribute("cy", y(line.mean[i]));
         dots[number].setAttribute("visibility", visible ? "visible" : "hidden");
