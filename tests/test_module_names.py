@@ -59,7 +59,7 @@ def test_study_does_not_import_report() -> None:
         assert importers(room, "coupled_adam.report") == [], room
 
 
-def test_report_does_not_import_training_or_launchers() -> None:
+def test_report_imports_nothing_that_trains_measures_or_launches() -> None:
     running = ("runner", "launchers", "worker", "measurement", "task_evaluation", "theory_evaluation", "energy")
     for module in running:
         assert importers("report", f"coupled_adam.study.{module}") == [], module

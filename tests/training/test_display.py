@@ -1,4 +1,4 @@
-"""What a training shows: on terminals of any width, in files, through pipes that close, and how often."""
+"""The display of a training: on terminals of any width, in files, through closed pipes, and how often."""
 
 import contextlib
 import io
@@ -40,7 +40,7 @@ ALL = [
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that tests move."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -75,7 +75,7 @@ def test_a_narrow_terminal_shows_the_most_important(width: int, left_out: list[s
 
 
 @pytest.mark.parametrize("total_steps", [300, 50862, 1_234_567])
-def test_on_every_width_it_is_one_line_and_a_part_is_missing_only_for_want_of_room(total_steps: int) -> None:
+def test_on_every_width_it_is_one_line_and_a_part_is_missing_only_if_it_does_not_fit(total_steps: int) -> None:
     parts = parts_of(7, total_steps, VALUES)
     for width in range(len(parts[0].text), 220):
         line = drawn(width, 7, total_steps)
@@ -103,7 +103,7 @@ def test_nothing_moves_when_a_value_gains_a_digit() -> None:
     assert len(positions) == 1
 
 
-def test_the_bar_is_filled_as_far_as_the_training_is() -> None:
+def test_the_bar_shows_the_progress_of_the_training() -> None:
     for step, filled in ((0, 0), (50, 20), (99, 39), (100, 40)):
         line = drawn(200, step, 100)
         assert (line.count("━"), line.count("─")) == (filled, 40 - filled)
@@ -120,7 +120,7 @@ def test_before_the_first_values_it_says_so() -> None:
 
 @contextlib.contextmanager
 def terminal() -> Iterator[tuple[Console, Callable[[], str]]]:
-    """A console on a real terminal, and what was written to it since."""
+    """A console on a real terminal, and the output since the last call."""
     master, slave = pty.openpty()
     attributes = termios.tcgetattr(slave)
     attributes[1] &= ~termios.OPOST  # bytes arrive as they were written
@@ -146,7 +146,7 @@ def test_the_live_line_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.
     with terminal() as (console, written), TrainingDisplay(console, 1000, clock=clock) as display:
         written()
         for step in range(1, 1001):
-            clock.now += 0.01  # ten seconds in all
+            clock.now += 0.01  # ten seconds in total
             display.update(step, {"loss": 5.0} if step % 10 == 0 else None)
             drawings += written().count("/1,000")
     assert 35 <= drawings <= 41
@@ -164,7 +164,7 @@ def test_the_live_line_stays_at_the_end_with_the_last_step(monkeypatch: pytest.M
     assert "\x1b[?25h" in last  # the cursor is back
 
 
-def test_standard_output_is_given_back_when_the_terminal_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_output_is_restored_after_the_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     before = sys.stdout
     with terminal() as (console, _), TrainingDisplay(console, 10) as display:
@@ -195,7 +195,7 @@ def plain_output(clock: Clock, steps: Callable[[TrainingDisplay], None], total_s
     return file.getvalue().splitlines()
 
 
-def test_where_there_is_no_terminal_plain_lines_have_all_values() -> None:
+def test_without_a_terminal_plain_lines_have_all_values() -> None:
     (line,) = plain_output(Clock(), lambda display: display.update(150, VALUES))
     assert line == "step 150/1,000  15%  " + "  ".join(ALL)
 
@@ -235,7 +235,7 @@ def test_the_last_line_is_not_printed_twice() -> None:
     assert plain_output(Clock(), train) == ["step 1,000/1,000 100%  loss 5.000"]
 
 
-def test_a_run_that_is_stopped_says_at_which_step() -> None:
+def test_a_stopped_run_shows_its_step() -> None:
     def train(display: TrainingDisplay) -> None:
         display.update(10, {"loss": 5.0})
         for step in range(11, 15):
@@ -268,7 +268,7 @@ def test_ranks_other_than_the_first_show_nothing() -> None:
     assert file.getvalue() == ""
 
 
-def test_values_keep_until_new_ones_come_and_none_is_no_value() -> None:
+def test_values_stay_until_replaced_and_none_is_ignored() -> None:
     clock = Clock()
 
     def train(display: TrainingDisplay) -> None:
@@ -286,7 +286,7 @@ def test_values_keep_until_new_ones_come_and_none_is_no_value() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device without room")
 def test_a_full_disk_under_the_output_does_not_end_the_training() -> None:
     reached_the_end = False
-    with contextlib.suppress(OSError), open("/dev/full", "w") as file:  # closing it tries to write once more
+    with contextlib.suppress(OSError), open("/dev/full", "w") as file:  # closing it tries to write again
         with TrainingDisplay(Console(file=file), 300) as display:
             display.update(150, VALUES)
             display.message("checkpoint saved")
@@ -325,7 +325,7 @@ def test_a_closed_pipe_does_not_end_the_training() -> None:
 
 
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit])
-def test_being_interrupted_while_showing_ends_the_training(
+def test_an_interrupt_during_display_ends_the_training(
     monkeypatch: pytest.MonkeyPatch, exception: type[BaseException]
 ) -> None:
     console = Console(file=io.StringIO())
