@@ -125,6 +125,7 @@ def selection_lines(folder: StudyFolder, study: Study, cells: Sequence[Cell] | N
         choice = selection.choice(folder, study)
         if choice.winner is not None:
             loss = selection.losses(folder, study)[choice.winner]
+            assert loss is not None, "a winner has a loss"
             edge = f"; {at_edge(choice.edge)}" if choice.edge else ""
             lines[selection.of] = (
                 f"{selection.of}: {selection.key} = {setting(choice.winner)} of {len(choice.tried)} "
