@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from coupled_adam.base.notation import MISSING
-from coupled_adam.base.text import duration, energy, short
+from coupled_adam.base.text import duration, energy, short, shorthand
 from coupled_adam.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.report.grid import Grid, model_labels, optimizer_labels
 from coupled_adam.report.result_notes import loss_splits
@@ -56,10 +56,10 @@ def _row(run: Result | None, names: Sequence[str], metrics: Sequence[Metric]) ->
     if run is None:
         return head + (TableCell(MISSING),) * (len(metrics) + len(COSTS) + len(ORIGINS))
     values = tuple(value_cell(run.metrics.get(metric.key), metric) for metric in metrics)
-    costs = tuple(number_cell(read(run), text) for *_, read, text in COSTS)
+    costs = tuple(number_cell(read(run), text, lambda value: f"{round(value):,}") for *_, read, text in COSTS)
     return head + values + costs + tuple(TableCell(read(run) or MISSING) for _, _, read in ORIGINS)
 
 
 def value_cell(value: float | None, metric: Metric) -> TableCell:
     """One number of one run."""
-    return number_cell(value, metric.text)
+    return number_cell(value, metric.text, lambda number: shorthand(number, None, metric.decimals + 2))
