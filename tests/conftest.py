@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-# Two OpenMP threads that spin while waiting can be 20 times slower beside one other busy process.
+# Two OpenMP threads that spin while waiting can be 20 times slower if another process is busy.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
-# Without a GPU the Triton kernels run in Triton's interpreter, which is chosen when triton is imported.
+# Without a GPU, Triton kernels run in Triton's interpreter, which is selected when triton is imported.
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -17,11 +17,11 @@ from coupled_adam.base.cpu import limit_instructions
 
 limit_instructions()  # otherwise bfloat16 products kill the test process on some machines
 
-# Fixtures hold no doctests, and two conftest.py collected for them would clash when folders are named one by one.
+# Fixtures have no doctests, and collecting two conftest.py for them would clash when folders are passed separately.
 collect_ignore_glob = ["**/conftest.py"]
 
 
-# Files that take long come first, so that no worker waits for the last of them at the end.
+# Slow files come first, so that no worker is idle while the last one runs.
 SLOW_FILES = (
     "test_distributed.py",
     "test_study_runner.py",

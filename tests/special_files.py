@@ -1,4 +1,4 @@
-"""What can lie where a regular file is expected: for tests of everything that reads files of a user."""
+"""Special files in place of a regular one, for tests of code that reads users' files."""
 
 import os
 import stat
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def make_special_file(path: Path, kind: str) -> None:
-    """Make something that is no regular file, and that a careless reader would wait for or never come to an end of.
+    """Create a special file on which a careless reader would block or never finish.
 
     Args:
-        path: its name; nothing is there yet.
+        path: its path, which must not exist.
         kind: "fifo", "device" (endless), "socket" or "folder".
     """
     if kind == "device":

@@ -1,4 +1,4 @@
-"""A class name means one thing: no public class of the package has the name of another."""
+"""A class name has one meaning: no two public classes of the package share a name."""
 
 import ast
 from collections import defaultdict
@@ -7,12 +7,12 @@ from pathlib import Path
 import coupled_adam
 
 PACKAGE = Path(coupled_adam.__file__).parent
-# A command has the names of what it does.
+# Commands share names with the code they call.
 COMMANDS = PACKAGE / "commands"
 
 
 def public_classes() -> dict[str, list[str]]:
-    """Where each class is defined, at the top of a module, by its name."""
+    """The modules that define each top-level class, by class name."""
     found = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
         if COMMANDS not in path.parents:

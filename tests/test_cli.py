@@ -1,4 +1,4 @@
-"""The command `coupled-adam`, in this process and once as a user runs it."""
+"""The command `coupled-adam`, in this process and once in a separate one."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ OPENMP = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 runner = CliRunner(env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
 
 
-def test_help_teaches_the_first_step_and_what_to_look_at() -> None:
+def test_help_shows_the_first_command_and_where_to_look_next() -> None:
     shown = " ".join(runner.invoke(cli.app, ["--help"]).output.split())  # however wide the terminal is
     assert "coupled-adam demo" in shown
     assert "from coupled_adam import CoupledAdamW" in shown
@@ -26,7 +26,7 @@ def test_help_teaches_the_first_step_and_what_to_look_at() -> None:
         assert words in shown
 
 
-def test_version_is_the_packages() -> None:
+def test_version_is_the_package_version() -> None:
     result = runner.invoke(cli.app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"coupled-adam {coupled_adam.__version__}\n")
 
@@ -38,8 +38,8 @@ def test_bad_options_are_refused_by_name() -> None:
     assert "Traceback" not in result.output
 
 
-def test_installed_command_has_openmp_threads_that_sleep(tmp_path: Path) -> None:
-    """libgomp prints what it has read when it is loaded: the variables must be set before torch is."""
+def test_the_installed_command_lets_openmp_threads_sleep(tmp_path: Path) -> None:
+    """libgomp prints its settings when it is loaded: the variables must be set before torch is imported."""
     environment = {name: value for name, value in os.environ.items() if name not in OPENMP}
     environment["OMP_DISPLAY_ENV"] = "VERBOSE"
     done = subprocess.run(
@@ -52,7 +52,7 @@ def test_installed_command_has_openmp_threads_that_sleep(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("policy", "spins"), [(None, None), ("ACTIVE", "7")])
-def test_help_needs_no_torch_and_what_the_user_set_is_kept(policy: str | None, spins: str | None) -> None:
+def test_help_needs_no_torch_and_keeps_the_users_variables(policy: str | None, spins: str | None) -> None:
     program = (
         "import os, sys; from coupled_adam.cli import main\n"
         "sys.argv = ['coupled-adam', '--help']\n"
@@ -67,7 +67,7 @@ def test_help_needs_no_torch_and_what_the_user_set_is_kept(policy: str | None, s
     assert done.stdout.splitlines()[-1] == f"False {policy or 'PASSIVE'} {spins or '0'}"
 
 
-def test_public_names_are_listed_before_and_found_when_asked_for() -> None:
+def test_public_names_are_listed_before_import_and_imported_on_first_use() -> None:
     program = (
         "import sys, coupled_adam; listed = dir(coupled_adam); assert 'torch' not in sys.modules\n"
         "assert {'CoupledAdamW', 'convert_state_dict', 'param_groups', '__version__'} <= set(listed), listed\n"

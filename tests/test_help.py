@@ -1,4 +1,4 @@
-"""What typer says of every command and sub-command: `--help` without types of Python, and mistakes in one line."""
+"""`--help` of every command and sub-command shows no Python types, and mistakes give one line."""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def paths(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 
 
 @pytest.mark.parametrize("path", list(paths(ROOT)), ids=words)
-def test_help_names_no_types_of_python(path: tuple[str, ...]) -> None:
+def test_help_shows_no_python_types(path: tuple[str, ...]) -> None:
     result = CliRunner(env={"COLUMNS": "150", "TERMINAL_WIDTH": "150"}).invoke(app, [*path, "--help"])
     assert result.exit_code == 0
     assert re.findall(r"<(?:bool|str|int|float|path|list)\b[^>]*>", result.output) == []

@@ -33,7 +33,7 @@ def test_every_metric_is_named_and_explained() -> None:
     assert len(labels) == len(set(labels))
 
 
-def test_metrics_of_a_table_are_the_numbers_of_the_record() -> None:
+def test_table_metrics_are_the_numeric_fields_of_the_record() -> None:
     counted = {"shape", "word_similarity", "singular_values", "norms", "zero_rows", "unseen_rows"}
     assert {metric.key for metric in TABLE_METRICS} == EmbeddingMetrics.__dataclass_fields__.keys() - counted
 
@@ -46,31 +46,31 @@ def test_an_untied_input_table_has_the_same_metrics_in_the_same_direction() -> N
         assert METRICS[table_key("output", metric.key)] == metric
 
 
-def test_tasks_are_those_that_lm_eval_is_asked_for() -> None:
+def test_tasks_are_those_requested_from_lm_eval() -> None:
     assert [task.key for task in PAPER_TASKS] == [metric.key for metric in registry.TASKS]
     assert [label_of(task.name) for task in PAPER_TASKS] == [metric.label for metric in registry.TASKS]
     assert (label_of("piqa"), label_of("loss")) == ("piqa", "loss")
 
 
-def test_names_that_are_not_given_follow_from_the_label() -> None:
+def test_missing_names_are_derived_from_the_label() -> None:
     metric = Metric("a_b", "a_b 5%", None, 2, "a test")
     assert (metric.symbol, metric.short, metric.latex) == ("a_b 5%", "a_b 5%", r"a\_b 5\%")
     (task,) = other_tasks([{"my_task": 0.5, "loss": 3.0, "task_limit": 5, "theory_batches": 2}])
     assert (task.key, task.latex_heading) == ("my_task", r"my\_task ($\uparrow$)")
 
 
-def test_what_a_terminal_shows_while_training_is_ascii() -> None:
+def test_the_training_display_is_ascii() -> None:
     for key in ("train_loss", "lr", "grad_norm", "mu_norm_ratio", "tokens_per_second", "mfu"):
         assert METRICS[key].short.isascii()
 
 
-def test_the_loss_of_a_row_is_that_of_its_text() -> None:
+def test_the_loss_of_a_row_belongs_to_its_split() -> None:
     assert [logged_key(kind, "loss") for kind in ("train", "val", "test")] == ["train_loss", "val_loss", "loss"]
     assert logged_key("train", "lr") == "lr"
     assert {logged_key(kind, "loss") for kind in ("train", "val", "test")} <= METRICS.keys()
 
 
-def test_keys_of_older_versions_are_brought_up_to_date() -> None:
+def test_keys_of_older_versions_are_updated() -> None:
     row = {
         "kind": "embeddings",
         "step": 8,
@@ -82,7 +82,7 @@ def test_keys_of_older_versions_are_brought_up_to_date() -> None:
     assert up_to_date(row, "embeddings") == now
     assert up_to_date(now, "embeddings") == now
     assert up_to_date({"isoscore": 0.5, "input_isoscore": 0.4}) == {"iso_score": 0.5, "input_iso_score": 0.4}
-    # A task of lm-eval may be called anything.
+    # An lm-eval task may have any name.
     assert up_to_date({"output_format": 0.5}) == {"output_format": 0.5}
     assert up_to_date({"output_x": 1.0}, "train") == {"output_x": 1.0}
 
@@ -109,7 +109,7 @@ def test_published_results_have_no_key_that_the_registry_lacks() -> None:
             assert all(key.endswith(of_benchmarks) for key in unknown), unknown
 
 
-def test_registry_needs_nothing_but_the_floor() -> None:
+def test_the_registry_imports_only_base() -> None:
     code = "import sys, coupled_adam.metrics; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     ours = {name for name in found if name.startswith("coupled_adam.")}
@@ -118,21 +118,21 @@ def test_registry_needs_nothing_but_the_floor() -> None:
 
 
 def strings_of(path: Path) -> set[str]:
-    """The texts in a module, without its docstrings."""
+    """The string constants of a module, without its docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs)
     return {node.value for node in texts if isinstance(node.value, str)}
 
 
-def test_no_module_names_or_explains_a_metric_a_second_time() -> None:
+def test_no_other_module_names_or_explains_a_metric() -> None:
     names = {
         text
         for metric in METRICS.values()
         for text in (metric.label, metric.symbol, metric.latex, metric.short, metric.meaning, metric.heading)
-        # A word or a letter may mean something else, and where the text is the key it is no second name.
+        # A word or a letter may mean something else, and text equal to the key is not a second name.
         if text not in METRICS and len(text) > 1 and (" " in text or not text.isascii() or text.startswith("$"))
-    } - {METRICS["lr"].label}  # of an optimizer it is an option
+    } - {METRICS["lr"].label}  # it is also an option of optimizers
     assert {"mean-embedding ratio", "training loss", "‖μ‖ ratio", r"$\kappa$", registry.NATS} <= names
     again = {}
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -163,7 +163,8 @@ def test_summary_of_a_training_shows_labels_and_directions_of_the_registry(
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     shown = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in lines if line.startswith("│")}
-    assert shown == {METRICS[key].label_with_arrow: "0.25" for key in train.SHOWN}
+    expected = {key: "0.250" if key.endswith("loss") else "0.25" for key in train.SHOWN}
+    assert shown == {METRICS[key].label_with_arrow: text for key, text in expected.items()}
 
 
 def test_pages_and_tables_of_a_study_show_labels_and_directions_of_the_registry() -> None:
@@ -180,8 +181,8 @@ def test_pages_and_tables_of_a_study_show_labels_and_directions_of_the_registry(
             assert (column.label, column.latex) == (metric.heading, metric.latex_heading)
     head = {str(cell.html) for cell in report_tables.page_table(runs, {}).head}
     measured = {column.key for column in runs.columns} & {metric.key for metric in registry.MAIN}
-    # Those of the paper, and what a run has cost; the others are in the CSV file.
-    assert head >= {METRICS[key].heading for key in measured} | {"seconds", METRICS["tokens_per_second"].symbol}
+    # The paper's metrics and the cost of a run; the others are in the CSV file.
+    assert head >= {METRICS[key].heading for key in measured} | {"time", METRICS["tokens_per_second"].symbol}
     assert not head & {metric.heading for metric in registry.OTHERS}
     for metric in registry.MAIN:
         label, meaning = report_tables.label_and_meaning(metric, results)
@@ -189,7 +190,7 @@ def test_pages_and_tables_of_a_study_show_labels_and_directions_of_the_registry(
         assert meaning == metric.meaning
 
 
-def test_a_loss_of_both_splits_is_called_by_both() -> None:
+def test_a_loss_of_both_splits_names_both() -> None:
     assert registry.named(METRICS["loss"], {"test"}).label == "test loss"
     assert registry.named(METRICS["loss"], {"val"}).label == "validation loss"
     assert registry.named(METRICS["loss"], {"test", "val"}).label == f"test or {METRICS['val_loss'].label}"

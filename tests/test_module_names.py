@@ -1,4 +1,4 @@
-"""How the package is built: each module has a name of its own, and imports go one way."""
+"""The structure of the package: module names are unique, and imports go one way."""
 
 import ast
 import sys
@@ -8,9 +8,9 @@ from pathlib import Path
 import coupled_adam
 
 PACKAGE = Path(coupled_adam.__file__).parent
-# A command has the name of what it does, and so has the room that does it.
+# A command and the package it calls have the same name.
 COMMANDS = "commands"
-# training/config.py gives the package config/ the name that it had in version 0.1.
+# training/config.py keeps the import path that config/ had in version 0.1.
 KNOWN_TWICE = {"config"}
 KNOWN_OF_THE_STANDARD_LIBRARY: set[str] = set()
 
@@ -21,7 +21,7 @@ def modules() -> list[Path]:
 
 
 def imported_by(path: Path) -> set[str]:
-    """The full names of all modules that a file imports, wherever in it."""
+    """The full names of all modules that a file imports anywhere."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -34,7 +34,7 @@ def imported_by(path: Path) -> set[str]:
 
 
 def importers(room: str, imported: str) -> list[str]:
-    """The files of a room that import a package."""
+    """The files of a package that import another package."""
     return [
         path.name
         for path in sorted((PACKAGE / room).rglob("*.py"))
@@ -47,11 +47,11 @@ def test_no_two_modules_have_the_same_name() -> None:
     assert {name for name, count in names.items() if count > 1} <= KNOWN_TWICE
 
 
-def test_no_module_has_the_name_of_one_of_the_standard_library() -> None:
+def test_no_module_has_a_name_from_the_standard_library() -> None:
     assert {path.stem for path in modules()} & sys.stdlib_module_names <= KNOWN_OF_THE_STANDARD_LIBRARY
 
 
-def test_running_a_study_knows_nothing_of_its_report() -> None:
+def test_study_does_not_import_report() -> None:
     rooms = [path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()]
     assert "study" in rooms
     assert "report" in rooms
@@ -59,7 +59,7 @@ def test_running_a_study_knows_nothing_of_its_report() -> None:
         assert importers(room, "coupled_adam.report") == [], room
 
 
-def test_a_report_trains_measures_and_launches_nothing() -> None:
+def test_report_imports_nothing_that_trains_measures_or_launches() -> None:
     running = ("runner", "launchers", "worker", "measurement", "task_evaluation", "theory_evaluation", "energy")
     for module in running:
         assert importers("report", f"coupled_adam.study.{module}") == [], module

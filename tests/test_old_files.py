@@ -1,4 +1,4 @@
-"""What version 0.1.0 wrote still trains, resumes and reports: see fixtures/written-by-0.1.0/README.md."""
+"""Files of version 0.1.0 still train, resume and report: see fixtures/written-by-0.1.0/README.md."""
 
 import csv
 import json
@@ -46,18 +46,18 @@ def _last(metrics: Path, kind: str) -> dict[str, Any]:
 
 
 def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    """What 0.1.0 wrote, under the keys of today."""
+    """The values written by 0.1.0, under today's keys."""
     return {key.removeprefix("output_").replace("isoscore", "iso_score"): value for key, value in values.items()}
 
 
-def test_corpus_is_known_and_trains(old_files: Path) -> None:
+def test_an_old_corpus_is_recognised_and_trains(old_files: Path) -> None:
     about = json.loads(_run("data", "info", "data/stories", "--verify", "--json"))
     assert about["verified"] is True
     _run("train", "small.toml", "--out", "runs/new", "--set", "training.tokens=1024", "--set", "log.val_every=8")
     assert _last(old_files / "runs/new/metrics.jsonl", "val")["loss"] < 6
 
 
-def test_stopped_run_resumes_to_the_end_of_the_run_that_was_not_stopped(old_files: Path) -> None:
+def test_a_stopped_run_resumes_to_the_end_of_the_uninterrupted_run(old_files: Path) -> None:
     _run("train", "runs/stopped", "--resume")
     for kind in ("train", "val", "embeddings"):
         resumed = _last(old_files / "runs/stopped/metrics.jsonl", kind)
@@ -81,14 +81,14 @@ def test_rows_before_and_after_a_resumption_are_one_curve(old_files: Path) -> No
     assert not any(key.startswith("output_") for row in resumed for key in row)
 
 
-def test_killed_study_finishes_and_reports_the_numbers_it_had(old_files: Path) -> None:
+def test_a_killed_study_finishes_and_reports_its_old_numbers(old_files: Path) -> None:
     _run("study", "run", "small-study.toml", "--out", "studies/small")
     before = _results(WRITTEN / "studies/small")
     now = _results(old_files / "studies/small")
     assert (len(before), len(now)) == (3, 4)
     assert all(now[run]["metrics"] == _renamed(before[run]["metrics"]) for run in before)
     assert all(now[run]["config_hash"] == before[run]["config_hash"] for run in before)
-    # main.csv of 0.1.0 was written before the fourth run was taken away: all four were there.
+    # main.csv of 0.1.0 was written with all four runs, before the fourth was removed.
     with (
         (WRITTEN / "studies/small/tables/main.csv").open() as old,
         (old_files / "studies/small/tables/main.csv").open() as new,
@@ -110,11 +110,16 @@ def test_report_of_old_results_has_every_metric_and_curve(old_files: Path) -> No
     (table,) = (table for table in build_tables(grid) if table.name == "runs")
     assert "iso_score" in {column.key for column in table.columns}
     assert {entry["quantity"] for entry in curves_data(grid)} == {
-        *("mean-embedding ratio", "training loss", "validation loss", "gradient norm"),  # one ISO is no curve
+        *(
+            "mean-embedding ratio",
+            "training loss",
+            "validation loss",
+            "gradient norm",
+        ),  # a single ISO value does not make a curve
     }
 
 
-def test_old_run_is_inspected(old_files: Path) -> None:
+def test_an_old_run_can_be_inspected(old_files: Path) -> None:
     (model,) = json.loads(_run("inspect", "runs/stopped", "--json"))["models"]
     (measured,) = model["tables"]
     assert 0 < measured["mu_norm_ratio"] < 0.2

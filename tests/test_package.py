@@ -1,4 +1,4 @@
-"""The package itself: what importing it costs, and what it shows."""
+"""The package: the cost of its import, and its public names."""
 
 import subprocess
 import sys
@@ -12,12 +12,12 @@ def modules_after(statement: str) -> set[str]:
     return set(result.stdout.split())
 
 
-def test_importing_the_optimizer_brings_nothing_but_torch_and_numpy() -> None:
+def test_importing_the_optimizer_loads_only_torch_and_numpy() -> None:
     extra = modules_after("from coupled_adam import CoupledAdamW") - modules_after("import torch, numpy")
     assert extra == {"coupled_adam"}
 
 
-def test_importing_the_optimizer_leaves_the_slow_parts_of_torch_alone() -> None:
+def test_importing_the_optimizer_does_not_load_slow_parts_of_torch() -> None:
     code = "import sys, coupled_adam; coupled_adam.CoupledAdamW; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(result.stdout.split())

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from coupled_adam.base.text import escape_latex
+from coupled_adam.base.text import escape_latex, fixed, four_digits, shorthand
 
 Better = Literal["lower", "higher"]
 Lead = Literal["loss", "embeddings"]
@@ -90,6 +90,34 @@ class Metric:
     def decimals_of(self, count: int) -> int:
         """Decimals of a mean over `count` runs."""
         return self.decimals if count > 1 or self.single_decimals is None else self.single_decimals
+
+    def mean_text(self, mean: float, std: float | None, count: int) -> str:
+        """Format a mean over `count` runs, as in the paper's tables.
+
+        Example:
+            >>> METRICS["loss"].mean_text(3.88151, 0.0121, 3), METRICS["loss"].mean_text(3.88151, None, 1)
+            ('3.88(1)', '3.882')
+        """
+        return shorthand(mean, std, self.decimals_of(count))
+
+    def text(self, value: float, error: float | None = None) -> str:
+        """Format the value of one run or one model.
+
+        Losses and accuracies have three decimals. Metrics of tables have four significant digits, because their scale
+        differs between models.
+
+        Args:
+            value: the value; it may be NaN if the training diverged.
+            error: its standard error, for a loss or an accuracy.
+
+        Example:
+            >>> METRICS["loss"].text(3.88151), METRICS["hellaswag"].text(0.2571, 0.0043), METRICS["iso"].text(0.123456)
+            ('3.882', '0.257(4)', '0.1235')
+        """
+        if self.of_table:
+            return four_digits(value)
+        decimals = max(3, self.decimals_of(1))
+        return fixed(value, decimals) if error is None else shorthand(value, error, decimals)
 
 
 # In nats per token. The first is the paper's.

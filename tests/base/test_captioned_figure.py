@@ -1,4 +1,4 @@
-"""The one look of all figures: colours of the page in the page, of their own in files, and text that stays text."""
+"""The style of all figures: page colours in the page, fixed colours in files, and text stays text."""
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_an_axis_of_less_than_a_power_of_ten_has_more_than_one_label() -> None:
     assert {"0.5", "0.6"} <= labels
 
 
-def test_ids_begin_with_the_name_so_that_two_figures_of_a_page_do_not_meet() -> None:
+def test_ids_start_with_the_name_so_that_figures_of_one_page_do_not_clash() -> None:
     def ids(name: str) -> set[str]:
         return {value for element in ET.fromstring(drawn(name).svg).iter() if (value := element.get("id"))}
 
@@ -49,7 +49,7 @@ def test_ids_begin_with_the_name_so_that_two_figures_of_a_page_do_not_meet() -> 
     assert not ids("one") & ids("two")
 
 
-def test_a_figure_takes_the_colours_of_the_page_and_a_file_has_its_own(tmp_path: Path) -> None:
+def test_a_figure_uses_the_colours_of_the_page_and_a_file_its_own(tmp_path: Path) -> None:
     figure = drawn("colours")
     assert "currentColor" in figure.svg
     assert "var(--line)" in figure.svg
@@ -64,5 +64,5 @@ def test_a_figure_takes_the_colours_of_the_page_and_a_file_has_its_own(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_the_same_figure_is_the_same_text(name: str) -> None:
+def test_svg_output_is_reproducible(name: str) -> None:
     assert drawn(name).svg == drawn(name).svg

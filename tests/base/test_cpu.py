@@ -1,4 +1,4 @@
-"""A CPU that shows AMX and does not permit it: simulated by a file of flags and a child that dies as oneDNN does."""
+"""A CPU that reports AMX but forbids it, simulated by a flags file and a child that dies like oneDNN."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch
 from coupled_adam.base import cpu
 
 AMX = "flags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile amx_int8\n"
-# What oneDNN does there: an instruction that is shown, and not permitted.
+# oneDNN then runs an instruction that is reported but forbidden.
 DIES = """
 import os, signal
 if os.environ["ONEDNN_MAX_CPU_ISA"] not in {permitted!r}:
@@ -23,14 +23,14 @@ if os.environ["ONEDNN_MAX_CPU_ISA"] not in {permitted!r}:
 
 @pytest.fixture
 def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine that shows AMX, with a folder for what is remembered; returns a log of the child processes."""
+    """A machine that reports AMX, with a cache folder; returns a log of the child processes."""
     flags = tmp_path / "cpuinfo"
     flags.write_text("processor\t: 0\n" + AMX + "processor\t: 1\n" + AMX)
     log = tmp_path / "children"
     log.touch()
     monkeypatch.setattr(cpu, "CPUINFO", flags)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # Set first, so that monkeypatch takes away at the end what the function sets.
+    # Set first, so that monkeypatch removes the function's value at the end.
     monkeypatch.setenv(cpu.VARIABLE, "")
     monkeypatch.delenv(cpu.VARIABLE)
     return log
@@ -41,7 +41,7 @@ def _permit(monkeypatch: pytest.MonkeyPatch, log: Path, *permitted: str) -> None
     monkeypatch.setattr(cpu, "PRODUCT", count + DIES.format(permitted=permitted))
 
 
-def test_forbidden_amx_limits_onednn_and_is_said_once(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_amx_limits_onednn_and_is_reported_once(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _permit(monkeypatch, sandbox, "AVX512_CORE_BF16", "AVX512_CORE", "AVX2")
     note = cpu.limit_instructions()
     assert note is not None
@@ -89,7 +89,7 @@ def test_a_cpu_without_amx_starts_no_process(sandbox: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"instructions": "MMX"}', '{"instructions": ["AVX2"]}', "\udcff"])
-def test_a_damaged_memory_is_found_out_again(sandbox: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+def test_a_damaged_cache_is_rebuilt(sandbox: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     _permit(monkeypatch, sandbox, "AVX2")
     cpu.limit_instructions()
     (remembered,) = (sandbox.parent / "cache").rglob("*.json")
@@ -100,14 +100,14 @@ def test_a_damaged_memory_is_found_out_again(sandbox: Path, monkeypatch: pytest.
     assert os.environ[cpu.VARIABLE] == "AVX2"
 
 
-def test_nothing_to_remember_it_in_costs_time_only(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cache_folder_it_only_takes_longer(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (sandbox.parent / "cache").write_text("a file where a folder should be")
     _permit(monkeypatch, sandbox, "AVX2")
     assert cpu.limit_instructions() is not None
     assert os.environ[cpu.VARIABLE] == "AVX2"
 
 
-def test_a_user_without_a_home_folder_is_served_too(
+def test_a_user_without_a_home_folder_is_supported(
     sandbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -120,12 +120,12 @@ def test_a_user_without_a_home_folder_is_served_too(
     assert set(tmp_path.iterdir()) == before  # no folder called "~"
 
 
-def test_the_products_that_are_tried_run_in_this_torch() -> None:
+def test_the_probe_products_run_in_this_torch() -> None:
     subprocess.run([sys.executable, "-c", cpu.PRODUCT], check=True, timeout=120)
 
 
 def test_onednn_reads_the_limit_after_torch_is_loaded() -> None:
-    """A script that imports torch first and trains then is helped too."""
+    """This also helps a script that imports torch first and trains later."""
     if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN does not multiply bfloat16 on this CPU")
     product = "a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
@@ -160,7 +160,7 @@ cli.main()
 """
 
 
-def test_bf16_training_by_command_runs_where_amx_is_forbidden(sandbox: Path, tmp_path: Path) -> None:
+def test_bf16_training_by_command_works_if_amx_is_forbidden(sandbox: Path, tmp_path: Path) -> None:
     script = COMMAND_LINE.format(product=DIES.format(permitted=("AVX512_CORE_BF16",)))
     tokens = tmp_path / "tokens"
     tokens.mkdir()
@@ -172,7 +172,7 @@ def test_bf16_training_by_command_runs_where_amx_is_forbidden(sandbox: Path, tmp
         "training.tokens": 1024,
         "training.batch_size": 8,
         "schedule.warmup": 1,
-        "model.vocabulary_size": 50304,  # of GPT-2, which a folder without a manifest is taken for
+        "model.vocabulary_size": 50304,  # of GPT-2, which is assumed for a folder without a manifest
         "data.source": "none",
         "data.folder": tokens,
     }

@@ -1,4 +1,4 @@
-"""What a user can mend is one line with exit code 2; a bug of ours keeps its traceback."""
+"""A mistake that a user can fix gives one line and exit code 2; an internal error keeps its traceback."""
 
 import errno
 import pickle
@@ -28,7 +28,7 @@ from coupled_adam.cli import app
         (errors.UserConnectionError, ConnectionError),
     ],
 )
-def test_user_errors_are_what_a_python_caller_expects_and_cross_processes(kind: type[UserError], also: type) -> None:
+def test_user_errors_have_builtin_types_and_can_be_pickled(kind: type[UserError], also: type) -> None:
     error = pickle.loads(pickle.dumps(kind("the thing: the remedy")))
     assert isinstance(error, (ValueError, also))
     assert isinstance(error, also)
@@ -37,7 +37,7 @@ def test_user_errors_are_what_a_python_caller_expects_and_cross_processes(kind: 
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.ENOENT, errno.EROFS])
-def test_what_the_system_says_of_a_disk_is_the_users_to_mend(number: int) -> None:
+def test_disk_errors_are_user_errors(number: int) -> None:
     error = as_user_error(OSError(number, "what it says", "the/file"))
     assert error is not None
     assert str(error) == "the/file: what it says"
@@ -47,11 +47,11 @@ def test_what_the_system_says_of_a_disk_is_the_users_to_mend(number: int) -> Non
     "error",
     [ValueError("numpy"), KeyError("k"), TypeError("t"), ImportError("i"), OSError(errno.EBADF, "b"), OSError("a")],
 )
-def test_anything_else_is_a_bug(error: Exception) -> None:
+def test_any_other_error_is_internal(error: Exception) -> None:
     assert as_user_error(error) is None
 
 
-def test_a_library_can_be_said_to_speak_of_the_users_input() -> None:
+def test_errors_of_a_library_can_be_declared_user_errors() -> None:
     with pytest.raises(UserError, match="wrong shape"), blaming_user():
         raise ValueError("wrong shape")
     with pytest.raises(TypeError), blaming_user():
@@ -74,7 +74,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def everything_imported() -> None:
-    """A module that is first imported while a function is replaced would keep the replacement for good."""
+    """A module first imported while a function is replaced would keep the replacement."""
     for module in pkgutil.walk_packages(coupled_adam.__path__, "coupled_adam."):
         if not module.name.endswith(("__main__", "_kernels")):  # those need packages that may be missing
             import_module(module.name)
@@ -89,7 +89,9 @@ def _raising(error: Exception) -> Callable[..., NoReturn]:
 
 @pytest.mark.usefixtures("everything_imported")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_bug_in_a_command_keeps_its_traceback(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_in_a_command_keeps_its_traceback(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments, function = COMMANDS[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
@@ -121,7 +123,7 @@ def test_the_traceback_reaches_the_terminal(tmp_path: Path) -> None:
     assert done.stderr.rstrip().endswith("ValueError: planted")
 
 
-def test_an_error_of_the_user_keeps_its_own_kind_where_others_become_one() -> None:
+def test_a_user_error_keeps_its_type_when_other_errors_are_converted() -> None:
     for kind in (errors.MissingPackageError, errors.UserOSError, errors.UserConnectionError):
         given = kind("the thing: the remedy")
         with pytest.raises(kind) as caught, blaming_user():

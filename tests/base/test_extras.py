@@ -1,4 +1,4 @@
-"""Extras: what is missing is named with the command that installs it from where this package was installed."""
+"""Extras: a missing package is named with the command that installs it from this package's own source."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ ORIGINS: dict[str, tuple[dict[str, Any] | None, str]] = {
 
 
 class Installed:
-    """A distribution with a direct_url.json, or without."""
+    """A distribution with or without a direct_url.json."""
 
     def __init__(self, origin: dict[str, Any] | None) -> None:
         self.origin = origin
@@ -53,7 +53,7 @@ class Installed:
 
 
 @pytest.mark.parametrize(("origin", "command"), ORIGINS.values(), ids=ORIGINS)
-def test_an_extra_comes_from_where_the_package_came_from(
+def test_an_extra_is_installed_from_the_source_of_the_package(
     origin: dict[str, Any] | None, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extras, "distribution", lambda name: Installed(origin))
@@ -76,18 +76,18 @@ def test_a_checkout_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPat
     assert extras.install_command("eval") == f"pip install -e '{root}[eval]'"
 
 
-def test_what_is_there_is_imported() -> None:
+def test_an_installed_package_is_imported() -> None:
     assert extras.require("json", "eval", "to try") is json
 
 
-def test_the_floor_loads_the_standard_library_alone() -> None:
+def test_base_loads_only_the_standard_library() -> None:
     script = "import sys; before = set(sys.modules); import coupled_adam.base.extras; "
     script += "print({name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{'coupled_adam'}"
 
 
-def test_a_missing_package_is_the_users_to_mend_and_an_import_error() -> None:
+def test_a_missing_package_is_a_user_error_and_an_import_error() -> None:
     with pytest.raises(MissingPackageError) as caught:
         require("no_such_package", "study", "to count tokens")
     assert isinstance(caught.value, UserError)

@@ -1,4 +1,4 @@
-"""Files are written as a whole or not at all, and whatever is wrong with one that is read is a ValueError naming it."""
+"""Files are written atomically, and an invalid file gives a ValueError that names it."""
 
 import ast
 import errno
@@ -30,7 +30,7 @@ from coupled_adam.base.text import size_text
 from special_files import make_special_file
 
 
-def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
     write_whole(path, "old")
 
@@ -54,7 +54,7 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypat
     assert (tmp_path / "report.html").read_bytes() == "text é\n".encode()
 
 
-def test_a_file_has_the_permissions_of_any_other_whoever_writes_it(tmp_path: Path) -> None:
+def test_a_file_has_the_usual_permissions_whatever_wrote_it(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -79,9 +79,7 @@ HOSTILE_JSON = {
 
 
 @pytest.mark.parametrize("content", HOSTILE_JSON.values(), ids=HOSTILE_JSON)
-def test_json_that_is_damaged_or_made_to_do_harm_is_a_value_error_naming_it(
-    tmp_path: Path, content: str | bytes
-) -> None:
+def test_damaged_or_hostile_json_is_a_value_error_that_names_the_file(tmp_path: Path, content: str | bytes) -> None:
     path = tmp_path / "state.json"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     for read in (lambda: parse_json(content, "state.json"), lambda: read_json(path)):
@@ -92,7 +90,7 @@ def test_json_that_is_damaged_or_made_to_do_harm_is_a_value_error_naming_it(
 
 
 @pytest.mark.parametrize("value", [None, 1, "a", [], {}, {"a": [1.5, True, {"b": None}]}, 2**64, 10**30, -(10**300)])
-def test_json_that_is_as_it_should_be_is_read(tmp_path: Path, value: object) -> None:
+def test_valid_json_is_read(tmp_path: Path, value: object) -> None:
     for indent in (None, 1):
         (tmp_path / "a.json").write_text(json.dumps(value, indent=indent))
         assert read_json(tmp_path / "a.json") == value
@@ -121,9 +119,7 @@ HOSTILE_TOML = {
 
 
 @pytest.mark.parametrize("content", HOSTILE_TOML.values(), ids=HOSTILE_TOML)
-def test_toml_that_is_damaged_or_made_to_do_harm_is_a_value_error_naming_it(
-    tmp_path: Path, content: str | bytes
-) -> None:
+def test_damaged_or_hostile_toml_is_a_value_error_that_names_the_file(tmp_path: Path, content: str | bytes) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(ValueError, match=r"config.toml: ") as caught:
@@ -149,7 +145,7 @@ def test_what_is_not_a_regular_file_is_refused_before_it_is_read(
 
 def test_a_file_that_is_too_large_is_refused_without_reading_it_all(tmp_path: Path) -> None:
     with (tmp_path / "a.toml").open("wb") as file:
-        file.truncate(2**40)  # a hole
+        file.truncate(2**40)  # a sparse file
     for read in (read_toml, read_json):
         with pytest.raises(UserError, match=r"/a\.toml: .* [KMG]B\b"):
             read(tmp_path / "a.toml")
@@ -176,11 +172,11 @@ def test_a_missing_file_is_still_a_missing_file(tmp_path: Path) -> None:
         (5 * 10**18, "5000 PB"),
     ],
 )
-def test_a_size_has_the_unit_that_fits_it(size: int, text: str) -> None:
+def test_a_size_has_a_suitable_unit(size: int, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_leftovers_of_this_process_number_and_old_ones_go_and_no_others(tmp_path: Path) -> None:
+def test_only_old_leftovers_and_those_of_this_process_id_are_removed(tmp_path: Path) -> None:
     with replacing(tmp_path / "a") as temporary:
         ours = temporary.name
     gone = subprocess.Popen([sys.executable, "-c", ""])
@@ -189,8 +185,8 @@ def test_leftovers_of_this_process_number_and_old_ones_go_and_no_others(tmp_path
         ours: True,
         ours.replace(f"-{os.getpid()}.", f"-{gone.pid}."): True,
         ours.replace(f"-{os.getpid()}.", f"-{os.getppid()}."): False,
-        f".a.00000000-{gone.pid}.tmp": False,  # of another machine
-        f".a.{gone.pid}.tmp": False,  # of version 0.1.0, which did not say of which machine
+        f".a.00000000-{gone.pid}.tmp": False,  # from another machine
+        f".a.{gone.pid}.tmp": False,  # from version 0.1.0, which did not record the machine
         ".a.tmp": False,
         "a.1.tmp": False,
     }
@@ -206,7 +202,7 @@ def test_leftovers_of_this_process_number_and_old_ones_go_and_no_others(tmp_path
     remove_leftovers(tmp_path / "missing")
 
 
-def test_a_leftover_is_removed_whatever_it_is(tmp_path: Path) -> None:
+def test_a_leftover_of_any_type_is_removed(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "mine").touch()
     (tmp_path / "folder" / "below").mkdir(parents=True)
@@ -226,7 +222,7 @@ def test_a_leftover_that_cannot_be_removed_is_named(tmp_path: Path, monkeypatch:
         remove_leftover(tmp_path / ".config.toml.1.tmp")
 
 
-def test_a_temporary_name_that_is_taken_by_a_link_does_not_write_to_its_target(tmp_path: Path) -> None:
+def test_a_link_with_a_temporary_name_is_not_followed(tmp_path: Path) -> None:
     with replacing(tmp_path / "a") as temporary:
         pass
     (tmp_path / "target").write_text("mine")
@@ -236,7 +232,7 @@ def test_a_temporary_name_that_is_taken_by_a_link_does_not_write_to_its_target(t
     assert (tmp_path / "target").read_text() == "mine"
 
 
-def test_the_base_imports_nothing_of_ours_but_itself_and_other_packages_inside_functions() -> None:
+def test_base_imports_only_itself_and_other_packages_only_inside_functions() -> None:
     for path in Path(base_files.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text())
         for name in imported(ast.walk(tree)):
@@ -254,7 +250,7 @@ def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield str(node.module)
 
 
-def test_a_toml_file_may_have_a_megabyte_and_not_one_byte_more(tmp_path: Path) -> None:
+def test_a_toml_file_may_have_at_most_a_megabyte(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     start = "seed = 3\n#"
     path.write_text(start + "x" * (2**20 - len(start)))

@@ -1,4 +1,4 @@
-"""Training, the runs of a study and the preparation of data hold the same lock, and behave alike without flock."""
+"""Training, study runs and data preparation use the same lock, and behave the same without flock."""
 
 import errno
 import os
@@ -46,8 +46,8 @@ def flock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("flock")
 @pytest.mark.parametrize("user", USERS)
-def test_the_second_is_refused_and_comes_after_the_first(tmp_path: Path, user: str) -> None:
-    (tmp_path / "kept").touch()  # training removes a folder that nothing came into
+def test_the_second_process_is_refused_until_the_first_is_done(tmp_path: Path, user: str) -> None:
+    (tmp_path / "kept").touch()  # training removes a folder that stayed empty
     with USERS[user](tmp_path):
         with pytest.raises(UserError, match=rf"{tmp_path}\b.*process {os.getpid()}\b"), USERS[user](tmp_path):
             pytest.fail("two at a time")
@@ -58,9 +58,7 @@ def test_the_second_is_refused_and_comes_after_the_first(tmp_path: Path, user: s
 
 
 @pytest.mark.usefixtures("flock")
-def test_a_run_of_a_study_that_another_process_works_on_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_run_locked_by_another_process_gives_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study_cell, "SECONDS_FOR_ANOTHER", 0.0)
     study = load_study("demo")
     task = Task(tmp_path, study.name, cells_of(study)[0], study.evaluation)
@@ -72,7 +70,7 @@ def test_a_run_of_a_study_that_another_process_works_on_says_what_to_do(
 
 
 @pytest.mark.usefixtures("flock")
-def test_data_are_prepared_without_flock_and_no_lock_stays(tmp_path: Path) -> None:
+def test_data_is_prepared_without_flock_and_no_lock_remains(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one two three\n" * 200)
     corpus = prepare(f"text:{tmp_path / 'a.txt'}", "bpe:300", tmp_path / "out", val=0, test=0, processes=1)
     assert corpus.splits == ["train"]
@@ -82,14 +80,14 @@ def test_data_are_prepared_without_flock_and_no_lock_stays(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("flock")
 def test_a_complete_corpus_is_opened_while_another_process_holds_its_lock(tmp_path: Path) -> None:
-    """As one that we may only read, and have no right to lock."""
+    """As for a read-only folder, which cannot be locked."""
     (tmp_path / "a.txt").write_text("one two three\n" * 200)
     settings = {"val": 0.0, "test": 0.0, "processes": 1}
     first = prepare(f"text:{tmp_path / 'a.txt'}", "bpe:300", tmp_path / "out", **settings)  # type: ignore[arg-type]
     (tmp_path / "out" / "unfinished").mkdir()
     with only_one(tmp_path / "out"):
         again = prepare(f"text:{tmp_path / 'a.txt'}", "bpe:300", tmp_path / "out", **settings)  # type: ignore[arg-type]
-        assert (tmp_path / "out" / "unfinished").is_dir()  # it may be at work there
+        assert (tmp_path / "out" / "unfinished").is_dir()  # it may be working there
     assert again.fingerprint == first.fingerprint
     prepare(f"text:{tmp_path / 'a.txt'}", "bpe:300", tmp_path / "out", **settings)  # type: ignore[arg-type]
     assert not (tmp_path / "out" / "unfinished").exists()
@@ -97,14 +95,14 @@ def test_a_complete_corpus_is_opened_while_another_process_holds_its_lock(tmp_pa
 
 @pytest.mark.parametrize("user", ["train", "data"])
 @pytest.mark.parametrize("kind", ["fifo", "device"])
-def test_a_pipe_or_a_device_in_the_place_of_the_lock_is_refused(tmp_path: Path, user: str, kind: str) -> None:
+def test_a_pipe_or_a_device_in_place_of_the_lock_is_refused(tmp_path: Path, user: str, kind: str) -> None:
     make_special_file(tmp_path / "lock", kind)
     kind_found = kind_of_file((tmp_path / "lock").lstat().st_mode)
     with pytest.raises(UserError, match=rf"^{tmp_path / 'lock'}: .*{kind_found}"), USERS[user](tmp_path):
         pytest.fail("no lock is held")
 
 
-def test_what_a_lock_left_does_not_make_a_folder_look_like_anothers(tmp_path: Path) -> None:
+def test_leftovers_of_a_lock_do_not_make_a_folder_look_foreign(tmp_path: Path) -> None:
     from coupled_adam.config.run_config import load_config
 
     for name in ("lock", "lock.held"):

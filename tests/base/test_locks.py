@@ -1,4 +1,4 @@
-"""One process holds a lock, whatever the file system can do and however the process before it ended."""
+"""Only one process holds a lock, on any file system and however the previous holder ended."""
 
 import contextlib
 import errno
@@ -48,7 +48,7 @@ ERRORS = [NONE, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS]
 
 @pytest.fixture(params=ERRORS, ids=lambda number: errno.errorcode.get(number, "flock"))
 def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The error of a file system without locks; 0 for one that has them."""
+    """The error number of a file system without locks; 0 for one with locks."""
     if request.param:
         without_locks(monkeypatch, request.param)
     return int(request.param)
@@ -83,7 +83,7 @@ def test_a_lock_that_another_process_holds_is_refused_naming_it(tmp_path: Path, 
     with pytest.raises(LockHeld) as caught, locked(tmp_path / "lock"):
         pytest.fail("two processes hold the lock")
     assert caught.value.by == f"process {other.pid}"
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # ranks send it to each other
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # ranks send the error to each other
     assert is_held(tmp_path / "lock")
 
 
@@ -96,7 +96,7 @@ def test_a_lock_of_a_killed_process_is_taken_over(tmp_path: Path, other: subproc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_process_that_nobody_waited_for_holds_no_lock(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+def test_a_zombie_process_holds_no_lock(tmp_path: Path, other: subprocess.Popen[str]) -> None:
     os.kill(other.pid, signal.SIGKILL)
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # a zombie
     with locked(tmp_path / "lock"):
@@ -104,7 +104,7 @@ def test_a_killed_process_that_nobody_waited_for_holds_no_lock(tmp_path: Path, o
 
 
 @pytest.mark.usefixtures("missing")
-def test_a_lock_is_free_again_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_released_lock_is_free_and_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     for _ in range(2):
         assert not is_held(path)
@@ -117,7 +117,7 @@ def test_a_lock_is_free_again_and_leaves_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("missing")
-def test_the_empty_file_that_version_0_1_0_left_is_no_lock(tmp_path: Path) -> None:
+def test_the_empty_file_of_version_0_1_0_is_not_a_lock(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     assert not is_held(tmp_path / "lock")
     with locked(tmp_path / "lock"):
@@ -154,30 +154,30 @@ with locked(Path(sys.argv[1]), patience=50):
 
 
 @pytest.mark.parametrize("script", [ONE_AFTER_THE_OTHER, DYING_ONE_AFTER_THE_OTHER])
-def test_processes_that_ask_at_once_hold_it_one_after_the_other(tmp_path: Path, missing: int, script: str) -> None:
+def test_concurrent_processes_hold_the_lock_one_after_the_other(tmp_path: Path, missing: int, script: str) -> None:
     command = [sys.executable, "-c", PREPARED + script, str(tmp_path / "lock"), str(missing)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
     assert [process.communicate(timeout=100)[0] for process in processes] == ["ok\n"] * 6
     assert not (tmp_path / "alone").exists()
 
 
-def test_a_lock_that_another_process_takes_between_our_looks_is_left_to_it(
+def test_a_lock_taken_by_another_process_between_two_checks_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was held, let go of, and taken anew: what is removed must be the file of a process that is gone."""
+    """It was held, released and taken again: only the file of a process that is gone may be removed."""
     marker = tmp_path / f"lock{locks.MARKER}"
-    marker.write_text(record_of())  # held by a process that lives: this one
+    marker.write_text(record_of())  # held by a live process: this one
     look, looks = Path.lstat, []
 
     def look_and_others_act(path: Path) -> os.stat_result:
         looks.append(path)
         if path == marker and looks.count(marker) == 1:
-            marker.unlink()  # let go of as we look
+            marker.unlink()  # released while we check
         try:
             return look(path)
         finally:
             if path == marker and looks.count(marker) == 2:
-                marker.write_text(record_of())  # taken just after we have looked
+                marker.write_text(record_of())  # taken just after the check
 
     without_locks(monkeypatch)
     with monkeypatch.context() as patch:
@@ -189,7 +189,7 @@ def test_a_lock_that_another_process_takes_between_our_looks_is_left_to_it(
 
 
 def record_of(**changes: object) -> str:
-    """What this process writes into a lock that it holds."""
+    """The record that this process writes into its lock."""
     own = Holder(where_processes_live(), os.getpid(), process_start(os.getpid()))
     return json.dumps(asdict(own) | changes)
 
@@ -198,7 +198,7 @@ def record_of(**changes: object) -> str:
     "record",
     [
         record_of(where="another-machine 123", pid=2**22 - 1),
-        record_of(where=where_processes_live().replace("pid:[", "pid:[9")),  # another container of this machine
+        record_of(where=where_processes_live().replace("pid:[", "pid:[9")),  # another container on this machine
         "",
         "not json",
         "[" * 100_000,
@@ -206,11 +206,11 @@ def record_of(**changes: object) -> str:
         record_of(pid=-1),
         record_of(pid=0),
     ],
-    # Written out: the records hold process numbers, and two workers must find the same tests.
+    # Explicit ids: the records contain process ids, but all pytest workers must collect the same tests.
     ids=["machine", "container", "empty", "not json", "nested", "other type", "pid -1", "pid 0"],
 )
 @pytest.mark.parametrize("number", [NONE, errno.ENOLCK])
-def test_a_process_of_which_nothing_is_known_is_taken_to_be_alive_and_the_file_is_named(
+def test_an_unknown_process_is_assumed_to_be_alive_and_the_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str, number: int
 ) -> None:
     monkeypatch.setattr(locks, "SECONDS_FOR_A_RECORD", 0.0)
@@ -224,18 +224,14 @@ def test_a_process_of_which_nothing_is_known_is_taken_to_be_alive_and_the_file_i
     assert (tmp_path / "lock.held").read_text() == record
 
 
-def test_a_process_number_that_was_given_again_is_not_the_holder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reused_process_id_is_not_the_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_locks(monkeypatch)
     (tmp_path / "lock.held").write_text(record_of(pid=os.getppid(), start="1"))
     with locked(tmp_path / "lock"):
         pass
 
 
-def test_a_lock_taken_when_the_file_system_still_had_locks_holds_when_it_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_taken_with_flock_is_respected_without_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = holder_of(tmp_path / "lock", NONE)
     without_locks(monkeypatch)
     try:
@@ -265,7 +261,7 @@ def test_anything_but_a_file_is_refused_as_a_lock(tmp_path: Path, kind: str) -> 
     assert target.exists() == (kind == "link")
 
 
-def test_another_error_of_the_system_is_not_taken_for_a_missing_lock(
+def test_other_system_errors_are_not_mistaken_for_missing_lock_support(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_locks(monkeypatch, errno.EIO)
@@ -273,8 +269,8 @@ def test_another_error_of_the_system_is_not_taken_for_a_missing_lock(
         pytest.fail("no lock is held")
 
 
-def test_on_windows_a_byte_behind_the_record_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the module that Windows has; that a locked file is refused, and let go of."""
+def test_on_windows_a_byte_after_the_record_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the Windows module: a locked file is refused, and released."""
     taken: set[int] = set()
 
     def locking(descriptor: int, mode: int, size: int) -> None:
@@ -297,7 +293,7 @@ def test_on_windows_a_byte_behind_the_record_is_locked(tmp_path: Path, monkeypat
     assert not is_held(path)
 
 
-def test_the_names_that_a_lock_leaves_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_a_lock_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_locks(monkeypatch)
     with locked(tmp_path / "lock"):
         assert {path.name for path in tmp_path.iterdir()} <= set(lock_names("lock"))

@@ -1,4 +1,4 @@
-"""Pages: what comes in is text, nothing is loaded from elsewhere, and nothing is left out in silence."""
+"""Pages: values are escaped, nothing is loaded from elsewhere, and a missing value is an error."""
 
 import subprocess
 import sys
@@ -20,20 +20,20 @@ def template(folder: Path, body: str) -> Path:
     return path
 
 
-def test_values_are_escaped_and_what_is_marked_is_not(tmp_path: Path) -> None:
+def test_values_are_escaped_unless_they_are_markup(tmp_path: Path) -> None:
     html = render_template(template(tmp_path, "{{ name }}|{{ svg | unescaped }}"), name=ATTACK, svg="<svg/>")
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; {{ 7 * 7 }}|<svg/>" in html
     assert html.startswith("<!DOCTYPE html>")
 
 
-def test_every_page_has_the_stylesheet_and_forbids_what_is_not_in_it(tmp_path: Path) -> None:
+def test_every_page_has_the_stylesheet_and_forbids_external_content(tmp_path: Path) -> None:
     html = render_template(template(tmp_path, ""))
     assert "--line:" in html
     assert "default-src 'none'" in html
     assert "http" not in html.replace("http-equiv", "")
 
 
-def test_a_value_that_is_not_given_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_value_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(jinja2.UndefinedError, match="missing"):
         render_template(template(tmp_path, "{{ missing }}"))
 
@@ -44,7 +44,7 @@ def test_a_missing_package_is_refused_with_its_extra(monkeypatch: pytest.MonkeyP
         require_page_packages("for x")
 
 
-def test_the_floor_loads_nothing_but_the_standard_library() -> None:
+def test_base_loads_only_the_standard_library() -> None:
     code = (
         "import sys, pkgutil, importlib, coupled_adam.base as base\n"
         "for module in pkgutil.iter_modules(base.__path__, 'coupled_adam.base.'):\n"

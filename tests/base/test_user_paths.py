@@ -13,6 +13,6 @@ def test_a_tilde_is_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert user_path("~/runs") == tmp_path / "runs"
 
 
-def test_a_tilde_with_the_name_of_nobody_is_a_name_like_any_other() -> None:
+def test_a_tilde_with_an_unknown_user_is_an_ordinary_name() -> None:
     assert user_path("~0/runs") == Path("~0/runs")
     assert load_config("tiny", ["data.folder=~0"]).rows > 0

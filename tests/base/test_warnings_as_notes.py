@@ -1,4 +1,4 @@
-"""Warnings are shown whatever ends the work: an error must not hide what may explain it."""
+"""Warnings are shown even after an error, because they may explain it."""
 
 import warnings
 from contextlib import suppress
@@ -23,7 +23,7 @@ def work(category: type[Warning], error: Exception | None) -> None:
 
 @pytest.mark.parametrize("category", [RuntimeWarning, FutureWarning, ResourceWarning])
 @pytest.mark.parametrize("error", [None, Failed()])
-def test_other_warnings_than_the_users_are_shown_once_also_where_an_error_ends_the_work(
+def test_other_warnings_are_shown_once_even_after_an_error(
     category: type[Warning], error: Exception | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.warns(category) as shown, suppress(Failed):

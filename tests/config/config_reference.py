@@ -31,7 +31,7 @@ def reference() -> str:
 
 
 def _section(name: str, field: FieldInfo) -> list[str]:
-    """The keys of a section, then the sections in it."""
+    """The keys of a section, then its subsections."""
     keys = keys_of(field)
     values = {key: each for key, each in keys.items() if keys_of(each) is None}
     parts = [f"\n### [{name}]\n", f"{field.annotation.__doc__}\n", *_table(values)]

@@ -1,4 +1,4 @@
-"""`anneal` as a share is one of all steps of the run, whose last step is counted."""
+"""`anneal` given as a share refers to all steps of the run, including the last."""
 
 from coupled_adam.config.run_config import load_config
 

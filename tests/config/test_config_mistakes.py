@@ -1,4 +1,4 @@
-"""Every bad key, value and path of a config is one line that says what is wrong and what is expected."""
+"""Every invalid key, value and path of a config gives one line with the problem and what is expected."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ BOUNDS = ("gt", "ge", "lt", "le")
 
 
 def refused(spec: str | Path, *overrides: str) -> list[str]:
-    """The lines of the message; a config that is taken fails the test."""
+    """The lines of the error message; fails the test if the config is accepted."""
     with pytest.raises(ValueError) as error:  # noqa: PT011
         load_config(str(spec), overrides)
     assert type(error.value) is UserError
@@ -33,14 +33,14 @@ def refused(spec: str | Path, *overrides: str) -> list[str]:
 
 
 def keys_named(text: str) -> list[str]:
-    """The keys and sections of a config that a text names."""
+    """The keys and sections of a config that a text mentions."""
     known = {*all_keys(Config), *Config.model_fields}
     return [word for word in re.findall(r"[\w.]*\w", text) if word in known]
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A config file that is right, to be changed."""
+    """A valid config file, to be changed."""
     path = tmp_path / "experiment.toml"
     path.write_text(preset_text("tiny"))
     return path
@@ -95,7 +95,7 @@ def test_a_bad_value_is_one_line_with_key_value_and_what_is_expected(override: s
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_what_is_expected_names_the_bounds_of_its_kind_and_examples_that_are_taken(kind: Any) -> None:
+def test_the_expectation_names_bounds_and_valid_examples(kind: Any) -> None:
     words = expected(FieldInfo.from_annotation(kind))
     numbers = [int(base) ** int(power or 1) for base, power in re.findall(r"\b(\d+)(?:\^(\d+))?", words)]
     bounds = [getattr(each, name, None) for each in FieldInfo.from_annotation(kind).metadata for name in BOUNDS]
@@ -114,7 +114,7 @@ def test_what_is_expected_names_the_bounds_of_its_kind_and_examples_that_are_tak
         ("log.wandb", '"none"'),
     ],
 )
-def test_what_is_expected_names_every_choice(key: str, choices: str) -> None:
+def test_the_expectation_names_every_choice(key: str, choices: str) -> None:
     words = expected(all_keys(Config)[key])
     assert re.findall(r'\b(?:true|false)\b|"\w+"', words) == choices.split()
 
@@ -141,7 +141,7 @@ def test_what_is_expected_names_every_choice(key: str, choices: str) -> None:
         ("seed.x=2", "seed"),
     ],
 )
-def test_an_unknown_key_of_an_override_is_answered_with_the_near_one(override: str, near: str) -> None:
+def test_an_unknown_key_of_an_override_suggests_the_closest_one(override: str, near: str) -> None:
     [line] = refused("tiny", override)
     assert line.startswith(f"--set {override}: ")
     assert keys_named(line.removeprefix(f"--set {override}: ")) == [near]
@@ -159,19 +159,19 @@ def test_an_unknown_key_of_an_override_is_answered_with_the_near_one(override: s
         ("", ["section.key=value", "optimizer.lr=3e-4"]),
     ],
 )
-def test_an_override_that_is_like_no_key_is_answered_with_those_there_are(override: str, names: list[str]) -> None:
+def test_an_override_that_resembles_no_key_lists_the_known_keys(override: str, names: list[str]) -> None:
     [line] = refused("tiny", override)
     said = line.removeprefix(f"--set {override}: ")
     assert said != line
     assert set(names) <= set(re.split("[ ,]+", said))
 
 
-def test_every_synonym_leads_to_a_key_that_there_is() -> None:
+def test_every_synonym_refers_to_an_existing_key() -> None:
     assert set(SYNONYMS.values()) <= set(all_keys(Config))
     assert not SYNONYMS.keys() & {key.rpartition(".")[2] for key in all_keys(Config)} - {"name", "kind"}
 
 
-def test_a_long_value_is_cut() -> None:
+def test_a_long_value_is_shortened() -> None:
     [line] = refused("tiny", "model.layers=" + "x" * 500)
     assert len(line) < 150
 
@@ -185,12 +185,12 @@ def message(override: str) -> str:
 
 
 @given(key=st.text(), value=st.text())
-def test_no_override_whatever_it_is_shows_more_than_a_message(key: str, value: str) -> None:
+def test_no_override_causes_more_than_an_error_message(key: str, value: str) -> None:
     for override in (f"{key}={value}", f"model.{key}={value}", f"model.layers={value}", f"data.folder={value}"):
         assert "validation error" not in message(override)
 
 
-def test_a_bad_file_is_blamed_for_each_of_its_mistakes(file: Path) -> None:
+def test_every_mistake_in_a_file_is_listed(file: Path) -> None:
     text = file.read_text().replace("layers = 2", 'layer = 2\nheds = "x"').replace("lr = 3e-3", 'lr = "big"')
     file.write_text(text + "\n[chekpoints]\nkeep = 1\n")
     missing, layer, heds, lr, chekpoints = refused(file)
@@ -212,12 +212,12 @@ def test_mistakes_of_the_file_and_of_the_command_line_are_listed_together(file: 
     assert [line.startswith(begin) for line, begin in zip(lines, begins, strict=True)] == [True] * 3
 
 
-def test_an_override_mends_a_file(file: Path) -> None:
+def test_an_override_corrects_a_file(file: Path) -> None:
     file.write_text(file.read_text().replace("layers = 2\n", ""))
     assert load_config(str(file), ["model.layers=2"]) == load_config("tiny")
 
 
-def test_an_empty_file_is_blamed_for_every_section_that_is_needed(file: Path) -> None:
+def test_the_error_for_an_empty_file_names_every_required_section(file: Path) -> None:
     file.write_text("")
     needed = {
         "name": [],
@@ -239,12 +239,12 @@ def test_an_empty_file_is_blamed_for_every_section_that_is_needed(file: Path) ->
         ("a = 1\na = 2\n", "line 2, column 6"),
     ],
 )
-def test_a_file_that_is_no_toml_is_refused_with_the_place(file: Path, text: str, place: str) -> None:
+def test_a_file_that_is_not_toml_is_refused_with_the_position(file: Path, text: str, place: str) -> None:
     file.write_text(text)
     [line] = refused(file)
     assert line.startswith(f"{file}: ")
     assert "TOML" in line
-    assert line.endswith(f"(at {place})")  # as tomllib says it
+    assert line.endswith(f"(at {place})")  # tomllib's wording
 
 
 @pytest.mark.parametrize("overrides", [(), ("model.layers=2",)])
@@ -278,7 +278,7 @@ def test_a_file_where_a_folder_should_be_is_refused(file: Path) -> None:
     assert line.endswith(os.strerror(errno.ENOTDIR))
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     [line] = refused(tmp_path)
     assert line.startswith(str(tmp_path))
     assert "config.toml" in line
@@ -289,7 +289,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     ("spec", "near"),
     [("gpt2-125", ["gpt2-125m"]), ("tinny", ["tiny"]), ("llama-1.3B", ["llama-1.3b"]), ("xyzzy", []), ("", [])],
 )
-def test_an_unknown_preset_is_refused_with_the_near_one_and_all(spec: str, near: list[str]) -> None:
+def test_an_unknown_preset_is_refused_with_the_closest_one_and_all_others(spec: str, near: list[str]) -> None:
     [line] = refused(spec)
     assert line.startswith(repr(spec))
     assert [name for name in re.findall(r"[\w.-]*\w", line.removeprefix(repr(spec))) if name in PRESETS] == [
@@ -378,7 +378,7 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], n
         ["data.tokenizer=my/tokenizer.json", "model.vocabulary_size=10"],
     ],
 )
-def test_settings_that_go_together_are_taken(overrides: list[str]) -> None:
+def test_compatible_settings_are_accepted(overrides: list[str]) -> None:
     load_config("tiny", overrides)
 
 
@@ -388,7 +388,7 @@ def test_all_contradictions_are_listed() -> None:
     assert [line.split(": ")[1].split(" = ")[0] for line in lines] == keys
 
 
-def test_a_contradiction_in_a_file_is_laid_on_the_file(file: Path) -> None:
+def test_a_contradiction_in_a_file_names_the_file(file: Path) -> None:
     file.write_text(file.read_text().replace("heads = 2", "heads = 3"))
     [line] = refused(file)
     assert line.startswith(f"{file}: model.width = 64")

@@ -1,4 +1,4 @@
-"""docs/training-config.md says what the config classes say, and its examples are taken."""
+"""docs/training-config.md agrees with the config classes, and its examples are valid."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def section(heading: str) -> str:
     return TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
 
 
-def test_the_reference_is_that_of_the_classes() -> None:
+def test_the_reference_matches_the_classes() -> None:
     found = PART.search(TEXT)
     assert found is not None
     assert found[0] == reference(), "run: python tests/config/config_reference.py"
@@ -29,20 +29,20 @@ def test_every_key_is_explained() -> None:
         assert f"| `{key.rpartition('.')[2]}` |" in TEXT
 
 
-def test_the_example_file_is_taken_as_it_stands(tmp_path: Path) -> None:
+def test_the_example_file_is_valid(tmp_path: Path) -> None:
     [example] = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "experiment.toml").write_text(example)
     config = load_config(str(tmp_path / "experiment.toml"))
     assert (config.name, config.total_steps, config.warmup_steps) == ("experiment", 5004, 51)
 
 
-def test_the_command_sets_keys_that_there_are() -> None:
+def test_the_command_sets_existing_keys() -> None:
     overrides = re.findall(r"--set (\S+=\S+)", TEXT.partition("```bash")[2].partition("```")[0])
     config = load_config("gpt2-125m", overrides)
     assert (config.optimizer.embeddings, config.training.tokens, config.seed) == ("adamw", 10**10, 2)
 
 
-def test_the_mistakes_shown_are_what_is_said() -> None:
+def test_the_error_messages_shown_are_the_actual_ones() -> None:
     overrides = ["model.layer=3", "optimizer.embeddings=adam", "training.tokens=5Q"]
     [shown] = re.findall(r"^```\n(--set model\.layer=3: .*?)\n```$", TEXT, re.MULTILINE | re.DOTALL)
     with pytest.raises(ValueError) as error:  # noqa: PT011
@@ -54,7 +54,7 @@ def test_the_presets_are_named() -> None:
     assert [name for name in PRESETS if f"`{name}`" not in TEXT] == []
 
 
-def test_what_may_change_on_resume_is_listed() -> None:
+def test_keys_that_may_change_on_resume_are_listed() -> None:
     free = all_keys(Config).keys() - MATTERS_FOR_RESUME
     listed = set(re.findall(r"`(\w+)`", section("Resuming")))
     assert {

@@ -1,4 +1,4 @@
-"""A config written as TOML is read as the same config."""
+"""A config written as TOML is read back unchanged."""
 
 import tomllib
 from pathlib import Path
@@ -30,10 +30,10 @@ percents = st.builds("{}%".format, st.floats(0, 30).map(lambda share: f"{share:.
 
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
-    """Any config that is in order."""
+    """Any valid config."""
 
     def some(**strategies: st.SearchStrategy[Any]) -> dict[str, Any]:
-        """Some of these keys; the others keep their default."""
+        """Values for some of these keys; the others keep their default."""
         return draw(st.fixed_dictionaries({}, optional=strategies))
 
     batch, context, steps = draw(st.integers(1, 512)), draw(st.integers(1, 4096)), draw(st.integers(10, 10**7))
@@ -70,27 +70,27 @@ def configs(draw: st.DrawFn) -> Config:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(configs())
-def test_a_config_written_and_read_is_the_same(config: Config) -> None:
+def test_a_config_is_read_back_unchanged(config: Config) -> None:
     text = to_toml(config)
     assert Config.model_validate(tomllib.loads(text)) == config
-    # The model takes whatever the config takes.
+    # The model accepts whatever the config accepts.
     assert config.to_model_config().width == config.model.width
 
 
 @pytest.mark.parametrize(
     "text", ["C:\\data\\new", 'a "b"', "a\tb\nc\r\x00\x7f\x85", "\u2028\u202e\ufeff", "日本 😀", "'", "# no"]
 )
-def test_awkward_text_is_written_and_read_as_it_is(text: str) -> None:
+def test_awkward_text_is_read_back_unchanged(text: str) -> None:
     assert tomllib.loads(f"key = {toml_value(text)}") == {"key": text}
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_written_and_read_is_the_same(name: str, tmp_path: Path) -> None:
+def test_a_preset_is_read_back_unchanged(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(to_toml(load_config(name)))
     assert load_config(str(tmp_path)) == load_config(name)
 
 
-def test_the_written_file_teaches_every_key_and_names_the_version() -> None:
+def test_the_written_file_explains_every_key_and_names_the_version() -> None:
     lines = to_toml(load_config("tiny")).splitlines()
     assert lines[0] == f"# Written by coupled-adam {__version__}."
     for key, field in all_keys(Config).items():

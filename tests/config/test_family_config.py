@@ -34,14 +34,14 @@ def test_row_exponent_alone_is_constant_and_needs_no_schedule() -> None:
 
 
 @pytest.mark.parametrize(("start", "end"), [(1.0, 0.25), (0.0, 0.5), (0.5, 0.0)])
-def test_annealing_is_a_straight_line_that_ends_exactly_at_row_exponent(start: float, end: float) -> None:
+def test_annealing_is_linear_and_ends_exactly_at_row_exponent(start: float, end: float) -> None:
     annealed = config(f"row_exponent={end}", f"row_exponent_start={start}", "anneal=8")
     expected = [start * (1 - step / 8) + end * step / 8 for step in range(9)] + [end, end]
     assert [annealed.row_exponent(step) for step in range(11)] == pytest.approx(expected, abs=1e-15)
     assert (annealed.row_exponent(0), annealed.row_exponent(8), annealed.row_exponent(10**6)) == (start, end, end)
 
 
-def test_anneal_as_a_share_is_of_the_steps_of_the_run_rounded_up() -> None:
+def test_anneal_as_a_share_of_the_run_is_rounded_up() -> None:
     annealed = config("row_exponent=0.25", "row_exponent_start=1.0", 'anneal="10%"')
     assert annealed.anneal_steps == -(-annealed.total_steps // 10)
 
@@ -64,7 +64,7 @@ def test_exponents_outside_0_to_1_are_refused(key: str, value: str) -> None:
         ("anneal", "5"),
     ],
 )
-def test_keys_of_the_family_are_refused_where_they_have_no_effect(embeddings: str, key: str, value: str) -> None:
+def test_keys_of_the_family_are_refused_if_they_have_no_effect(embeddings: str, key: str, value: str) -> None:
     lines = mistakes(f"embeddings={embeddings}", "sgd_factor=300.0", f"{key}={value}")
     assert any(f"optimizer.{key} = {value} has no effect" in line for line in lines)
 
@@ -88,18 +88,18 @@ def test_annealing_longer_than_the_run_or_without_a_step_is_refused(anneal: str)
 
 
 @pytest.mark.parametrize("member", ["mean_free=true", "row_exponent=0.25", "column_exponent=0.5"])
-def test_centring_is_refused_for_members_of_the_family_which_have_mean_free(member: str) -> None:
+def test_centring_is_refused_for_members_of_the_family_that_have_mean_free(member: str) -> None:
     [line] = mistakes(member, "centre=true")
     assert "optimizer.centre = true" in line
     assert "optimizer.mean_free = true" in line
 
 
-def test_centring_is_taken_with_adamw_and_coupled_adam() -> None:
+def test_centring_is_accepted_with_adamw_and_coupled_adam() -> None:
     assert config("centre=true").optimizer.centre
     assert config("embeddings=adamw", "centre=true").optimizer.centre
 
 
-def test_config_file_of_a_run_gives_the_same_config_back() -> None:
+def test_the_config_file_of_a_run_gives_the_same_config() -> None:
     annealed = config("row_exponent=0.25", "row_exponent_start=1.0", 'anneal="10%"', "mean_free=true")
     written = tomllib.loads(to_toml(annealed))
     assert written["optimizer"]["anneal"] == "10%"

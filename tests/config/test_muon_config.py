@@ -1,4 +1,4 @@
-"""The keys of Muon and of single tables: what is taken, what is refused before training, what they leave as it was."""
+"""The keys of Muon and of single tables: valid and invalid values, and configs without them."""
 
 import tomllib
 from pathlib import Path
@@ -30,14 +30,14 @@ def mistakes(*settings: str) -> list[str]:
     return str(error.value).splitlines()
 
 
-def test_keys_have_dotted_names_and_decide_what_a_run_computes() -> None:
+def test_keys_have_dotted_names_and_affect_the_hash() -> None:
     assert set(NEW) <= all_keys(Config).keys()
     assert set(NEW) <= MATTERS_FOR_RESUME
     assert set(NEW) <= values_by_key(load_config("tiny")).keys()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_train_the_matrices_by_adamw_and_no_table_apart(preset: str) -> None:
+def test_presets_train_the_matrices_by_adamw_and_no_table_separately(preset: str) -> None:
     optimizer = load_config(preset).optimizer
     assert optimizer.matrices == "adamw"
     for table in (optimizer.tables, optimizer.input_table):
@@ -45,7 +45,7 @@ def test_presets_train_the_matrices_by_adamw_and_no_table_apart(preset: str) -> 
         assert (optimizer.eps_of(table), table.lr_factor) == (optimizer.eps, 1.0)
 
 
-def test_a_key_of_a_section_in_a_section_can_be_set() -> None:
+def test_a_key_of_a_subsection_can_be_set() -> None:
     config = load_config("tiny", [UNTIED, MUON, "optimizer.muon.lr_factor=20", "optimizer.input_table.beta2=0.5"])
     assert config.optimizer.muon.lr_factor == 20
     assert config.optimizer.betas_of(config.optimizer.input_table) == (0.9, 0.5)
@@ -56,7 +56,7 @@ def test_a_key_of_a_section_in_a_section_can_be_set() -> None:
     ]
 
 
-def test_a_file_may_have_sections_in_the_section_of_the_optimizer(tmp_path: Path) -> None:
+def test_a_file_may_have_subsections_of_the_optimizer(tmp_path: Path) -> None:
     text = to_toml(load_config("tiny", [UNTIED, MUON, "optimizer.tables.eps=1e-6", "optimizer.muon.momentum=0.9"]))
     written = tomllib.loads(text)
     assert written["optimizer"]["tables"] == {"lr_factor": 1.0, "beta1": "none", "beta2": "none", "eps": 1e-6}
@@ -67,7 +67,7 @@ def test_a_file_may_have_sections_in_the_section_of_the_optimizer(tmp_path: Path
     assert to_toml(read) == text
 
 
-def test_a_file_of_before_has_none_of_these_keys_and_is_taken(tmp_path: Path) -> None:
+def test_an_older_file_without_these_keys_is_accepted(tmp_path: Path) -> None:
     lines, skipping = [], False
     for line in to_toml(load_config("tiny")).splitlines():
         skipping = line.startswith("[optimizer.") or (skipping and not line.startswith("["))
@@ -79,7 +79,7 @@ def test_a_file_of_before_has_none_of_these_keys_and_is_taken(tmp_path: Path) ->
 
 
 def test_only_a_key_that_is_set_changes_the_hash() -> None:
-    """The hash of a run without them is that of version 0.1.0, which `test_study_rows` holds."""
+    """The hash of a run without them is that of version 0.1.0, which `test_study_rows` checks."""
     plain = load_config("tiny", [UNTIED])
     settings = [
         [MUON],
@@ -143,11 +143,11 @@ def test_each_mistake_is_one_line_that_names_the_key(settings: list[str], named:
         [UNTIED, "optimizer.couple=all", "optimizer.input_table.lr_factor=0.5"],
     ],
 )
-def test_what_has_an_effect_is_taken(settings: list[str]) -> None:
+def test_settings_with_an_effect_are_accepted(settings: list[str]) -> None:
     assert load_config("tiny", settings)
 
 
-def test_a_section_given_a_value_is_said_in_a_file(tmp_path: Path) -> None:
+def test_a_value_in_place_of_a_section_is_reported(tmp_path: Path) -> None:
     text = to_toml(load_config("tiny")).partition("[optimizer.")[0] + "muon = 3\n"
     (tmp_path / "wrong.toml").write_text(text)
     with pytest.raises(ValueError, match=r"optimizer\.muon = 3"):

@@ -1,4 +1,4 @@
-"""The presets against the paper's two tables of hyperparameters."""
+"""The presets, compared with the paper's two tables of hyperparameters."""
 
 import os
 import re
@@ -20,7 +20,7 @@ SIZES = {
     "llama-1.3b": ("1.3B", 2.0e-4, 32, 24, 2048),
     "llama-2.6b": ("2.6B", 1.6e-4, 32, 32, 2560),
 }
-# Tab. model_architecture, as values of our keys: both columns, then small-scale, then large-scale.
+# Tab. model_architecture as values of our keys: both columns, then small-scale, then large-scale.
 COMMON = {
     "optimizer.beta1": 0.9,
     "optimizer.beta2": 0.95,
@@ -73,7 +73,7 @@ def test_a_preset_has_the_general_settings_of_the_table(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_a_preset_has_the_parameters_of_its_name(name: str) -> None:
+def test_a_preset_has_the_number_of_parameters_in_its_name(name: str) -> None:
     label = SIZES[name][0]
     named = float(label[:-1]) * {"M": 1e6, "B": 1e9}[label[-1]]
     assert parameter_count(load_config(name).to_model_config()) == pytest.approx(named, rel=0.035)
@@ -107,7 +107,7 @@ def test_every_file_is_listed_and_named_after_its_preset() -> None:
     assert all(tomllib.loads(preset_text(name))["name"] == name for name in PRESETS)
 
 
-def test_the_tables_here_are_those_of_the_paper() -> None:
+def test_the_tables_here_match_the_paper() -> None:
     data = os.environ.get("COUPLED_ADAM_TEST_DATA")
     if data is None:
         pytest.skip("COUPLED_ADAM_TEST_DATA is not set")

@@ -1,4 +1,4 @@
-"""The studies of rivals: what each entry sets, that all have the same trials, and that the page names them all."""
+"""The studies of rivals: each entry's settings, equal numbers of trials, and that the page names all entries."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.selection import cells_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "rivals.md"
-# What tells an entry from plain AdamW, by its dotted key.
+# The settings in which an entry differs from plain AdamW, by dotted key.
 RIVALS: dict[str, dict[str, Any]] = {
     "standard": {},
     "standard b2=0.99": {"optimizer.tables.beta2": 0.99},
@@ -53,7 +53,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def candidates(name: str, tmp_path: Path) -> dict[str, list[Cell]]:
-    """The candidates before anything is finished, by optimizer."""
+    """The candidates before any run is finished, by optimizer."""
     found: dict[str, list[Cell]] = {}
     for cell in cells_in(StudyFolder(tmp_path), load_study(name)):
         if cell.is_candidate:
@@ -61,7 +61,7 @@ def candidates(name: str, tmp_path: Path) -> dict[str, list[Cell]]:
     return found
 
 
-def test_an_entry_differs_from_plain_adamw_in_what_makes_it_alone(tmp_path: Path) -> None:
+def test_an_entry_differs_from_plain_adamw_only_in_its_own_settings(tmp_path: Path) -> None:
     found = candidates("rivals", tmp_path)
     assert list(found) == list(RIVALS)
     plain = flat(found["standard"][0].config.model_dump())

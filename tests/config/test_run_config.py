@@ -1,4 +1,4 @@
-"""Configs: where they come from, what follows from them, and how they are compared."""
+"""Configs: their sources, derived values, and comparison."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from coupled_adam.config.run_config import differences, load_config, require_res
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A config file that is right, to be changed."""
+    """A valid config file, to be changed."""
     path = tmp_path / "experiment.toml"
     path.write_text(preset_text("tiny"))
     return path
@@ -47,11 +47,11 @@ def test_a_presets_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypa
         ("training.compile=auto", "training.compile", "auto"),
         ("checkpoints.minutes=none", "checkpoints.minutes", None),
         ("log.wandb=none", "log.wandb", None),
-        ("log.wandb=2024", "log.wandb", "2024"),  # text, though it looks like a number
+        ("log.wandb=2024", "log.wandb", "2024"),  # text, although it looks like a number
         ("data.folder=2024-01-01", "data.folder", "2024-01-01"),
-        ("data.folder=none", "data.folder", "none"),  # a folder cannot be left open, so that is its name
+        ("data.folder=none", "data.folder", "none"),  # a folder cannot be unset, so this is its name
         ("data.folder=a=b", "data.folder", "a=b"),
-        ("data.folder=1\nseed = 2", "data.folder", "1\nseed = 2"),  # no way to set another key
+        ("data.folder=1\nseed = 2", "data.folder", "1\nseed = 2"),  # cannot set another key
         (" seed = 7 ", "seed", 7),
         ("schedule.warmup=1%", "schedule.warmup", "1%"),
         ("schedule.warmup=12", "schedule.warmup", 12),
@@ -69,7 +69,7 @@ def test_the_last_override_wins() -> None:
     assert load_config("tiny", ["seed=2", "seed=3"]).seed == 3
 
 
-def test_configs_do_not_change() -> None:
+def test_configs_are_immutable() -> None:
     config: Any = load_config("tiny")
     with pytest.raises(ValidationError, match="frozen"):
         config.seed = 3
@@ -85,7 +85,7 @@ def test_reading_a_config_does_not_load_torch() -> None:
     assert run.stdout.strip() == "False"
 
 
-def test_reading_configs_loads_none_of_the_rooms_above() -> None:
+def test_reading_configs_loads_none_of_the_layers_above() -> None:
     script = "import pkgutil, sys, coupled_adam.config as config\n"
     script += "for module in pkgutil.iter_modules(config.__path__): __import__(f'coupled_adam.config.{module.name}')\n"
     script += "print(*(name for name in sys.modules if name.startswith('coupled_adam.')))"
@@ -95,13 +95,13 @@ def test_reading_configs_loads_none_of_the_rooms_above() -> None:
     assert rooms <= {"base", "config", "data", "models", "tokenizer", "byte_level_bpe", "metrics", "paper_tasks"}
 
 
-def test_the_name_that_version_0_1_documents_gives_the_same_function() -> None:
+def test_the_name_documented_in_version_0_1_still_works() -> None:
     from coupled_adam.training.config import load_config as documented
 
     assert documented is load_config
 
 
-def test_tokens_decide_the_whole_steps() -> None:
+def test_tokens_determine_the_number_of_whole_steps() -> None:
     steps = [load_config("tiny", [f"training.tokens={tokens}"]).total_steps for tokens in (307_199, 307_200, 308_223)]
     assert steps == [299, 300, 300]
 
@@ -167,7 +167,7 @@ def test_a_run_resumes_with_other_hardware_and_other_logs(override: str) -> None
         ("training.precision=bf16", 'training.precision = "auto", now "bf16"'),
     ],
 )
-def test_a_run_does_not_resume_as_another(override: str, line: str) -> None:
+def test_a_run_does_not_resume_with_settings_that_change_its_result(override: str, line: str) -> None:
     with pytest.raises(ValueError, match="'tiny'") as error:
         require_resumable(load_config("tiny"), load_config("tiny", [override, "log.every=3"]))
     assert str(error.value).splitlines()[1:] == [line]

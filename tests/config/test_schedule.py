@@ -1,4 +1,4 @@
-"""The learning rate: hand-computed values, torch's own schedulers, and what must hold for every schedule."""
+"""The learning rate: values computed by hand, torch's own schedulers, and invariants of every schedule."""
 
 import math
 from typing import Any
@@ -39,7 +39,7 @@ def test_a_quarter_of_the_cosine_is_45_degrees() -> None:
 @pytest.mark.parametrize(
     ("step", "expected"), [(0, 0.0), (5, 0.5), (10, 1.0), (80, 1.0), (81, 0.96), (90, 0.6), (99, 0.24), (100, 0.2)]
 )
-def test_wsd_stays_then_falls_in_a_straight_line(step: int, expected: float) -> None:
+def test_wsd_is_constant_then_falls_linearly(step: int, expected: float) -> None:
     settings: dict[str, Any] = {"warmup_steps": 10, "decay_steps": 20, "final_fraction": 0.2}
     assert learning_rate(step, lr=1.0, total_steps=100, kind="wsd", **settings) == pytest.approx(expected)
 
@@ -76,7 +76,7 @@ def test_warmup_equals_torchs_scheduler() -> None:
     final_fraction=st.floats(0, 1),
     data=st.data(),
 )
-def test_rises_falls_and_never_leaves_its_bounds(
+def test_a_schedule_rises_falls_and_never_leaves_its_bounds(
     kind: str, total: int, lr: float, final_fraction: float, data: st.DataObject
 ) -> None:
     warmup = data.draw(st.integers(0, total - 1))
@@ -111,7 +111,7 @@ def test_an_unknown_kind_is_refused() -> None:
         learning_rate(1, lr=1.0, total_steps=10, kind="linear")
 
 
-def test_a_config_gives_its_numbers_to_the_schedule() -> None:
+def test_a_config_passes_its_numbers_to_the_schedule() -> None:
     overrides = ["schedule.kind=wsd", "schedule.decay=10%", "schedule.final_fraction=0.5", "schedule.warmup=5%"]
     config = load_config("tiny", overrides)  # 300 steps, lr 3e-3: 15 steps up, 30 down
     assert (config.warmup_steps, config.decay_steps) == (15, 30)

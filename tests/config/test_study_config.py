@@ -1,4 +1,4 @@
-"""The study file: the shipped grids against the paper's numbers, names and hashes of runs, and kinds of mistakes."""
+"""The study file: the built-in grids compared with the paper, names and hashes of runs, and mistakes."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def grid(found: list[Cell]) -> set[tuple[str, int]]:
     return {(cell.model, cell.config.training.tokens) for cell in found}
 
 
-def test_small_scale_is_the_papers_grid() -> None:
+def test_small_scale_has_the_papers_grid() -> None:
     found = shipped("paper-small-scale")
     assert len(found) == 3 * 3 * 2 * 3
     assert grid(found) == {(N, D * B) for N in ("125M", "355M", "760M") for D in (5, 10, 20)}
@@ -77,7 +77,7 @@ def test_scaled_has_eleven_exponents_at_three_data_sizes() -> None:
     assert (names[-5], names[0], names[2]) == ("coupled n=-5", "coupled", "coupled n=2")
 
 
-def test_sgd_searches_six_factors_with_all_seeds_beside_both_adams() -> None:
+def test_sgd_searches_six_factors_with_all_seeds_next_to_both_adams() -> None:
     found = shipped("paper-sgd")
     assert len(found) == (6 + 2) * 3 * 3
     sgd = [cell for cell in found if cell.config.optimizer.embeddings == "sgd"]
@@ -87,7 +87,7 @@ def test_sgd_searches_six_factors_with_all_seeds_beside_both_adams() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name.startswith("paper")])
-def test_papers_hyperparameters(name: str) -> None:
+def test_hyperparameters_match_the_paper(name: str) -> None:
     for cell in shipped(name):
         model, optimizer, schedule = cell.config.model, cell.config.optimizer, cell.config.schedule
         assert (optimizer.lr, model.heads, model.layers, model.width) == SIZES[cell.model]
@@ -142,7 +142,7 @@ def test_single_gpu_125m_is_the_papers_smallest_model_in_a_short_run() -> None:
         assert (cell.config.total_steps, cell.config.tokens_per_step) == (7629, 32 * 1024)
 
 
-def test_single_gpu_scaled_has_five_exponents_beside_the_standard() -> None:
+def test_single_gpu_scaled_has_five_exponents_and_the_standard() -> None:
     found = shipped("single-gpu-scaled")
     assert grid(found) == {("30M", 262_000_000)}
     assert {cell.seed for cell in found} == {1, 2, 3}
@@ -151,7 +151,7 @@ def test_single_gpu_scaled_has_five_exponents_beside_the_standard() -> None:
     assert kinds == scaled | {("standard", "adamw", 0)}
 
 
-def test_centring_differs_from_the_standard_in_the_mean_alone() -> None:
+def test_centring_differs_from_the_standard_only_in_the_mean() -> None:
     found = shipped("centring")
     assert grid(found) == {("30M", 82_000_000), ("30M", 262_000_000)}
     assert {cell.seed for cell in found} == {1, 2, 3}
@@ -163,7 +163,7 @@ def test_centring_differs_from_the_standard_in_the_mean_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "count"), [("centring", 12), ("single-gpu-scaled", 6)])
-def test_what_another_study_shares_with_single_gpu_is_the_same_run(name: str, count: int) -> None:
+def test_runs_shared_with_single_gpu_are_identical(name: str, count: int) -> None:
     there = {cell.label: cell.config_hash for cell in shipped("single-gpu")}
     shared = [cell for cell in shipped(name) if cell.label in there]
     assert len(shared) == count
@@ -189,7 +189,7 @@ def test_a_written_study_keeps_quotes_lists_and_overrides() -> None:
     assert study.seeds == [7]
 
 
-def test_names_of_runs_are_folders_and_do_not_depend_on_the_other_cells() -> None:
+def test_names_of_runs_are_valid_folders_and_do_not_depend_on_other_cells() -> None:
     before = [cell.label for cell in cells(SMALL)]
     assert before[0] == "tiny-307.2k-standard/seed-1"
     after = [cell.label for cell in cells(SMALL.replace("[1, 2]", "[9, 1, 2]") + "scale_exponent = [-2, 0, 0.5]\n")]
@@ -200,7 +200,7 @@ def test_names_of_runs_are_folders_and_do_not_depend_on_the_other_cells() -> Non
         assert cell.run == Path("runs") / cell.id / f"seed-{cell.seed}"
 
 
-def test_settings_come_in_order_study_model_tokens_optimizer_override_command_line() -> None:
+def test_settings_apply_in_the_order_study_model_tokens_optimizer_override_command_line() -> None:
     text = """
 name = "order"
 title = "Order"
@@ -258,7 +258,7 @@ HASH = {
 
 
 @pytest.mark.parametrize(("change", "matters"), HASH.items())
-def test_the_hash_changes_with_what_decides_the_numbers_and_nothing_else(change: str, matters: bool) -> None:
+def test_the_hash_depends_only_on_settings_that_affect_the_results(change: str, matters: bool) -> None:
     other = load_config("tiny", [change, *(["data.tokenizer=bpe:4096"] if "source" in change else [])])
     assert (config_hash(other) != config_hash(load_config("tiny"))) is matters
 
@@ -282,7 +282,7 @@ def test_patterns_choose_cells_and_seeds() -> None:
         labels("*-coupled", "coupled")
 
 
-# A change to SMALL, and what each line of the message names.
+# A change to SMALL, and the words that each line of the message contains.
 MISTAKES: dict[str, tuple[Any, list[str]]] = {
     "no TOML": (lambda text: text + "=", [r"^mine\.toml: .*TOML"]),
     "a missing key": (lambda text: text.replace('title = "Mine"', ""), [r"^mine\.toml: title (?!=)"]),
@@ -374,12 +374,12 @@ def test_a_mistake_on_the_command_line_says_so() -> None:
         ("seeds=1", r"^--set seeds=1: .*--only"),
     ],
 )
-def test_a_wrong_setting_of_the_study_itself_is_said_as_that_of_a_run(setting: str, named: str) -> None:
+def test_a_wrong_setting_of_the_study_is_reported_like_that_of_a_run(setting: str, named: str) -> None:
     with pytest.raises(UserError, match=named):
         with_settings(load_study("demo"), [setting])
 
 
-def test_text_on_the_command_line_that_looks_like_a_number_stays_as_it_is_written() -> None:
+def test_text_on_the_command_line_that_looks_like_a_number_stays_text() -> None:
     study, left = with_settings(load_study("demo"), ["slurm.account=4_2", "data.folder=1_000", "name=0x10"])
     assert study.slurm.account == "4_2"
     kept = parse_study(to_toml(with_override(study, left)), "copy", Path())
@@ -387,7 +387,7 @@ def test_text_on_the_command_line_that_looks_like_a_number_stays_as_it_is_writte
     assert cells_of(kept) == cells_of(study, left)
 
 
-def test_a_number_in_the_settings_of_a_study_is_text_where_text_is_meant() -> None:
+def test_a_number_in_the_settings_of_a_study_is_text_if_the_key_expects_text() -> None:
     found = cells(SMALL.replace("[[", "[set]\ndata.folder = 2024\n[[", 1))
     assert {cell.config.data.folder for cell in found} == {"2024"}
 
@@ -402,7 +402,7 @@ def test_a_base_is_read_once_for_all_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert read == [tmp_path / "own.toml"]
 
 
-def test_a_seed_on_the_command_line_is_refused_as_the_runs_would_have_one_name() -> None:
+def test_a_seed_on_the_command_line_is_refused_because_run_names_would_clash() -> None:
     with pytest.raises(UserError, match=r"tiny-307.2k-standard/seed-5.* --only"):
         cells(SMALL, "seed=5")
 
@@ -429,7 +429,7 @@ def test_unknown_studies_are_refused_with_the_list(tmp_path: Path) -> None:
 
 
 def test_a_study_without_a_report_section_leads_with_the_loss() -> None:
-    """As those do that version 0.1 has written."""
+    """Such as a study written by version 0.1."""
     before, section, after = study_text("demo").partition("[report]")
     assert section
     old = parse_study(before + after[after.index("[[optimizers]]") :], "old", Path())
@@ -446,12 +446,12 @@ def test_a_study_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("setting", ["seeds=[4]", "tokens=5k", "models=x", "optimizers=x"])
-def test_an_axis_of_the_grid_is_not_set_but_chosen_from_with_only(setting: str) -> None:
+def test_an_axis_of_the_grid_is_restricted_with_only_and_not_with_set(setting: str) -> None:
     with pytest.raises(UserError, match=rf"^--set {re.escape(setting)}: .*--only"):
         with_settings(load_study("demo"), [setting])
 
 
-def test_a_later_set_wins_over_what_the_study_was_run_with() -> None:
+def test_a_later_set_overrides_the_settings_of_the_first_run() -> None:
     study = with_override(*with_settings(load_study("demo"), ["log.every=3", "seed=1"]))
     again = with_override(*with_settings(study, ["log.every=5"]))
     assert again.override == {"log.every": 5, "seed": 1}

@@ -154,7 +154,7 @@ def test_a_file_with_model_and_scheduler_keeps_everything_and_needs_no_config(tm
 
 
 def test_names_in_the_file_are_enough_for_named_tables(tmp_path: Path) -> None:
-    """As Lightning keeps it: the optimizer in a list, its parameters in a model inside a module."""
+    """As in Lightning: the optimizer in a list, its parameters in a model inside a module."""
     model = llama()
     adamw = torch.optim.AdamW(model.named_parameters(), lr=1e-2)
     train_steps(model, adamw)
@@ -204,7 +204,7 @@ def test_a_model_trained_in_bfloat16_keeps_its_dtypes(tmp_path: Path) -> None:
     assert torch.equal(head, coupled["exp_avg_sq"].bfloat16().expand(V, H))
 
 
-def test_parameters_that_were_frozen_are_left_out_by_pattern(tmp_path: Path) -> None:
+def test_frozen_parameters_are_excluded_by_pattern(tmp_path: Path) -> None:
     model = llama()
     folder = write_model(tmp_path / "model", model)
     model.model.embed_tokens.weight.requires_grad_(False)
@@ -220,7 +220,7 @@ def test_parameters_that_were_frozen_are_left_out_by_pattern(tmp_path: Path) -> 
     assert optimizer.state[model.lm_head.weight]["exp_avg_sq"].shape == (1, H)
 
 
-def test_the_summary_tells_tables_bytes_and_groups(tmp_path: Path) -> None:
+def test_the_summary_shows_tables_bytes_and_groups(tmp_path: Path) -> None:
     model = llama()
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
     train_steps(model, adamw)
@@ -234,7 +234,7 @@ def test_the_summary_tells_tables_bytes_and_groups(tmp_path: Path) -> None:
         assert name in result.stdout
 
 
-def test_the_page_and_the_help_have_every_option() -> None:
+def test_the_page_and_the_help_list_every_option() -> None:
     page = (Path(__file__).parents[2] / "docs" / "convert.md").read_text()
     shown = convert("--help").output
     assert "coupled-adam convert adamw/checkpoint-500 coupled/checkpoint-500 --to coupled" in " ".join(shown.split())

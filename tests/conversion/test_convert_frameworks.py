@@ -57,7 +57,7 @@ print(trainer.optimizers[0].param_groups[0]["lr"])
 
 
 @pytest.mark.slow
-def test_lightning_goes_on_from_a_converted_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_resumes_from_a_converted_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lightning")
     (tmp_path / "small_model_of_mine.py").write_text(SMALL_MODEL)
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def test_lightning_goes_on_from_a_converted_checkpoint(tmp_path: Path, monkeypat
     assert len(before["param_groups"]) == 1
 
 
-def test_accelerate_goes_on_from_a_converted_folder(tmp_path: Path) -> None:
+def test_accelerate_resumes_from_a_converted_folder(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     model = llama()
     model.save_pretrained(tmp_path / "model")
@@ -93,7 +93,7 @@ def test_accelerate_goes_on_from_a_converted_folder(tmp_path: Path) -> None:
     scheduled.step()
     accelerator.save_state(str(tmp_path / "adamw"))
     arguments = (tmp_path / "adamw", tmp_path / "coupled", "--to", "coupled")
-    assert convert(*arguments).exit_code == 2  # nothing in there says which model it is
+    assert convert(*arguments).exit_code == 2  # the folder does not name the model
     result = convert(*arguments, "--model", tmp_path / "model")
     assert result.exit_code == 0, result.output
 

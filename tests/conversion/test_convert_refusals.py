@@ -1,4 +1,4 @@
-"""What `coupled-adam convert` does not convert: one line that says why, exit code 2, and nothing written."""
+"""Input that `coupled-adam convert` refuses: one line with the reason, exit code 2, and nothing written."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ from coupled_adam.conversion import convert_checkpoint
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the Trainer writes it, by AdamW; not to be changed."""
+    """A Trainer folder trained with AdamW; tests must not change it."""
     return write_checkpoint(tmp_path_factory.mktemp("runs") / "checkpoint-3")
 
 
@@ -37,7 +37,7 @@ def write_checkpoint(folder: Path, kind: Callable[..., Any] = torch.optim.AdamW,
 
 
 def refused(tmp_path: Path, source: Path, *options: object, to: str = "coupled", out: Path | None = None) -> str:
-    """The one line with which the command ends."""
+    """The error line of the command."""
     new = out is None
     out = out or tmp_path / "out"
     result = convert(source, out, "--to", to, *options)
@@ -60,7 +60,9 @@ def test_files_without_an_optimizer(tmp_path: Path, checkpoint: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert str(tmp_path / "nowhere") in refused(tmp_path, tmp_path / "nowhere")
     assert "optimizer.pt" in refused(tmp_path, tmp_path / "empty")
-    assert str(checkpoint) in refused(tmp_path, checkpoint.parent)  # the output_dir of a Trainer: says which to take
+    assert str(checkpoint) in refused(
+        tmp_path, checkpoint.parent
+    )  # the output_dir of a Trainer: the message names the folder to use
     assert "model, step" in refused(tmp_path, saved(tmp_path / "a.pt", {"model": {"w": torch.ones(2)}, "step": 3}))
     assert "safetensors" in refused(tmp_path, checkpoint / "model.safetensors")
     refused(tmp_path, saved(tmp_path / "b.pt", torch.ones(3)))
@@ -132,7 +134,7 @@ def test_models_that_do_not_fit(tmp_path: Path, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ["{", "[]", '{"architectures": []}', '{"architectures": ["NoSuchModel"]}'])
-def test_configs_that_describe_no_model(tmp_path: Path, checkpoint: Path, config: str) -> None:
+def test_configs_without_a_model(tmp_path: Path, checkpoint: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     assert "config.json" in refused(tmp_path, checkpoint, "--model", tmp_path / "config.json")
 
@@ -147,7 +149,7 @@ def test_code_that_a_config_names_is_not_run(tmp_path: Path, checkpoint: Path) -
     assert not (tmp_path / "harm").exists()
 
 
-def test_functions_that_give_no_model(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_return_no_model(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = "def number(): return 3\ndef fails(): raise KeyError('vocab_size')\n"
     (tmp_path / "models_of_mine.py").write_text(source)
@@ -162,7 +164,7 @@ def test_functions_that_give_no_model(tmp_path: Path, checkpoint: Path, monkeypa
     assert sys.path == before
 
 
-def test_tables_that_are_not_there(tmp_path: Path, checkpoint: Path) -> None:
+def test_missing_tables(tmp_path: Path, checkpoint: Path) -> None:
     assert "lm_hat" in refused(tmp_path, checkpoint, "--couple", "lm_hat.weight")
     assert "model.norm.weight" in refused(tmp_path, checkpoint, "--couple", "model.norm.weight")
     named = saved(tmp_path / "named.pt", write_named())
@@ -178,13 +180,13 @@ def write_named() -> dict[str, Any]:
     return optimizer.state_dict()
 
 
-def test_files_of_that_kind_already(tmp_path: Path, checkpoint: Path) -> None:
+def test_files_that_are_already_converted(tmp_path: Path, checkpoint: Path) -> None:
     refused(tmp_path, checkpoint, to="adamw")
     coupled = write_checkpoint(tmp_path / "coupled", CoupledAdamW)
     refused(tmp_path, coupled, to="coupled")
     refused(tmp_path, coupled, "--couple", "output", to="adamw")
     bare = saved(tmp_path / "bare.pt", load(coupled / "optimizer.pt"))
-    assert "--model" in refused(tmp_path, bare, to="adamw")  # its names do not tell the order of the model
+    assert "--model" in refused(tmp_path, bare, to="adamw")  # its names do not give the order of the model
 
 
 def test_files_of_other_optimizers(tmp_path: Path, checkpoint: Path) -> None:
@@ -210,7 +212,7 @@ def test_files_of_other_optimizers(tmp_path: Path, checkpoint: Path) -> None:
         (["state.json", "tables.safetensors", ".metadata", "__0_0.distcp"], "coupled-adam train"),
     ],
 )
-def test_checkpoints_in_pieces_and_runs_of_our_own(tmp_path: Path, names: list[str], word: str) -> None:
+def test_sharded_checkpoints_and_our_own_runs(tmp_path: Path, names: list[str], word: str) -> None:
     for name in names:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).touch()
@@ -234,7 +236,7 @@ def test_groups_with_learning_rates_that_would_be_mixed(tmp_path: Path, checkpoi
     assert "0.001, 0.0001" in message
 
 
-def test_what_is_there_already_is_not_overwritten(tmp_path: Path, checkpoint: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path, checkpoint: Path) -> None:
     source = write_checkpoint(tmp_path / "in")
     assert f"{source}: " in refused(tmp_path, source, "--overwrite", out=source)
     assert re.search(rf"{source / 'new'}: .* {source}$", refused(tmp_path, source, out=source / "new"))
@@ -257,7 +259,7 @@ def test_what_is_there_already_is_not_overwritten(tmp_path: Path, checkpoint: Pa
     refused(tmp_path, source / "optimizer.pt", "--overwrite", out=tmp_path / "other")
 
 
-def test_a_folder_that_holds_the_input_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_that_contains_the_input_is_not_replaced(tmp_path: Path) -> None:
     outer = write_checkpoint(tmp_path / "outer")
     inner = write_checkpoint(outer / "checkpoint-3")
     before = {path: path.read_bytes() for path in outer.rglob("*") if path.is_file()}
@@ -265,7 +267,7 @@ def test_a_folder_that_holds_the_input_is_not_replaced(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in outer.rglob("*") if path.is_file()} == before
 
 
-def test_the_scheduler_beside_an_optimizer_is_converted_and_counted(tmp_path: Path) -> None:
+def test_the_scheduler_next_to_an_optimizer_is_converted_and_counted(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "checkpoint-3")
     assert convert_checkpoint(source, tmp_path / "without", "coupled").schedulers == 0
     optimizer = torch.optim.AdamW(llama().parameters(), lr=1e-2)
@@ -276,8 +278,8 @@ def test_the_scheduler_beside_an_optimizer_is_converted_and_counted(tmp_path: Pa
 
 
 @pytest.mark.parametrize("limit", [6000, 1000], ids=["optimizer", "copied file"])
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, checkpoint: Path, limit: int) -> None:
-    """A limit on the size of files stands for it: the same errors come from the same calls."""
+def test_a_full_disk_leaves_no_files(tmp_path: Path, checkpoint: Path, limit: int) -> None:
+    """Simulated by a file size limit, which makes the same calls fail."""
     source = tmp_path / "in"
     source.mkdir()
     for name in ("config.json", "optimizer.pt"):

@@ -1,4 +1,4 @@
-"""A real run of the Hugging Face Trainer changes its optimizer in the middle, by `coupled-adam convert`, and back."""
+"""A real Hugging Face Trainer run switches its optimizer with `coupled-adam convert`, and back."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_trainer_run_switches_to_coupled_adam_and_back(
     options = {"optimizer_cls_and_kwargs": (CoupledAdamW, {"model": model, "lr": 123.0})}
     coupled, steps = resume(model, tmp_path / "coupled" / "checkpoint-3", tmp_path / "coupled", 6, **options)
     assert len(steps.steps) == 3
-    # The same weights, batch and learning rate as if nothing had happened.
+    # The same weights, batch and learning rate as in an uninterrupted run.
     for log in ("loss", "learning_rate", "step"):
         assert coupled.state.log_history[3][log] == adamw.state.log_history[3][log]
     assert [set(step["lr"]) for step in steps.steps] == [set(step["lr"]) for step in adamw_steps.steps[3:]]
@@ -82,7 +82,7 @@ def test_a_trainer_run_switches_to_coupled_adam_and_back(
         torch.testing.assert_close(first["after"][name], expected, rtol=1e-5, atol=1e-7)
     assert back.optimizer.state[dict(model.named_parameters())[table]]["exp_avg_sq"].shape[0] == V
     assert back.state.log_history[-2]["loss"] < adamw.state.log_history[0]["loss"]
-    # And once more: files that the way back has led to are files of AdamW like any other.
+    # Once more: converted files are AdamW files like any other.
     assert convert(tmp_path / "back" / "checkpoint-9", tmp_path / "again", "--to", "coupled").exit_code == 0
 
 

@@ -30,7 +30,7 @@ def test_adamw_gets_all_moments_in_float32(tmp_path: Path) -> None:
         assert torch.equal(after["exp_avg_sq"], before["exp_avg_sq"].expand_as(parameter))
 
 
-def test_a_file_of_adamw_comes_to_an_optimizer_that_keeps_bfloat16(tmp_path: Path) -> None:
+def test_a_file_of_adamw_is_converted_for_an_optimizer_with_bfloat16_moments(tmp_path: Path) -> None:
     model = llama()
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
     train_steps(model, adamw)

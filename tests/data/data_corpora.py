@@ -21,7 +21,7 @@ def documents(count: int, seed: int = 0, longest: int = 60) -> list[str]:
 
 
 def write_tokenizer(path: Path, size: int = 300) -> Path:
-    """A byte-level BPE, made with the `tokenizers` library alone."""
+    """A byte-level BPE, trained with the `tokenizers` library only."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -39,7 +39,7 @@ def write_tokenizer(path: Path, size: int = 300) -> Path:
 
 
 def split_by_hash(text: str, val: float, test: float, seed: int = 0) -> str:
-    """The documented rule, written again: 8 bytes of BLAKE2b with the seed as salt, as a fraction."""
+    """An independent implementation of the documented rule: 8 bytes of BLAKE2b, salted with the seed, as a fraction."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, salt=seed.to_bytes(16, "little")).digest()
     place = int.from_bytes(digest, "little") / 2**64
     return "test" if place < test else "val" if place < test + val else "train"
@@ -48,7 +48,7 @@ def split_by_hash(text: str, val: float, test: float, seed: int = 0) -> str:
 def expected_tokens(
     texts: list[str], tokenizer_json: Path, separator: int, val: float, test: float, seed: int = 0
 ) -> dict[str, list[int]]:
-    """Tokens of each split, document by document, with the `tokenizers` library alone."""
+    """Tokens of each split, document by document, with the `tokenizers` library only."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
@@ -59,7 +59,7 @@ def expected_tokens(
 
 
 def write_corpus(folder: Path, changes: dict[str, Any] | None = None) -> Path:
-    """A folder as another program would write it: two shards for training, one to validate; V = 100."""
+    """A folder as written by another program: two training shards and one validation shard; V = 100."""
     folder.mkdir(parents=True, exist_ok=True)
     shards = {"train-00000.bin": range(60), "train-00001.bin": range(60, 100), "val-00000.bin": range(30)}
     for name, tokens in shards.items():
@@ -81,5 +81,5 @@ def write_corpus(folder: Path, changes: dict[str, Any] | None = None) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder, by its name."""
+    """The contents of a folder's files, by name."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""What a worker process runs in a test: it fails in several ways."""
+"""Functions for worker processes that fail in several ways."""
 
 import os
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Prepares datasets of a hub in a process of its own, where the libraries read the address of the hub when they load.
+"""Prepare datasets of a hub in a separate process, because the libraries read the hub's address at import.
 
     python data_hub_script.py TOKENIZER OUT
 
-Prints one JSON object for each step (what it was, which error it ended with), and waits for a line before the next.
+Prints one JSON object per step (its name and its error), and waits for an input line before the next step.
 """
 
 import json
@@ -37,11 +37,11 @@ def step(name: str, source: str, tokenizer: str, folder: str | None = None, **op
     done = [progress.done for progress in calls if progress.done is not None]
     first = calls[0].tokens if calls else 0
     print(json.dumps({"name": name, "error": error, "first_tokens": first, "done": done}), flush=True)
-    sys.stdin.readline()  # so that the reader knows which files the hub sent for this step
+    sys.stdin.readline()  # so that the test knows which files the hub sent for this step
 
 
 def step_of_another_version() -> None:
-    """Goes on from a position whose state this version of `datasets` cannot know, and from one after that."""
+    """Resume from a position whose state this version of `datasets` cannot know, and from a later one."""
     first = HubDataset("openwebtext", "text", None)
     pieces = first.pieces({"documents": 120, "datasets": "0.0", "state": {"of": "another version"}})
     texts = [next(pieces).content for _ in range(3)]

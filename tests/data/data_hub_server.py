@@ -1,4 +1,4 @@
-"""A small Hugging Face hub: datasets in a folder, served as the real one does, down to ranges of bytes."""
+"""A small Hugging Face hub: serves datasets from a folder like the real one, including byte ranges."""
 
 import hashlib
 import json
@@ -21,9 +21,9 @@ class Hub(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     folder: Path
     downloaded: list[str]
-    """Files whose content was asked for, in order."""
+    """Files whose content was requested, in order."""
     branches: dict[str, str]
-    """A branch of the hub's own, such as refs/convert/parquet: the folder that has it."""
+    """Folders of special branches such as refs/convert/parquet."""
 
     def do_GET(self) -> None:
         url = urlparse(self.path)
@@ -134,7 +134,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path, branches: dict[str, str] | None = None) -> Iterator[tuple[str, list[str]]]:
-    """The address of a hub with the datasets in folder/main, and the names of the files that it has sent."""
+    """The address of a hub with the datasets in folder/main, and the names of the files it has sent."""
     handler = type("ThisHub", (Hub,), {"folder": folder, "downloaded": [], "branches": branches or {}})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

@@ -1,9 +1,9 @@
-"""Prepares a corpus in child processes that are killed at random moments, until one comes to its end.
+"""Prepare a corpus in child processes that are killed at random moments, until one finishes.
 
     python data_kill_script.py SOURCE TOKENIZER FOLDER KILLS
 
-Every fifth child works with two processes. Prints how many children were killed, and how many shards the journal called
-full; checks that those are never written again. (The unused imports are made once here, and not in every child.)
+Every fifth child uses two processes. Prints the number of killed children and of full shards in the journal, and checks
+that full shards are never rewritten. (The unused imports happen once here instead of in every child.)
 """
 
 import os
@@ -43,7 +43,7 @@ def main(source: str, tokenizer: str, folder: Path, kills: int) -> None:
     while True:
         child = run_child(source, tokenizer, folder, processes=2 if killed % 5 == 4 else 1)
         if killed < kills:
-            # Most children get so far that they write to the journal; some are killed before.
+            # Most children live long enough to write to the journal; some are killed before.
             journal = folder / "unfinished" / "journal.json"
             before = journal.stat().st_mtime_ns if journal.exists() else 0
             deadline = time.monotonic() + (5 if chosen.random() < 0.8 else 0)
@@ -53,7 +53,7 @@ def main(source: str, tokenizer: str, folder: Path, kills: int) -> None:
                         break
                 time.sleep(0.001)
             time.sleep(chosen.random() * 0.05)
-            os.kill(child, signal.SIGKILL)  # it was not waited for, so it is still this child, dead or alive
+            os.kill(child, signal.SIGKILL)  # not waited for yet, so the id still belongs to this child, dead or alive
         _, status = os.waitpid(child, 0)
         for name, identity in full_shards.items():
             now = (folder / name).stat()
@@ -71,5 +71,5 @@ def main(source: str, tokenizer: str, folder: Path, kills: int) -> None:
 
 
 if __name__ == "__main__":
-    blocks.BLOCK_LENGTH = 2000  # many small blocks: many moments to be killed at
+    blocks.BLOCK_LENGTH = 2000  # many small blocks give many moments for a kill
     main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))

@@ -1,4 +1,4 @@
-"""Batches: pure functions of (seed, step, sample), whatever cuts them; every window once per epoch; uniform starts."""
+"""Batches: pure functions of (seed, step, sample) on any ranks; every window once per epoch; uniform starts."""
 
 import itertools
 import pickle
@@ -37,7 +37,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 @pytest.mark.parametrize("order", ["random", "epochs"])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_samples_are_the_same_however_the_batch_is_cut(shards: Tokens, order: str, data: st.DataObject) -> None:
+def test_samples_do_not_depend_on_how_the_batch_is_split(shards: Tokens, order: str, data: st.DataObject) -> None:
     batch_size = data.draw(st.integers(1, 40))
     context = data.draw(st.integers(1, 300))
     step = data.draw(st.one_of(st.integers(0, 200), st.integers(2**40, 2**41)))
@@ -45,11 +45,11 @@ def test_samples_are_the_same_however_the_batch_is_cut(shards: Tokens, order: st
     whole = Batches(shards, context, batch_size, seed, order).samples(step, 0, batch_size)
     assert whole.shape == (batch_size, context + 1)
     assert whole.dtype == torch.int64
-    # Tokens count upwards, so every window shows where it was taken and that nothing is missing in it.
+    # Tokens count upwards, so every window shows its start and that nothing is missing.
     assert torch.equal(whole, whole[:, :1] + torch.arange(context + 1))
     cuts = sorted(data.draw(st.lists(st.integers(0, batch_size), max_size=6)))
     bounds = itertools.pairwise([0, *cuts, batch_size])
-    # Other objects, as other ranks and resumed runs have.
+    # New objects, as on other ranks and in resumed runs.
     parts = [Batches(shards, context, batch_size, seed, order).samples(step, start, stop) for start, stop in bounds]
     assert torch.equal(torch.cat(parts), whole)
 
@@ -89,17 +89,17 @@ def test_random_starts_are_uniform_and_independent(tmp_path: Path) -> None:
     batches = Batches(tokens_of(tmp_path, [places + context]), context, 500, seed=7)
     starts = torch.stack([batches.samples(step, 0, 500)[:, 0] for step in range(100)])  # (steps, B)
     assert stats.chisquare(np.bincount(starts.flatten(), minlength=places)).pvalue > 0.001
-    # Neighbours in the batch, in time and in the seed have nothing to do with each other.
+    # Neighbours in the batch, in time and in the seed are independent.
     other = Batches(batches.tokens, context, 500, seed=8)
     seeds = torch.stack([other.samples(step, 0, 500)[:, 0] for step in range(100)])
     for pair in ((starts[:, 1:], starts[:, :-1]), (starts[1:], starts[:-1]), (starts, seeds)):
         assert stats.pearsonr(pair[0].flatten(), pair[1].flatten()).pvalue > 0.001
-    # The last place is the last where a window fits.
+    # The last start is the last position where a window fits.
     assert starts.min() == 0
     assert starts.max() == places - 1
 
 
-def test_in_the_shuffle_every_window_comes_equally_often_at_every_place() -> None:
+def test_the_shuffle_puts_every_window_equally_often_at_every_place() -> None:
     size, epochs = 13, 6500
     keys = mix(np.arange(epochs, dtype=np.uint64))
     counts = np.zeros((size, size))
@@ -109,14 +109,14 @@ def test_in_the_shuffle_every_window_comes_equally_often_at_every_place() -> Non
     assert stats.chisquare(counts.flatten()).pvalue > 0.001
 
 
-def test_the_numbers_are_those_of_splitmix64() -> None:
+def test_the_numbers_match_splitmix64() -> None:
     """The first outputs for the seed 1234567, as in the public reference implementation."""
     state = np.uint64(1234567) + np.arange(3, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     assert mix(state).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def splitmix(state: int) -> int:
-    """SplitMix64 in Python's own numbers."""
+    """SplitMix64 with Python integers."""
     state = (state + 0x9E3779B97F4A7C15) % 2**64
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
@@ -131,11 +131,11 @@ def feistel(cell: int, rows: int, columns: int, key: int) -> int:
     return row * columns + column
 
 
-def test_batches_stay_what_they_are(shards: Tokens) -> None:
-    """A run may resume after an update of this package, so the order of the data is a format, written down here."""
+def test_batches_never_change_between_versions(shards: Tokens) -> None:
+    """A run may resume after an update of this package, so the order of the data is part of the format."""
     context, batch_size, seed = 7, 5, 2**63 + 11
     windows = (2000 - 1) // context
-    rows, columns = 17, 17  # the smallest square with 285 cells, and no column too many
+    rows, columns = 17, 17  # the smallest square with at least 285 cells, without an unused column
     for step in (0, 1, 56, 57, 58, 10**12):
         starts, epoch_starts = [], []
         for sample in range(batch_size):
@@ -211,7 +211,7 @@ def test_no_samples_are_an_empty_tensor(shards: Tokens) -> None:
     assert Batches(shards, 8, 4, seed=0).samples(3, 2, 2).shape == (0, 9)
 
 
-def test_another_process_gets_the_names_of_the_files_and_not_the_tokens(tmp_path: Path) -> None:
+def test_pickling_for_another_process_sends_file_names_and_not_tokens(tmp_path: Path) -> None:
     tokens = tokens_of(tmp_path, [30000, 10])
     packed = pickle.dumps(tokens)
     assert len(packed) < 1000
@@ -228,5 +228,5 @@ def test_a_batch_takes_about_a_millisecond(tmp_path: Path, order: str, shard_cou
         started = time.perf_counter()
         batches.samples(step, 0, 96)
         times.append(time.perf_counter() - started)
-    # 0.2 ms on an idle machine; the best of many, for others may be at work here.
+    # 0.2 ms on an idle machine; the best of many, because this machine may be busy.
     assert min(times) < 2e-3

@@ -1,4 +1,4 @@
-"""Opening folders of shards: through a manifest, as nanoGPT leaves them, and everything that can be wrong with them."""
+"""Opening folders of shards: with a manifest, as written by nanoGPT, and damaged ones."""
 
 import json
 import warnings
@@ -14,7 +14,7 @@ from coupled_adam.data.corpus import open_corpus, open_known_corpus, open_withou
 from coupled_adam.data.prepare import prepare
 
 
-def test_a_folder_with_a_manifest_of_another_program_is_read(tmp_path: Path) -> None:
+def test_a_folder_written_by_another_program_is_read(tmp_path: Path) -> None:
     corpus = open_corpus(write_corpus(tmp_path, {"comment": "keys of others are no problem"}))
     assert corpus.folder == tmp_path
     assert corpus.vocabulary_size == 100
@@ -27,12 +27,12 @@ def test_a_folder_with_a_manifest_of_another_program_is_read(tmp_path: Path) -> 
     corpus.verify()
 
 
-def test_unigram_is_read_from_its_file_where_there_is_one(tmp_path: Path) -> None:
+def test_unigram_counts_are_read_from_their_file_if_it_exists(tmp_path: Path) -> None:
     np.save(write_corpus(tmp_path) / "unigram.npy", np.arange(100))
     assert open_corpus(tmp_path).unigram().tolist() == list(range(100))
 
 
-def test_a_tokenizer_file_is_named_and_must_be_there(tmp_path: Path) -> None:
+def test_a_tokenizer_file_in_the_manifest_must_exist(tmp_path: Path) -> None:
     write_corpus(tmp_path, {"tokenizer": "tokenizer.json"})
     with pytest.raises(UserError, match=rf"^{tmp_path}: tokenizer\.json\b.*--overwrite"):
         open_corpus(tmp_path)
@@ -41,7 +41,7 @@ def test_a_tokenizer_file_is_named_and_must_be_there(tmp_path: Path) -> None:
     assert (corpus.tokenizer, corpus.tokenizer_file()) == ("tokenizer.json", tmp_path / "tokenizer.json")
 
 
-def test_a_tokenizer_is_found_where_the_shards_are_missing(tmp_path: Path) -> None:
+def test_a_tokenizer_is_found_even_if_the_shards_are_missing(tmp_path: Path) -> None:
     write_corpus(tmp_path, {"tokenizer": "tokenizer.json"})
     for shard in tmp_path.glob("*.bin"):
         shard.unlink()
@@ -64,7 +64,7 @@ def test_the_fingerprint_changes_with_the_tokens_and_not_with_their_origin(tmp_p
     assert open_corpus(tmp_path / "d").fingerprint != first
 
 
-def test_a_folder_of_nanogpt_is_read_and_what_is_assumed_is_said(tmp_path: Path) -> None:
+def test_a_folder_of_nanogpt_is_read_with_a_note_about_assumptions(tmp_path: Path) -> None:
     np.arange(1000, dtype="<u2").tofile(tmp_path / "train.bin")
     np.arange(50, dtype="<u2").tofile(tmp_path / "val.bin")
     with pytest.warns(UserWarning, match=rf"^{tmp_path}\b.*manifest\.json.*uint16.*GPT-2.*50257"):
@@ -73,7 +73,7 @@ def test_a_folder_of_nanogpt_is_read_and_what_is_assumed_is_said(tmp_path: Path)
     assert (corpus.tokenizer, corpus.vocabulary_size, corpus.manifest.separator) == ("gpt2", 50257, 50256)
     assert corpus.tokens("train").read(990, 10).tolist() == list(range(990, 1000))
     assert corpus.unigram().sum() == 1000
-    with warnings.catch_warnings(action="error"):  # a run that was trained on it has said so
+    with warnings.catch_warnings(action="error"):  # a run trained on it has already printed the note
         assert open_known_corpus(corpus.folder).splits == corpus.splits
     (tmp_path / "val.bin").write_bytes(b"odd")
     with pytest.raises(UserError, match=r"/val\.bin: .*\b3 bytes.*uint16.*manifest\.json"):
@@ -110,7 +110,7 @@ def test_folders_without_a_corpus_are_refused(tmp_path: Path, name: str, named: 
             {"splits": {"train": {"tokens": 1, "shards": [{"file": "../secret.bin", "tokens": 1}]}}},
             r"manifest\.json: splits\.train\.shards\.0\.file: ",
         ),
-        # As uint32 the same bytes would be half as many tokens.
+        # As uint32, the same bytes would be half as many tokens.
         (
             {"dtype": "uint32"},
             r"/train-00000\.bin: .*\b120 bytes.*\b240\b.*\b60 tokens.*uint32",
@@ -135,7 +135,7 @@ def test_a_wrong_manifest_is_refused_when_it_is_opened(tmp_path: Path, changes: 
         ("splits", {"train": {"tokens": 1, "shards": [{"file": "../a.bin", "tokens": 1}]}}),
     ],
 )
-def test_a_manifest_with_a_value_that_no_corpus_has_is_refused(tmp_path: Path, key: str, value: object) -> None:
+def test_a_manifest_with_an_impossible_value_is_refused(tmp_path: Path, key: str, value: object) -> None:
     whole = {"vocabulary_size": 10, "dtype": "uint16", "splits": {"train": {"tokens": 1, "shards": []}}}
     text = json.dumps(whole | {key: value}).replace('"NESTED"', '{"a":' * 900 + "1" + "}" * 900)
     (tmp_path / "manifest.json").write_text(text)
@@ -143,13 +143,13 @@ def test_a_manifest_with_a_value_that_no_corpus_has_is_refused(tmp_path: Path, k
         open_corpus(tmp_path)
 
 
-def test_a_manifest_that_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_that_is_not_json_is_refused(tmp_path: Path) -> None:
     (write_corpus(tmp_path) / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json: .*JSON.*line 1 column 2"):
         open_corpus(tmp_path)
 
 
-def test_a_shard_that_was_cut_off_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+def test_a_truncated_shard_is_refused_when_it_is_opened(tmp_path: Path) -> None:
     path = write_corpus(tmp_path) / "train-00001.bin"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=r"/train-00001\.bin: .*\b78 bytes.*\b80\b.*\b40 tokens.*uint16"):
@@ -159,7 +159,7 @@ def test_a_shard_that_was_cut_off_is_refused_when_it_is_opened(tmp_path: Path) -
         open_corpus(tmp_path)
 
 
-def test_a_changed_byte_is_found_by_verify_only(tmp_path: Path) -> None:
+def test_a_changed_byte_is_found_only_by_verify(tmp_path: Path) -> None:
     path = write_corpus(tmp_path) / "train-00001.bin"
     path.write_bytes(b"\x01" + path.read_bytes()[1:])
     corpus = open_corpus(tmp_path)
@@ -167,19 +167,19 @@ def test_a_changed_byte_is_found_by_verify_only(tmp_path: Path) -> None:
         corpus.verify()
 
 
-def test_without_hashes_verify_still_looks_at_every_token(tmp_path: Path) -> None:
+def test_without_hashes_verify_still_checks_every_token(tmp_path: Path) -> None:
     np.full(5000, 3, "<u2").tofile(tmp_path / "a.bin")
     shards = [{"file": "a.bin", "tokens": 5000}]
     manifest = {"vocabulary_size": 10, "dtype": "uint16", "splits": {"train": {"tokens": 5000, "shards": shards}}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     open_corpus(tmp_path).verify()
     np.array([3] * 4999 + [10], "<u2").tofile(tmp_path / "a.bin")
-    corpus = open_corpus(tmp_path)  # it looks at the first tokens of a shard only
+    corpus = open_corpus(tmp_path)  # it checks only the first tokens of a shard
     with pytest.raises(UserError, match=r"token 10\b.*\b10 tokens"):
         corpus.verify()
 
 
-def test_a_split_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'test'.*train, val$"):
         open_corpus(write_corpus(tmp_path)).tokens("test")
 

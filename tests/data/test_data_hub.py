@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, read by the real libraries from a small hub on this machine."""
+"""Datasets of the Hugging Face hub, read by the real libraries from a small local hub."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SLIMPAJAMA = documents(200, seed=2)
 
 
 def write_datasets(folder: Path) -> None:
-    """In the layouts of the real ones: parquet files, and compressed lines of JSON in numbered folders."""
+    """Datasets in the layouts of the real ones: parquet files, and compressed JSON lines in numbered folders."""
     openwebtext = folder / "main" / "Skylion007" / "openwebtext" / "plain_text"
     openwebtext.mkdir(parents=True)
     for number in range(3):
@@ -55,7 +55,7 @@ def write_datasets(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Everything that the script did, by name, and the files it had downloaded before and after it was stopped."""
+    """Results of the script's steps by name, and the files downloaded before and after it was stopped."""
     folder = tmp_path_factory.mktemp("hub")
     write_datasets(folder)
     write_tokenizer(folder / "tokenizer.json")
@@ -96,27 +96,27 @@ def test_openwebtext_is_read_from_its_parquet_files(results: dict[str, Any]) -> 
     assert corpus.manifest.source == "openwebtext"
     assert corpus.manifest.model_extra["found"]["source"] == {"revision": COMMIT}
     corpus.verify()
-    # The long form of the same name.
+    # The same dataset by its full name.
     assert tokens_of(open_corpus(results["out"] / "again")) == expected
 
 
-def test_stopped_in_a_stream_it_goes_on_without_the_files_that_are_done(results: dict[str, Any]) -> None:
+def test_a_stopped_stream_resumes_without_reading_finished_files(results: dict[str, Any]) -> None:
     stopped, resumed = results["stopped"], results["openwebtext"]
     assert stopped["error"].startswith("Stopped")
     assert {"train-00000-of-00003.parquet", "train-00001-of-00003.parquet"} <= set(stopped["downloaded"])
     assert resumed["first_tokens"] > 6000
-    # The library looks at the first file for the columns; of the documents, only those that were missing are read.
+    # The library reads the first file for the columns; of the documents, only the missing ones are read.
     assert resumed["downloaded"].count("train-00000-of-00003.parquet") < stopped["downloaded"].count(
         "train-00000-of-00003.parquet"
     )
     assert "train-00002-of-00003.parquet" in resumed["downloaded"]
 
 
-def test_after_an_update_of_the_library_it_goes_on_by_counting(results: dict[str, Any]) -> None:
+def test_after_an_update_of_the_library_it_resumes_by_counting(results: dict[str, Any]) -> None:
     assert results["another version"]["texts"] == OPENWEBTEXT[120:]
 
 
-def test_a_connection_that_breaks_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_connection_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaking() -> Iterator[dict[str, str]]:
         yield {"text": "one"}
         raise TimeoutError("the server\nsays nothing")
@@ -138,7 +138,7 @@ def test_slimpajama_is_read_from_its_compressed_lines(results: dict[str, Any]) -
     assert corpus.vocabulary_size == 300
 
 
-def test_a_dataset_that_comes_as_a_program_is_read_as_the_hub_has_converted_it(results: dict[str, Any]) -> None:
+def test_a_dataset_with_a_loading_script_is_read_from_the_hubs_converted_files(results: dict[str, Any]) -> None:
     assert results["script"]["error"] == ""
     expected = expected_tokens(OPENWEBTEXT, results["folder"] / "tokenizer.json", 1, 0.1, 0.1)
     assert tokens_of(open_corpus(results["out"] / "script")) == expected
@@ -153,7 +153,7 @@ def test_a_dataset_that_comes_as_a_program_is_read_as_the_hub_has_converted_it(r
         ("unknown", r"'hf:org/unknown'.* 'org/unknown'"),
     ],
 )
-def test_what_a_dataset_does_not_have_is_said(results: dict[str, Any], name: str, named: str) -> None:
+def test_missing_parts_of_a_dataset_are_reported(results: dict[str, Any], name: str, named: str) -> None:
     assert re.search(f"^UserError: .*{named}", results[name]["error"])
 
 
@@ -161,12 +161,12 @@ def test_the_libraries_print_nothing(results: dict[str, Any]) -> None:
     assert results["errors"] == ""
 
 
-def test_the_documents_of_the_fixture_fall_into_all_splits() -> None:
+def test_the_documents_of_the_fixture_cover_all_splits() -> None:
     for texts in (OPENWEBTEXT, SLIMPAJAMA):
         assert {split_by_hash(text, 0.1, 0.1) for text in texts} == {"train", "val", "test"}
 
 
-def test_a_hub_that_cannot_be_reached_is_said_in_one_line_at_once(tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_reported_at_once_in_one_line(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json")
     program = "import sys; from coupled_adam.commands.data import app; app(sys.argv[1:])"
     started = time.monotonic()

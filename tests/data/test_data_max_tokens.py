@@ -1,4 +1,4 @@
-"""`max_tokens` ends a preparation with the block that reaches it, also where the block ends exactly there."""
+"""`max_tokens` ends a preparation with the block that reaches it, even if the block ends exactly there."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +37,7 @@ def prepared(folder: Path, out: Path, **options: object) -> Corpus:
 def test_a_preparation_ends_with_the_block_that_reaches_the_number(
     more: int, blocks_more: int, folder: Path, tmp_path: Path
 ) -> None:
-    ends: list[int] = []  # tokens behind each block
+    ends: list[int] = []  # tokens after each block
     whole = prepared(folder, tmp_path / "whole", on_progress=lambda progress: ends.append(progress.tokens))
     ends = sorted(set(ends))
     assert ends[-1] == tokens_of(whole)

@@ -1,4 +1,4 @@
-"""docs/data.md: its commands print what it shows, its Python runs, and it knows every source, suffix, file and key."""
+"""docs/data.md: its commands print the output shown, its Python runs, and it lists all sources, suffixes and keys."""
 
 import contextlib
 import io
@@ -48,7 +48,7 @@ def run_commands(commands: str) -> str:
     return printed
 
 
-def test_the_examples_print_what_the_page_shows_and_the_python_runs(
+def test_the_examples_print_the_output_shown_and_the_python_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def test_the_examples_print_what_the_page_shows_and_the_python_runs(
     assert (tmp_path / "val-unigram.npy").is_file()
 
 
-def test_the_page_knows_every_source_suffix_number_and_key() -> None:
+def test_the_page_lists_every_source_suffix_number_and_key() -> None:
     for source in KNOWN.split(", "):
         assert f"| `{source}` |" in PAGE
     for suffix in (*KINDS, *COMPRESSED):

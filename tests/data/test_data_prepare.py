@@ -1,4 +1,4 @@
-"""Preparing a corpus: the right tokens in the right split, the same bytes always, and nothing lost on the way."""
+"""Preparing a corpus: the right tokens in the right split, reproducible bytes, and no data lost by interruptions."""
 
 import itertools
 import json
@@ -51,7 +51,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, list[int]]:
-    # The library itself would take "<|endoftext|>" in a text for the separator, unless told otherwise.
+    # By default the library would treat "<|endoftext|>" in a text as the separator.
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -94,7 +94,7 @@ def test_every_document_is_in_its_split_and_followed_by_the_separator(
     assert names == shards | {"manifest.json", "unigram.npy", "tokenizer.json"}
 
 
-def test_any_number_of_processes_writes_the_same_bytes(
+def test_the_number_of_processes_does_not_change_the_bytes(
     folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(folder, tmp_path / "3", processes=3)
@@ -105,7 +105,7 @@ def test_any_number_of_processes_writes_the_same_bytes(
 
 
 @pytest.mark.parametrize("save_every", [0.0, 1e9])
-def test_stopped_after_any_block_it_goes_on_and_ends_in_the_same_bytes(
+def test_stopped_after_any_block_it_resumes_and_writes_the_same_bytes(
     folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes], save_every: float
 ) -> None:
     stopped = 0
@@ -115,7 +115,7 @@ def test_stopped_after_any_block_it_goes_on_and_ends_in_the_same_bytes(
         nonlocal stopped
         calls.append(progress)
         tokens.append(progress.tokens)
-        if len(calls) == 3:  # the first tells where it goes on from
+        if len(calls) == 3:  # the first report tells where it resumes
             stopped += 1
             raise Stopped
 
@@ -127,7 +127,7 @@ def test_stopped_after_any_block_it_goes_on_and_ends_in_the_same_bytes(
         except Stopped:
             assert (tmp_path / "out" / "unfinished").is_dir()
             assert not (tmp_path / "out" / "manifest.json").exists()
-            if save_every and stopped == 8:  # with journals at full shards only it would never come to its end
+            if save_every and stopped == 8:  # with journal entries only at full shards it would never finish
                 save_every = 0.0
     assert stopped >= 8
     assert contents(tmp_path / "out") == uninterrupted
@@ -135,7 +135,7 @@ def test_stopped_after_any_block_it_goes_on_and_ends_in_the_same_bytes(
         assert sum(second < first for first, second in itertools.pairwise(tokens)) <= 8
 
 
-def test_killed_at_random_moments_it_goes_on_and_ends_in_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_killed_at_random_moments_it_resumes_and_writes_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     source, tokenizer = f"text:{tmp_path / 'texts'}", str(folder / "tokenizer.json")
     (tmp_path / "texts").mkdir()
     for number in range(4):
@@ -146,14 +146,14 @@ def test_killed_at_random_moments_it_goes_on_and_ends_in_the_same_bytes(folder: 
     done = subprocess.run([*script, *arguments], capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     killed, full_shards = map(int, done.stdout.split())
-    assert killed >= 15  # it may have come to its end before the last kills
+    assert killed >= 15  # it may have finished before the last kills
     assert full_shards > 0
     prepare(source, tokenizer, tmp_path / "whole", shard_tokens=3000, processes=1, val=0.1, test=0.1)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 5, 40])
-def test_a_full_disk_is_said_and_what_is_done_is_kept(
+def test_a_full_disk_is_reported_and_finished_work_is_kept(
     folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
     calls = 0
@@ -174,10 +174,10 @@ def test_a_full_disk_is_said_and_what_is_done_is_kept(
     assert contents(tmp_path / "out") == uninterrupted
 
 
-def test_a_write_that_fails_halfway_leaves_nothing_behind(
+def test_a_write_that_fails_halfway_leaves_no_partial_data(
     folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
-    """A limit on the size of files makes the system itself refuse to write more, in the middle of a block."""
+    """A file size limit makes the operating system refuse a write in the middle of a block."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4500, before[1]))
     try:
@@ -189,7 +189,7 @@ def test_a_write_that_fails_halfway_leaves_nothing_behind(
     assert contents(tmp_path / "out") == uninterrupted
 
 
-def test_an_equal_request_does_nothing_and_another_one_is_refused(
+def test_an_equal_request_does_nothing_and_a_different_one_is_refused(
     folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
     out = tmp_path / "out"
@@ -208,7 +208,7 @@ def test_an_equal_request_does_nothing_and_another_one_is_refused(
     open_corpus(out).verify()
 
 
-def test_a_preparation_under_way_is_not_mixed_with_another(
+def test_an_unfinished_preparation_is_not_mixed_with_another(
     folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
     def stop(progress: Progress) -> None:
@@ -263,7 +263,7 @@ def test_files_of_others_are_not_overwritten(folder: Path, tmp_path: Path) -> No
     assert not (tmp_path / "unfinished").exists()
 
 
-def test_the_users_tokenizer_may_lie_in_the_folder(
+def test_the_users_tokenizer_may_be_in_the_folder(
     folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
     shutil.copy(folder / "tokenizer.json", tmp_path)
@@ -282,7 +282,7 @@ def test_the_users_tokenizer_may_lie_in_the_folder(
 
 
 @pytest.mark.parametrize("stop_while", ["training the tokenizer", "tokenizing"])
-def test_a_trained_tokenizer_knows_the_training_documents_only(folder: Path, tmp_path: Path, stop_while: str) -> None:
+def test_a_tokenizer_is_trained_only_on_training_documents(folder: Path, tmp_path: Path, stop_while: str) -> None:
     from coupled_adam.byte_level_bpe import train_bpe
 
     def stop(progress: Progress) -> None:
@@ -299,7 +299,7 @@ def test_a_trained_tokenizer_knows_the_training_documents_only(folder: Path, tmp
     corpus.verify()
 
 
-def test_it_stops_at_the_number_of_tokens_asked_for_wherever_it_was_stopped_before(
+def test_it_ends_at_the_requested_number_of_tokens_even_after_interruptions(
     folder: Path, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
     def stop(progress: Progress) -> None:
@@ -316,7 +316,7 @@ def test_it_stops_at_the_number_of_tokens_asked_for_wherever_it_was_stopped_befo
     assert uninterrupted["train-00000.bin"].startswith(contents(tmp_path / "whole")["train-00000.bin"])
 
 
-def test_a_document_of_many_pieces_is_one_document_even_if_stopped_in_its_middle(
+def test_a_document_of_many_pieces_stays_one_document_even_if_interrupted(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_files, "PIECE_CHARACTERS", 700)
@@ -348,7 +348,7 @@ def test_a_document_of_many_pieces_is_one_document_even_if_stopped_in_its_middle
 
 
 @pytest.mark.filterwarnings("ignore:.*taken as uint16")
-def test_tokens_are_taken_over_with_their_splits_and_without_a_tokenizer(tmp_path: Path) -> None:
+def test_token_files_keep_their_splits_and_need_no_tokenizer(tmp_path: Path) -> None:
     tokens = {"train": [5, 6, 50256, 7], "val": [8, 50256], "test": [9]}
     for name, numbers in tokens.items():
         np.array(numbers, "<u2").tofile(tmp_path / f"{name}.bin")
@@ -376,7 +376,7 @@ def test_tokens_are_taken_over_with_their_splits_and_without_a_tokenizer(tmp_pat
         ({"separator": "<eod>"}, r"<eod>.*--separator"),
     ],
 )
-def test_what_cannot_be_prepared_is_refused_and_leaves_no_folder(
+def test_invalid_requests_are_refused_and_create_no_folder(
     folder: Path, tmp_path: Path, options: dict[str, object], named: str
 ) -> None:
     options = {"processes": 1, "test": 0.1, **options}
@@ -395,7 +395,7 @@ def test_differences_are_named_in_both_directions() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that stands for the standard library, and no other package."""
+    """A folder in place of the standard library, and no other package."""
     for number in range(30):
         (tmp_path / f"m{number:02}.py").write_text(f'"""Module {number}."""\n')
     monkeypatch.setattr("coupled_adam.data.python_docs.sysconfig.get_path", lambda _: str(tmp_path))
@@ -404,7 +404,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     return tmp_path
 
 
-def test_the_documentation_is_the_same_for_any_number_of_processes(package: Path) -> None:
+def test_python_docs_are_the_same_for_any_number_of_processes(package: Path) -> None:
     (package / "deep").mkdir()
     (package / "deep" / "guide.rst").write_text("Guide\n=====\n")
     (package / "broken.py").write_text("print 'Python 2'")
@@ -421,7 +421,7 @@ def test_the_documentation_of_numpy_is_found_without_importing_it(
     assert len(documents) > 130
     for words in (
         "Return evenly spaced numbers over a specified interval.",  # a docstring
-        "Create an array.\n",  # one that is added to a compiled function
+        "Create an array.\n",  # one added to a compiled function
     ):
         assert sum(words in document for document in documents) == 1, words
 
@@ -466,7 +466,7 @@ def test_docstrings_that_a_file_adds_to_compiled_functions_are_documentation(tmp
     )
 
 
-def test_of_torch_private_folders_are_left_out_and_tests_everywhere(tmp_path: Path) -> None:
+def test_private_folders_of_torch_and_all_tests_are_left_out(tmp_path: Path) -> None:
     for package in ("torch", "numpy"):
         for name in ("nn/a.py", "_inner/b.py", "_c.py", "tests/d.py", "nn/e.md", "nn/f.pyc"):
             path = tmp_path / package / name

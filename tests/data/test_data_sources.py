@@ -1,4 +1,4 @@
-"""Sources: which documents each gives, in which order, and that it goes on from any position."""
+"""Sources: their documents and order, and resuming from any position."""
 
 import gzip
 import io
@@ -27,7 +27,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
-    # Two frames, as `cat a.zst b.zst` and parallel compressors make them.
+    # Two frames, as written by `cat a.zst b.zst` and parallel compressors.
     ".zst": lambda data: zstandard.compress(data[:100]) + zstandard.compress(data[100:]),
 }
 
@@ -47,7 +47,7 @@ def as_parquet(texts: list[str], field: str = "text") -> bytes:
 
 
 def texts_of(source: Source) -> list[str]:
-    """Whole documents, put together from their pieces."""
+    """Complete documents, joined from their pieces."""
     found = [""]
     for piece in source.pieces(None):
         found[-1] += piece.content
@@ -81,7 +81,7 @@ def test_empty_documents_are_left_out(tmp_path: Path) -> None:
     assert texts_of(TextFiles(str(tmp_path), "text")) == ["one", "two", "three", "four"]
 
 
-def test_a_folder_and_a_pattern_find_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_a_folder_and_a_pattern_find_files_sorted_by_name(tmp_path: Path) -> None:
     (tmp_path / "deep" / "er").mkdir(parents=True)
     for name in ("b.txt", "deep/a.jsonl", "deep/er/c.txt", "notes.pdf", "z.txt"):
         (tmp_path / name).write_bytes(as_jsonl([name]) if name.endswith("jsonl") else name.encode())
@@ -103,13 +103,13 @@ def test_a_long_document_comes_in_pieces_cut_at_line_ends(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("piece", [1, 3, 10, 25, 60, 1000])
-def test_a_document_loses_the_empty_lines_around_it_and_none_inside_wherever_it_is_cut(
+def test_a_document_loses_only_the_empty_lines_around_it_wherever_it_is_cut(
     piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_files, "PIECE_CHARACTERS", piece)
     texts = ["one line\n\n\n\nand, three empty ones later,\n\nanother", "x\n\n\n\n\n\n\n\ny", "last"]
     (tmp_path / "a.txt").write_text("\n<|endoftext|>\n".join("\n" * 70 + text for text in texts))
-    if piece > 13:  # below, the line of the separator does not fit into a piece
+    if piece > 13:  # with smaller pieces the line of the separator does not fit
         assert texts_of(TextFiles(str(tmp_path / "a.txt"), "text")) == texts
     (tmp_path / "b.txt").write_text("\n" * 70 + texts[0])
     assert texts_of(TextFiles(str(tmp_path / "b.txt"), "text")) == texts[:1]
@@ -169,7 +169,7 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, name: str, data: byte
         ("hf:a:b:c:d:e", r"'hf:a:b:c:d:e'.* hf:NAME\[:CONFIG"),
     ],
 )
-def test_sources_that_are_not_there_are_refused(tmp_path: Path, source: str, named: str) -> None:
+def test_missing_sources_are_refused(tmp_path: Path, source: str, named: str) -> None:
     (tmp_path / "a.pdf").write_text("")
     with pytest.raises(UserError, match=named):
         open_source(source.format(tmp_path), field="text", separator=0, processes=1, found=None)
@@ -249,14 +249,14 @@ def test_blocks_have_all_pieces_in_order_and_equal_documents_in_one_split(
         assert [b.pieces for b in again] == [b.pieces for b in blocks[number + 1 :]]
 
 
-def test_the_split_depends_on_content_and_seed_and_has_about_its_part() -> None:
+def test_the_split_depends_on_content_and_seed_and_has_about_the_requested_share() -> None:
     contents = [text.encode() for text in documents(4000)]
     first = [Fractions(0.1, 0.05, seed=1).split_of(content) for content in contents]
     assert 400 - 75 < first.count("val") < 400 + 75  # four standard deviations
     assert 200 - 55 < first.count("test") < 200 + 55
     second = [Fractions(0.1, 0.05, seed=2).split_of(content) for content in contents]
     both = sum(a == b == "val" for a, b in zip(first, second, strict=True))
-    assert both < 80  # 40 if they have nothing to do with each other
+    assert both < 80  # 40 if they are independent
 
 
 @pytest.mark.parametrize(

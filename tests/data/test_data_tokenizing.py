@@ -25,7 +25,7 @@ SHARED = os.environ.get("COUPLED_ADAM_TEST_DATA")
 with_shared = pytest.mark.skipif(SHARED is None, reason="COUPLED_ADAM_TEST_DATA names no folder with GPT-2's files")
 
 
-def test_a_trained_tokenizer_has_the_size_asked_for_and_gives_texts_back(tmp_path: Path) -> None:
+def test_a_trained_tokenizer_has_the_requested_size_and_decodes_to_the_original_text(tmp_path: Path) -> None:
     from tokenizers import Tokenizer as Reference
 
     train_bpe(documents(200), 400, tmp_path / "tokenizer.json")
@@ -47,7 +47,7 @@ def test_the_same_texts_train_the_same_file_on_any_number_of_threads(
         assert (tmp_path / str(number)).read_bytes() == (tmp_path / "0").read_bytes()
 
 
-def test_a_text_that_speaks_of_the_separator_does_not_end_the_document(tmp_path: Path) -> None:
+def test_the_separators_text_inside_a_document_does_not_end_it(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(write_tokenizer(tmp_path / "tokenizer.json"))
     found = encoder(tokenizer)([("train", "a <|endoftext|> b<|endoftext|>", True), ("val", "<|endoftext|>", False)])
     assert found["train"].tokens.tolist().count(tokenizer.separator) == 1
@@ -84,7 +84,7 @@ def test_the_vocabulary_reaches_to_the_highest_number_even_with_gaps(tmp_path: P
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[" * 100_000])
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=r"/tokenizer\.json\b.*tokenizer\.json\b.*GGUF"):
         open_tokenizer(tmp_path / "tokenizer.json")
@@ -96,7 +96,7 @@ def test_impossible_sizes_are_refused(spec: str) -> None:
         bpe_size(spec)
 
 
-def test_tokens_are_shown_so_that_they_cannot_steer_a_terminal(tmp_path: Path) -> None:
+def test_tokens_are_escaped_so_that_they_cannot_control_a_terminal(tmp_path: Path) -> None:
     train_bpe(["\x1b[2J \n"] * 9 + ["日本" * 3], 280, tmp_path / "tokenizer.json")
     tokenizer = open_tokenizer(tmp_path / "tokenizer.json")
     shown = tokenizer.printable_tokens(range(tokenizer.size))
@@ -106,7 +106,7 @@ def test_tokens_are_shown_so_that_they_cannot_steer_a_terminal(tmp_path: Path) -
 
 
 @with_shared
-def test_gpt2_gives_the_tokens_of_its_published_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt2_tokens_match_its_published_files(monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenizers import Tokenizer as Reference
 
     folder = Path(SHARED or "", "gpt2-bpe")
@@ -117,7 +117,7 @@ def test_gpt2_gives_the_tokens_of_its_published_files(monkeypatch: pytest.Monkey
     texts = [*documents(30), "x" * 5000, " " * 300 + "\n" * 300]
     found = encoder(tokenizer)([("train", text, True) for text in texts])["train"]
     assert found.tokens.tolist() == [token for text in texts for token in [*reference.encode(text).ids, 50256]]
-    # As the same file through the other library.
+    # The same file, read by the other library.
     other = open_tokenizer(folder / "tokenizer.json")
     assert (other.size, other.separator) == (50257, 50256)
     assert np.array_equal(encoder(other)([("train", text, True) for text in texts])["train"].tokens, found.tokens)
@@ -147,7 +147,7 @@ def test_tokens_of_another_tokenizer_are_refused() -> None:
         joined([("train", [1, 50257], True)], tokenizer)
 
 
-def test_workers_answer_in_order_and_take_no_more_than_they_can_work_on() -> None:
+def test_workers_return_results_in_order_and_queue_a_bounded_amount() -> None:
     taken = []
 
     def items() -> object:
@@ -205,19 +205,19 @@ def _state(pid: int) -> str:
 
 
 def test_a_worker_loads_no_torch() -> None:
-    """It would take each of them seconds, and gigabytes on machines with a GPU."""
+    """It would cost each worker seconds, and gigabytes on machines with a GPU."""
     code = "import sys, coupled_adam.data.encoding, coupled_adam.data.workers, coupled_adam.data.python_docs\n"
     code += "assert 'torch' not in sys.modules and 'datasets' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("size", [257, 2**16 - 1, 2**16, 2**16 + 1])
-def test_tokens_take_two_bytes_while_the_highest_fits(size: int) -> None:
+def test_tokens_take_two_bytes_if_the_highest_fits(size: int) -> None:
     fits = size - 1 <= np.iinfo(np.uint16).max
     assert Tokenizer("json", "tokenizer.json", size, None).dtype == ("uint16" if fits else "uint32")
 
 
-def test_gpt2_is_the_tokenizer_of_that_name_beside_a_model_folder_called_like_it(
+def test_gpt2_means_the_tokenizer_even_if_a_folder_has_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -229,7 +229,7 @@ def test_gpt2_is_the_tokenizer_of_that_name_beside_a_model_folder_called_like_it
 
 
 @pytest.mark.parametrize("size", [256, 2**20 + 1])
-def test_a_tokenizer_without_room_for_every_byte_and_the_separator_is_not_trained(size: int, tmp_path: Path) -> None:
+def test_a_tokenizer_too_small_for_all_bytes_and_the_separator_is_not_trained(size: int, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"bpe:{size}"):
         train_bpe(documents(3), size, tmp_path / "tokenizer.json")
     assert not list(tmp_path.iterdir())

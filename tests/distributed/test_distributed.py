@@ -1,7 +1,7 @@
-"""CoupledAdamW on several ranks: real processes that talk through gloo on the CPU.
+"""CoupledAdamW on several ranks: real processes that communicate through gloo on the CPU.
 
-One worker runs all scenarios of the folder `scenarios`, on 2, on 4 and on 1 ranks; each scenario is a test that reads
-what its ranks have left behind.
+One worker runs all scenarios of the folder `scenarios` on 2, 4 and 1 ranks. Each scenario is a test that reads the
+outcomes of its ranks.
 """
 
 import os
@@ -14,7 +14,7 @@ from scenarios import LAUNCHES, scenarios_on
 
 WORKER = Path(__file__).with_name("worker.py")
 SECONDS = 400
-# OpenMP threads that spin while they wait would keep the other ranks from their cores.
+# OpenMP threads that spin while waiting would block the cores of the other ranks.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 
 pytestmark = pytest.mark.timeout(SECONDS + 30)
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(SECONDS + 30)
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run everything; the folder with the outcomes, in a folder for each number of ranks."""
+    """Run everything; return the folder with the outcomes, one subfolder per number of ranks."""
     folder = tmp_path_factory.mktemp("outcomes")
     environment = os.environ | ENVIRONMENT | {"CHECKPOINTS": str(tmp_path_factory.mktemp("checkpoints"))}
     with (
@@ -34,7 +34,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         try:
             process.wait(SECONDS)
         except subprocess.TimeoutExpired:
-            process.terminate()  # the scenarios that it did not get to have no outcome
+            process.terminate()  # scenarios that did not run have no outcome
     return folder
 
 

@@ -1,7 +1,7 @@
-"""The ranks of every scenario: this script forks them after the imports, one scenario after the other.
+"""Fork the ranks of every scenario after the imports, one scenario after the other.
 
-A fork starts clean and at once, and when one rank of a scenario fails or hangs, the next scenario is not disturbed. A
-rank's outcome is a file, `<ranks>/<scenario>.rank<r>`: "ok" or the traceback.
+A fork starts clean and at once, and a rank that fails or hangs does not affect the next scenario. The outcome of a rank
+is a file, `<ranks>/<scenario>.rank<r>`: "ok" or the traceback.
 
 Usage: python worker.py FOLDER [SCENARIO ...]
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-# What checkpoints and the first DTensor ask for; better here once than in every fork.
+# Checkpoints and the first DTensor import these; do it here once instead of in every fork.
 import fsspec  # noqa: F401
 import torch._dynamo  # noqa: F401
 import torch.distributed as dist
@@ -27,7 +27,7 @@ SECONDS_PER_SCENARIO = 40  # they take about one
 
 
 def run_rank(name: str, scenario: Callable[[], None], folder: Path, rank: int, ranks: int) -> None:
-    # As torchrun would have it.
+    # As set by torchrun.
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     outcome = "ok"
     try:
@@ -43,15 +43,15 @@ def run_rank(name: str, scenario: Callable[[], None], folder: Path, rank: int, r
         outcome = traceback.format_exc()
     (folder / f"{name}.rank{rank}").write_text(outcome)
     if outcome == "ok":
-        # Who leaves early closes connections on which others may still be waiting.
+        # A rank that exits early closes connections on which others may still wait.
         with contextlib.suppress(RuntimeError):
             dist.barrier()
-    os._exit(0)  # a rank that failed must not wait for the others, as the destructors of its process groups would
+    os._exit(0)  # a failed rank must not wait for the others, as the destructors of its process groups would
 
 
 def main() -> None:
     fork = multiprocessing.get_context("fork")
-    gc.freeze()  # else every fork soon owns a copy of all that was imported
+    gc.freeze()  # otherwise every fork soon owns a copy of all imported modules
     for ranks in LAUNCHES:
         folder = Path(sys.argv[1]) / str(ranks)
         folder.mkdir()

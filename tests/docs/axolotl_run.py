@@ -1,6 +1,6 @@
 """Train a small model with axolotl's trainer and the plugin of the page, and compare with Algorithm 1.
 
-Usage: python axolotl_run.py  (in a folder with the files of the page; the last line printed is the outcome as JSON)
+Usage: python axolotl_run.py  (in a folder with the files of the page; the last output line is the result as JSON)
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What is checked after an example of a page, by the title of the example."""
+"""Checks that run after the examples of a page, by the title of the example."""
 
 from collections.abc import Callable
 from typing import Any

@@ -12,7 +12,7 @@ PAGES = (USING_PAGE, MUON_PAGE, FRAMEWORKS_PAGE)
 
 @pytest.fixture
 def framework_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with all files of the page in it, and those of the pages it points to."""
+    """The current folder with all files of the page, and of the pages it refers to."""
     for page in PAGES:
         save_files(page, tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Train tiny.py with DeepSpeed at one stage, on the ranks that torchrun starts; write what came of it.
+"""Train tiny.py with DeepSpeed at one stage, on the ranks that torchrun starts, and write the result.
 
 Usage: torchrun --nproc-per-node 2 deepspeed_run.py STAGE  (in a folder with the files of the pages)
 """

@@ -1,4 +1,4 @@
-"""Examples of a page that need processes of their own: started together, once for each way of starting them."""
+"""Examples that need their own processes: all examples with the same launcher are started together."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ import pytest
 from page_examples import Example, imported_modules, save_files
 
 OPTIONAL_LIBRARIES = {"transformers", "accelerate", "lightning", "peft", "trl"}
-SECONDS = 300  # for all examples that are run elsewhere in the same way
+SECONDS = 300  # for all examples with the same launcher
 
 
 def marked(example: Example) -> object:
@@ -23,12 +23,12 @@ def marked(example: Example) -> object:
 def run_elsewhere(
     examples: Iterable[Example], way: str, checks: str, folder: Path, pages_with_files: Iterable[Path] = ()
 ) -> None:
-    """Run all examples that are run in a process of their own, or all on some ranks under torchrun.
+    """Run all examples that need their own process, or all that run on some ranks under torchrun.
 
     Args:
         examples: the examples of one page, or of several with different titles.
-        way: which of them, by how they are run.
-        checks: the module whose `CHECKS` has, by title, what must be true afterwards.
+        way: how they are run; selects the examples.
+        checks: the module whose `CHECKS` has the check of each example by title.
         folder: gets a folder for each example.
         pages_with_files: other pages whose files the examples import.
     """
@@ -42,16 +42,16 @@ def run_elsewhere(
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", way.removeprefix("torchrun ")]
     command += [str(Path(__file__).with_name("run_example.py")), str(folder), checks]
     command += [f"{example.page}::{example.title}" for example in chosen]
-    # The examples for several ranks are written for CPUs; one core for each is what there may be.
+    # The examples for several ranks run on CPUs, and there may be only one core for each.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     with (folder / f"{way}.log").open("w") as log:
         subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=SECONDS, check=False)
 
 
 def assert_ran_elsewhere(example: Example, folder: Path) -> None:
-    """Read what the ranks of an example have left behind."""
+    """Read the results that the ranks of an example wrote."""
     for library in {module.partition(".")[0] for module in imported_modules(example)} & OPTIONAL_LIBRARIES:
-        # importorskip would import it, which takes seconds and is not needed in this process.
+        # importorskip would import it, which takes seconds; this process does not need it.
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
     for rank in range({"process": 1, "torchrun 2": 2}[example.run]):

@@ -1,4 +1,4 @@
-"""What must be true after each example of docs/frameworks.md, by its heading.
+"""Checks that run after each example of docs/frameworks.md, by its heading.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -15,7 +15,7 @@ after = CHECKS.after
 
 
 def fresh_llama() -> nn.Module:
-    """The model as an example built it: its first random numbers come from seed 0."""
+    """Build the same model as an example, which starts from seed 0."""
     from small_llama import size
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -24,7 +24,7 @@ def fresh_llama() -> nn.Module:
 
 
 def assert_trainer_equals_algorithm_1(names: Names, max_norm: float) -> None:
-    """Every step of the example sees all rows, so their order does not matter."""
+    """Every step of the example uses all rows, so their order does not matter."""
     from small_llama import tokens
 
     expected = fresh_llama()
@@ -47,7 +47,7 @@ def _(names: Names) -> None:
 
     assert_trainer_equals_algorithm_1(names, max_norm=1.0)  # the Trainer's own default
     for arguments in ({"lr": 1e-3}, names["trainer"].optimizer_cls_and_kwargs[1]):
-        assert "model" not in arguments  # what the page says of the dict: the Trainer takes the key out
+        assert "model" not in arguments  # as the page says, the Trainer removes the key from the dict
         unmarked = Trainer(names["model"], names["trainer"].args, optimizer_cls_and_kwargs=(CoupledAdamW, arguments))
         with pytest.raises(ValueError, match=r"\b2\b.*CoupledAdamW\(model"):
             unmarked.create_optimizer()
@@ -70,7 +70,7 @@ def _(names: Names) -> None:
     assert [g["weight_decay"] for g in coupled.optimizer.param_groups] == [0.0, 0.0, 0.1, 0.0]
     assert {g["lr"] for g in coupled.optimizer.param_groups} == {1e-3}
     assert back.optimizer.state[back.model.lm_head.weight]["step"] == 9
-    # What is not coupled never noticed: the same moments as in the file it came from.
+    # Parameters that are not coupled keep the moments of the original file.
     before = torch.load("coupled/checkpoint-6/optimizer.pt", weights_only=True)
     after = torch.load("back/checkpoint-6/optimizer.pt", weights_only=True)
     position = [name for name, p in back.model.named_parameters() if p.dim() >= 2].index("model.embed_tokens.weight")
@@ -125,7 +125,7 @@ def _(names: Names) -> None:
     assert_coupled(optimizer, table, steps=3)
     assert len(trained) == 3
     assert not torch.equal(table, fresh_llama().lm_head.weight)
-    # What the page says of the other trainers.
+    # The page's statement about the other trainers.
     for name in ("SFTTrainer", "RewardTrainer", "DPOTrainer", "GRPOTrainer", "KTOTrainer", "RLOOTrainer"):
         arguments = inspect.signature(getattr(trl, name)).parameters
         assert "optimizers" in arguments, name

@@ -1,7 +1,7 @@
-"""What must be true after each example of docs/with-muon.md, by its heading.
+"""Checks that run after each example of docs/with-muon.md, by its heading.
 
-The reference is torch.optim.Muon for the matrices, named by hand, the float64 Algorithm 1 for the output table,
-torch.optim.AdamW for the rest, and clip_grad_norm_ before all of them.
+The reference is torch.optim.Muon for the matrices, listed by hand, the float64 Algorithm 1 for the output table,
+torch.optim.AdamW for the rest, and clip_grad_norm_ before all steps.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,8 +17,8 @@ from coupled_adam.optimizer.reference import reference_init, reference_step
 
 CHECKS = Checks()
 after = CHECKS.after
-MATRIX = "block.1.weight"  # of tiny.py
-# Muon multiplies in bfloat16, where the last bit of a gradient can make a difference; a step is about 5e-3 long.
+MATRIX = "block.1.weight"  # from tiny.py
+# Muon multiplies in bfloat16, so the last bit of a gradient can matter; a step is about 5e-3 long.
 ATOL = 5e-4
 
 
@@ -67,7 +67,7 @@ def expected_model(steps: int, max_norm: float = 1.0, **options: Any) -> nn.Modu
 
 
 def assert_trained(model: nn.Module, expected: nn.Module) -> None:
-    """As expected, which is far from the start: Muon has moved its matrix by more than the tolerance."""
+    """Assert the expected matrix, which differs from the initial one by more than the tolerance."""
     assert_same_weights(model, expected, atol=ATOL)
     moved = (expected.get_parameter(MATRIX) - fresh_model().get_parameter(MATRIX)).abs().max()
     assert moved > 10 * ATOL
@@ -78,7 +78,7 @@ def _(names: Names) -> None:
     assert_trained(names["model"], expected_model(5))
     assert_coupled(names["coupled"], names["model"].head.weight, steps=5)
     assert names["muon"].param_groups[0]["param_names"] == [MATRIX]
-    # Their momentum shows by how much gradients were clipped, which Muon's own step hides.
+    # The momentum shows how much gradients were clipped; Muon's step hides it.
     model = fresh_model()
     reference = train_by_muon_and_algorithm_1(model, tokens_of(5), max_norm=1.0)
     mine = names["muon"].state[names["model"].get_parameter(MATRIX)]["momentum_buffer"]
@@ -88,7 +88,7 @@ def _(names: Names) -> None:
 
 @after("Print the matrices")
 def _(names: Names) -> None:
-    """What it prints is compared with the page already."""
+    """Nothing to check: the output is already compared with the page."""
 
 
 @after("Check which matrices Muon has")
@@ -116,7 +116,7 @@ def _(names: Names) -> None:
 
 @after("Save and resume")
 def _(names: Names) -> None:
-    """As a run that was never stopped, with the weights of the first model."""
+    """Compare with an uninterrupted run from the weights of the first model."""
     expected = fresh_model()
     tokens = tokens_of(3, seed=0) + tokens_of(3, seed=1)
     train_by_muon_and_algorithm_1(expected, tokens, max_norm=1.0)
@@ -141,7 +141,7 @@ def _(names: Names) -> None:
         coupled, muon = names[optimizers]
         assert_coupled(coupled, model.head.weight, steps=3)
         assert muon.state[model.get_parameter(MATRIX)]["momentum_buffer"].placements[0].is_shard(0)
-    # What was loaded is what was saved, in both optimizers.
+    # Both optimizers loaded what they had saved.
     for mine, theirs in zip(names["optimizers"], names["resumed_optimizers"], strict=True):
         for group, other in zip(mine.param_groups, theirs.param_groups, strict=True):
             for param, loaded in zip(group["params"], other["params"], strict=True):
@@ -169,12 +169,12 @@ def _(names: Names) -> None:
             loss_of=lambda model, tokens: model(input_ids=tokens, labels=tokens).loss,
             max_norm=1.0,
         )
-        # More matrices and steps than in the other examples: more rounding, on steps of the same length.
+        # More matrices and steps than in the other examples, so more rounding with steps of the same length.
         assert_same_weights(trainer.model, expected, atol=4 * ATOL)
         coupled, muon = trainer.optimizer.optimizer.optimizers
         assert_coupled(coupled, trainer.model.lm_head.weight, steps=steps)
         assert len(muon.param_groups[0]["params"]) == 7
-        # One schedule for both: it has a learning rate for every group.
+        # One schedule for both optimizers: it has a learning rate for every group.
         assert len(trainer.lr_scheduler.get_last_lr()) == len(coupled.param_groups) + len(muon.param_groups)
 
 

@@ -1,9 +1,9 @@
-"""A small model with the parameters of nanochat's, and stand-ins for its two optimizers, with the same interface.
+"""A small model with nanochat's parameters, and stand-ins for its two optimizers with the same interface.
 
-From nanochat (commit 0e4b3fa) are the names of parameters, the kinds of groups, the keys of each kind, and the order of
-calls in its training script. The arithmetic of the stand-ins is that of SGD with momentum.
+The parameter names, the kinds of groups, the keys of each kind and the order of calls in the training script are those
+of nanochat (commit 0e4b3fa). The stand-ins compute SGD with momentum.
 
-Usage: python nanochat_shape.py FOLDER RANK  (of two; the folder has the files of the page, and gets the weights)
+Usage: python nanochat_shape.py FOLDER RANK  (of two ranks; FOLDER has the files of the page, and gets the weights)
 """
 
 import sys
@@ -23,7 +23,7 @@ STEPS = 4
 
 
 class NanochatShape(nn.Module):
-    """Embedding, two blocks of matrices, scalars of each layer, an untied head with padded rows."""
+    """Embedding, two blocks of matrices, scalars per layer, an untied head with padding rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class NanochatShape(nn.Module):
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Takes groups with all their settings, and no defaults; looks at their `kind` at every step."""
+    """Accepts groups with all their settings and no defaults, and reads their `kind` at every step."""
 
     def __init__(self, param_groups: Groups) -> None:
         super().__init__(param_groups, defaults={})
@@ -62,7 +62,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 class DistMuonAdamW(MuonAdamW):
-    """Averages the gradients of its own parameters over the ranks; nobody else does."""
+    """Averages the gradients of its own parameters over the ranks; no other code does."""
 
     @torch.no_grad()
     def step(self) -> None:
@@ -90,7 +90,7 @@ def groups_of(model: NanochatShape, kind_of_head: str, **settings: object) -> Gr
 
 
 def setup_optimizer(model: NanochatShape, factory: Callable[[Groups], torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """With the two changes of the page."""
+    """Build the optimizers with the page's two changes."""
     from coupled_kind import with_coupled
 
     optimizer = with_coupled(factory, groups_of(model, "coupled", vocabulary_size=VOCABULARY))
@@ -112,7 +112,7 @@ def multiplier(step: int) -> float:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int], rank: int = 0) -> None:
-    """The training script: a schedule written into the groups, by their kind."""
+    """The training script: it writes a schedule into the groups by kind."""
     for step in steps:
         loss_of(model, batch(step, rank)).backward()
         for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""What must be true after each example of docs/using-coupledadamw.md and its reference, by its heading.
+"""Checks that run after each example of docs/using-coupledadamw.md and its reference, by its heading.
 
 `tiny` is the module that the page tells its readers to save; it exists only while an example is tested.
 
@@ -38,7 +38,7 @@ def _(names: Names) -> None:
 
 @after("Print the groups")
 def _(names: Names) -> None:
-    """What it prints is compared with the page already."""
+    """Nothing to check: the output is already compared with the page."""
 
 
 @after("Couple other tables")
@@ -113,7 +113,7 @@ def _(names: Names) -> None:
     expected = fresh_model()
     train_by_algorithm_1(expected, tokens_of(5), max_norm=1.0)
     assert_same_weights(model, expected)
-    # The page's table of what is left in p.grad.
+    # The page's table of the contents of p.grad after a step.
     for options in ({}, {"fused": True}):
         model, untouched = fresh_model(), fresh_model()
         optimizer = CoupledAdamW(model, max_grad_norm=0.1, **options)
@@ -150,7 +150,7 @@ def _(names: Names) -> None:
 
 
 def assert_gradients_after_a_scaled_step(fused: bool, unscale: bool) -> None:
-    """The page's table of who unscales: the factor that is left in p.grad, and a norm without it."""
+    """The page's table of unscaling: the factor that remains in p.grad, and a norm without it."""
     from tiny import loss_of
 
     scaled, plain = fresh_model(), fresh_model()
@@ -243,7 +243,7 @@ def _(names: Names) -> None:
 def _(names: Names) -> None:
     from tiny import train
 
-    train(names["model"], names["optimizer"], steps=3, seed=1)  # never interrupted
+    train(names["model"], names["optimizer"], steps=3, seed=1)  # uninterrupted
     assert_coupled(names["resumed_optimizer"], names["resumed"].head.weight, steps=6)
     for resumed, uninterrupted in zip(names["resumed"].parameters(), names["model"].parameters(), strict=True):
         assert torch.equal(resumed, uninterrupted)

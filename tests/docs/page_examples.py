@@ -1,13 +1,13 @@
-"""The python examples of a Markdown page: read from it, and run as a reader would run them.
+"""Extract the python examples of a Markdown page and run them as a reader would.
 
 A comment line before a block, invisible when rendered, says how the block is run:
 
-    <!-- file: NAME -->      not run, but saved as NAME beside the other examples, which import it
-    <!-- run: process -->    in a process of its own, for libraries with global state
+    <!-- file: NAME -->      not run, but saved as NAME for the other examples to import
+    <!-- run: process -->    in its own process, for libraries with global state
     <!-- run: torchrun N --> on N ranks
-    <!-- run: gpu -->        only where CUDA is
+    <!-- run: gpu -->        only with CUDA
 
-A block without a comment is run in the test process. A `text` block that follows at once is what the example prints.
+A block without a comment runs in the test process. A `text` block directly after it is its expected output.
 """
 
 import ast
@@ -44,18 +44,18 @@ class Example:
     title: str
     """The heading above it."""
     first_line: int
-    """Number of its first line in the page, from 1."""
+    """Its first line in the page, counted from 1."""
     source: str
     file: str | None
-    """The name to save it under, when it is not run."""
+    """The file name to save it under, if it is not run."""
     run: str
     """"here", "process", "torchrun N" or "gpu"."""
     output: str | None
-    """What it prints, where the page says so."""
+    """Its expected output, if the page shows it."""
 
     @property
     def folder(self) -> str:
-        """The name of a folder of its own, where it is run elsewhere."""
+        """Name of its own folder, if it runs in another process."""
         return f"{self.page.stem}-{self.first_line}"
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Example:
 
 
 def read_examples(page: Path) -> list[Example]:
-    """All python blocks of a page, in their order."""
+    """All python blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     without_code = re.sub(r"^```.*?^```$", lambda m: " " * len(m.group()), text, flags=re.MULTILINE | re.DOTALL)
     headings = [(match.start(), match.group(1)) for match in HEADING.finditer(without_code)]
@@ -82,21 +82,21 @@ def read_examples(page: Path) -> list[Example]:
 
 
 def imported_modules(example: Example) -> set[str]:
-    """The modules that an example names in its imports."""
+    """The modules that an example imports."""
     nodes = list(ast.walk(ast.parse(example.source)))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return names | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
 def save_files(page: Path, folder: Path) -> None:
-    """Write the blocks that are files into a folder, for the others to import."""
+    """Write the blocks that are files into a folder, so that the others can import them."""
     for example in read_examples(page):
         if example.file:
             (folder / example.file).write_text(example.source, encoding="utf-8")
 
 
 def run_here(example: Example) -> dict[str, Any]:
-    """Run an example in this process, compare what it prints, and return the names it leaves behind."""
+    """Run an example in this process, compare its output, and return its global names."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     printed = io.StringIO()
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""What the models of the examples should be after training, and comparisons with it.
+"""The expected models of the examples after training, and comparisons with them.
 
-The reference is torch.optim.AdamW for all parameters but one table, and the float64 Algorithm 1 for that table; never
-CoupledAdamW itself.
+The reference is torch.optim.AdamW for all parameters except one table, and the float64 Algorithm 1 for that table; it
+never uses CoupledAdamW.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -20,14 +20,14 @@ H = 16  # of every model in the page
 
 
 class Trained(NamedTuple):
-    """What training left behind besides the weights."""
+    """Results of a training besides the weights."""
 
     table: ReferenceState
     rest: torch.optim.AdamW
 
 
 def fresh_model(**options: Any) -> nn.Module:
-    """The model as an example built it: its first random numbers come from seed 0."""
+    """Build the same model as an example, which starts from seed 0."""
     from tiny import LanguageModel
 
     torch.manual_seed(0)
@@ -52,7 +52,7 @@ def train_by_algorithm_1(
     adamw: torch.optim.Optimizer | None = None,
     state_seed: int | None = None,
 ) -> Trained:
-    """Train one table by the literal Algorithm 1 and the rest by torch's AdamW, going on from `adamw` if given."""
+    """Train one table by the literal Algorithm 1 and the rest by torch's AdamW, continuing from `adamw` if given."""
     from tiny import loss_of as loss_of_tiny
 
     loss_of = loss_of or loss_of_tiny
@@ -104,12 +104,12 @@ def assert_second_moment(optimizer: torch.optim.Optimizer, table: Tensor, expect
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part; the process group may be gone already, so nothing is gathered."""
+    """This rank's part; nothing is gathered, because the process group may already be destroyed."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach().cpu()
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """The part of a tensor that this rank has of `like`, sharded by rows or not at all."""
+    """The part of a tensor that corresponds to this rank's part of `like`, sharded by rows or not at all."""
     if not hasattr(like, "placements") or like.placements[0].is_replicate():
         return whole.detach()
     assert like.placements[0].is_shard(0), like.placements

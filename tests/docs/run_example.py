@@ -1,8 +1,7 @@
-"""Run examples of the page and their checks, each in a process of its own that is forked after the imports.
+"""Run examples of the page and their checks, each in its own process, forked after the imports.
 
-It is started once for all `process` examples, and by torchrun, once per rank, for all `torchrun` examples. FOLDER has a
-folder for each example to run in; its outcome there is a file `outcome.rank<r>`: "ok", or what it printed and the
-traceback.
+It is started once for all `process` examples, and by torchrun once per rank for all `torchrun` examples. FOLDER has a
+folder for each example, which gets a file `outcome.rank<r>`: "ok", or the output and the traceback.
 
 Usage: python run_example.py FOLDER CHECKS PAGE::TITLE ...
 """
@@ -24,7 +23,7 @@ SECONDS_PER_EXAMPLE = 60
 
 def run_forked(example: Example, folder: Path, checks: dict[str, Any]) -> None:
     os.chdir(folder)
-    sys.path.insert(0, str(folder))  # where tiny.py is; python has put the folder of this file there
+    sys.path.insert(0, str(folder))  # the folder with tiny.py; python has put the folder of this file there
     rank = os.environ.get("RANK", "0")
     with open(f"printed.rank{rank}", "w") as printed:
         os.dup2(printed.fileno(), sys.stdout.fileno())
@@ -36,14 +35,14 @@ def run_forked(example: Example, folder: Path, checks: dict[str, Any]) -> None:
         sys.stdout.flush()
         outcome = Path(printed.name).read_text()[-6000:] + traceback.format_exc()
     Path(f"outcome.rank{rank}").write_text(outcome)
-    os._exit(0)  # a rank that failed must not wait for the others, as the destructors of its process groups would
+    os._exit(0)  # a failed rank must not wait for the others, as the destructors of its process groups would
 
 
 def meet_at_another_port() -> None:
-    """torchrun's store remembers the addresses of the example before."""
+    """Use a new store: torchrun's remembers the addresses of the previous example."""
     if "MASTER_PORT" in os.environ:
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-        # Below the ports that the system hands out to other processes by itself.
+        # Below the range of ephemeral ports.
         port = int(os.environ["MASTER_PORT"])
         os.environ["MASTER_PORT"] = str(port + 1 if port < 32768 else 10_000 + port % 20_000)
 

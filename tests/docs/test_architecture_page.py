@@ -1,4 +1,4 @@
-"""The map is true: every function of its two ways exists, and every module has its place on it."""
+"""docs/architecture.md is up to date: every function it names exists, and every module is listed."""
 
 import re
 from importlib import import_module
@@ -14,7 +14,7 @@ NAMED = re.findall(r"`((?:data|training|models|config|study|report)\.(?!toml\b|m
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_function_on_the_way_exists(name: str) -> None:
+def test_a_function_named_on_the_page_exists(name: str) -> None:
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
         if PACKAGE.joinpath(*parts[:length]).with_suffix(".py").is_file():
@@ -26,11 +26,11 @@ def test_a_function_on_the_way_exists(name: str) -> None:
     pytest.fail(f"no module for {name}")
 
 
-def test_both_ways_are_there() -> None:
+def test_both_walkthroughs_are_on_the_page() -> None:
     assert len(NAMED) == len(set(NAMED)) > 20
 
 
-def test_every_module_named_on_the_map_exists_and_none_is_missing() -> None:
+def test_every_listed_module_exists_and_none_is_missing() -> None:
     drawn = PAGE.partition("    src/coupled_adam/\n")[2].partition("    benchmarks/")[0]
     names = set(re.findall(r"\b([a-z_0-9]+)\.py\b", drawn))
     modules = {path.stem for path in PACKAGE.rglob("*.py")} - {"__init__", "__main__"}

@@ -1,4 +1,4 @@
-"""examples/: each script runs as its users run it, trains, and names the public interface only."""
+"""examples/: each script runs as users run it, trains, and uses only the public interface."""
 
 import ast
 import os
@@ -24,13 +24,13 @@ def run_as_user(script: str, *arguments: str, cwd: Path) -> str:
     command = [sys.executable, str(FOLDER / script), *arguments]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert list(cwd.iterdir()) == []  # nothing is left behind
+    assert list(cwd.iterdir()) == []  # nothing is written
     return done.stdout
 
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run a script in this process, where torch is loaded already."""
+    """Run a script in this process, where torch is already loaded."""
 
     def run(script: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [script, *arguments])
@@ -51,7 +51,7 @@ def test_the_plain_loop_shows_that_only_adamw_moves_the_mean_embedding(run_here,
     adamw = run_here("plain_loop.py", "--steps", "60", "--adamw")
     for printed in (coupled, adamw):
         first, last = numbers_after("loss", printed)
-        assert last < first < 6.8  # a uniform guess among 2000 words has 7.6
+        assert last < first < 6.8  # a uniform guess among 2000 words has a loss of 7.6
     assert max(numbers_after("ratio", coupled)) < 0.05 < 0.25 < min(numbers_after("ratio", adamw))
     assert re.search(r"head\.weight +\(2000, 64\) +float32 +output +yes", coupled)
 

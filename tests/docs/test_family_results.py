@@ -1,4 +1,4 @@
-"""docs/results.md on partially coupled Adam and on few steps: its numbers are those of the stored runs."""
+"""docs/results.md on partially coupled Adam and on few steps: its numbers match the stored runs."""
 
 import json
 import re
@@ -26,7 +26,7 @@ STUDIES_WITH_ROUNDING = ("learning-rates", "unigram-bias", "best-learning-rates"
 
 
 def lines_of(name: str) -> list[str]:
-    """The table of the page that follows this mark."""
+    """The table of the page after this marker."""
     shown = (DOCS / "results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0]
     return [line for line in shown.splitlines() if line.startswith("|")]
 
@@ -49,13 +49,13 @@ def few_steps() -> dict[str, Result]:
 
 
 def differences(metric: str, baseline: str, tokens: int) -> np.ndarray:
-    """Of partially coupled Adam less another optimizer, seed by seed."""
+    """Differences between partially coupled Adam and another optimizer, seed by seed."""
     values = {(run.optimizer, run.seed): run.metrics[metric] for run in main_runs() if run.tokens == tokens}
     return np.array([values[PARTIAL, seed] - values[baseline, seed] for seed in (1, 2, 3)])
 
 
 def table_of(results: list[Result], name: str) -> list[str]:
-    """The rows of a table that the report makes of some runs."""
+    """The rows of a table in the report of some runs."""
     [table] = [table for table in build_tables(gather_grid(results)) if table.name == name]
     return [line for line in to_markdown_table(table).splitlines() if line.startswith("|")]
 
@@ -73,11 +73,11 @@ def table_of(results: list[Result], name: str) -> list[str]:
         ("learning-rates learning_rates", ["learning-rates"], "learning_rates"),
     ],
 )
-def test_a_table_is_that_of_the_stored_runs(mark: str, studies: list[str], name: str) -> None:
+def test_a_table_matches_the_stored_runs(mark: str, studies: list[str], name: str) -> None:
     assert lines_of(mark) == table_of([run for study in studies for run in read_results(STORED / study)], name)
 
 
-def test_quantised_losses_are_those_of_the_stored_runs() -> None:
+def test_quantised_losses_match_the_stored_runs() -> None:
     shown = lines_of("quantised")
     made = [line for study in STUDIES_WITH_ROUNDING for line in stored_table(study, "quantised")]
     assert len(shown) == 13
@@ -88,7 +88,7 @@ def stored_table(study: str, name: str) -> list[str]:
     return table_of(read_results(STORED / study), name)
 
 
-def test_paired_differences_and_their_intervals_are_those_of_the_stored_runs() -> None:
+def test_paired_differences_and_their_intervals_match_the_stored_runs() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines_of("partially-coupled differences")]
     shown = {row[0]: row[1:] for row in rows[2:]}
     assert len(shown) == 4
@@ -106,9 +106,7 @@ def test_paired_differences_and_their_intervals_are_those_of_the_stored_runs() -
     ("length", "expected"),
     [("82M", {"standard": {2000}, "coupled": {500}}), ("262M", {"standard": {2000, 3000}, "coupled": {500}})],
 )
-def test_validation_loss_is_ahead_from_the_steps_that_the_page_names(
-    length: str, expected: dict[str, set[int]]
-) -> None:
+def test_validation_loss_is_ahead_from_the_steps_named_on_the_page(length: str, expected: dict[str, set[int]]) -> None:
     def curve(study: str, cell: str, seed: int) -> dict[int, float]:
         lines = (STORED / study / f"runs/30M-{length}-{cell}/seed-{seed}/metrics.jsonl").read_text().splitlines()
         return {row["step"]: row["loss"] for row in map(json.loads, lines)}
@@ -125,7 +123,7 @@ def test_validation_loss_is_ahead_from_the_steps_that_the_page_names(
     assert re.search(said, section("Between the two"))
 
 
-def test_what_the_text_says_of_learning_rates_is_in_the_stored_runs() -> None:
+def test_the_text_about_learning_rates_matches_the_stored_runs() -> None:
     loss = {name: run.metrics["loss"] or 0.0 for name, run in by_optimizer("learning-rates").items()}
     text = section("Which learning rate")
     best = {kind: min(loss[name] for name in loss if name.startswith(f"{kind} lr")) for kind in OPTIMIZERS}
@@ -162,7 +160,7 @@ def test_best_rates_are_the_winners_of_the_shorter_runs() -> None:
     assert winners == {kind: f"{kind} lr={lr}" for kind, lr in BEST_RATES.items()}
 
 
-def test_what_the_text_says_of_best_against_best_is_in_the_stored_runs() -> None:
+def test_the_text_about_best_against_best_matches_the_stored_runs() -> None:
     loss, text = best("loss"), section("Which learning rate")
     behind = loss["standard"] - loss[PARTIAL]
     assert f"{behind[0]:.2f}, {behind[1]:.2f} and {behind[2]:.2f} below AdamW" in text
@@ -203,7 +201,7 @@ def test_rounded_tables_of_the_best_runs_lose_what_the_text_says() -> None:
     assert f"AdamW loses {by_group['standard']} and the other two {by_group[PARTIAL]}" in text
 
 
-def test_what_the_text_says_of_the_bias_is_in_the_stored_runs() -> None:
+def test_the_text_about_the_bias_matches_the_stored_runs() -> None:
     runs, text = by_optimizer("unigram-bias"), section("With a bias of the logits")
     loss = {kind: runs[f"{kind} unigram"].metrics["loss"] or 0.0 for kind in OPTIMIZERS}
     said = [
@@ -220,7 +218,7 @@ def test_what_the_text_says_of_the_bias_is_in_the_stored_runs() -> None:
         assert f"e^{runs[f'{kind} unigram'].metrics['frequency_calibration_10']:.2f}" in text
 
 
-def test_what_the_text_says_of_rounding_is_in_the_stored_runs() -> None:
+def test_the_text_about_rounding_matches_the_stored_runs() -> None:
     runs = {**by_optimizer("learning-rates"), **by_optimizer("unigram-bias")}
     cost = {
         (name, key): (run.metrics[f"loss_{key}"] or 0.0) - (run.metrics["loss"] or 0.0)
@@ -241,7 +239,7 @@ def test_what_the_text_says_of_rounding_is_in_the_stored_runs() -> None:
     assert all(0.005 < cost[name, "int4_group"] < 0.035 for name in shown)
 
 
-def test_gaps_by_token_frequency_are_those_of_the_stored_runs() -> None:
+def test_gaps_by_token_frequency_match_the_stored_runs() -> None:
     runs = few_steps()
     gaps = [
         runs["coupled"].metrics[f"frequency_loss_{i}"] - runs["standard"].metrics[f"frequency_loss_{i}"]
@@ -251,7 +249,7 @@ def test_gaps_by_token_frequency_are_those_of_the_stored_runs() -> None:
     assert re.search(said, section("Between the two"))
 
 
-def test_what_the_text_says_of_few_steps_is_in_the_stored_runs() -> None:
+def test_the_text_about_few_steps_matches_the_stored_runs() -> None:
     runs, text = few_steps(), section("Few steps")
     loss = {name: run.metrics["loss"] for name, run in runs.items()}
     assert loss["y=1 mean-free"] == min(loss[name] for name in loss if "y=" in name and "unigram" not in name)
@@ -271,7 +269,7 @@ def test_what_the_text_says_of_few_steps_is_in_the_stored_runs() -> None:
     assert {run.commit for run in runs.values()} == {"166cdb9"}
 
 
-def test_differences_over_the_length_on_the_page_of_advice_are_those_of_the_stored_runs() -> None:
+def test_differences_by_run_length_on_the_advice_page_match_the_stored_runs() -> None:
     text = (DOCS / "should-i-use-it.md").read_text().split("<!-- table lengths -->")[1].split("\n\n")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")][2:]
     shortest = {name: run.metrics["loss"] or 0.0 for name, run in by_optimizer("learning-rates").items()}

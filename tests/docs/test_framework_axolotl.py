@@ -1,4 +1,4 @@
-"""The section on axolotl: the plugin, called as axolotl calls it, and by axolotl where it is installed."""
+"""The section on axolotl: the plugin, called as axolotl calls it, and by axolotl itself if it is installed."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from coupled_adam import CoupledAdamW
 
 
 class Config:
-    """What axolotl hands to plugins: keys that are not set are None."""
+    """The config that axolotl passes to plugins: unset keys are None."""
 
     def __init__(self, **given: object) -> None:
         self.__dict__.update(given)
@@ -41,7 +41,7 @@ def test_both_hooks_give_the_optimizer_the_model_and_the_settings(plugin_class: 
     trainer = SimpleNamespace(model=LanguageModel(), optimizer_cls_and_kwargs=None)
     optimizer = getattr(plugin_class(), hook)(cfg, trainer)
     if hook == "post_trainer_create":
-        # OptimizerMixin.create_optimizer of axolotl 0.19.0: the factory, then the model, the arguments, the dict.
+        # OptimizerMixin.create_optimizer of axolotl 0.19.0 calls the factory with the model, the arguments, the dict.
         factory, options = trainer.optimizer_cls_and_kwargs
         optimizer = factory()(trainer.model, object(), **options)
     assert isinstance(optimizer, CoupledAdamW)
@@ -50,7 +50,7 @@ def test_both_hooks_give_the_optimizer_the_model_and_the_settings(plugin_class: 
     assert coupled["params"] == [trainer.model.head.weight]
 
 
-def test_without_settings_the_defaults_are_those_of_torch(plugin_class: type) -> None:
+def test_without_settings_torchs_defaults_are_used(plugin_class: type) -> None:
     from tiny import LanguageModel
 
     optimizer = plugin_class().create_optimizer(Config(learning_rate=1e-3), SimpleNamespace(model=LanguageModel()))
@@ -59,7 +59,7 @@ def test_without_settings_the_defaults_are_those_of_torch(plugin_class: type) ->
 
 @pytest.mark.skipif(find_spec("axolotl") is None, reason="axolotl is not installed")
 @pytest.mark.usefixtures("framework_files")
-def test_axolotls_trainer_takes_the_optimizer_of_the_plugin() -> None:
+def test_axolotls_trainer_uses_the_optimizer_of_the_plugin() -> None:
     script = Path(__file__).with_name("axolotl_run.py")
     path = os.pathsep.join([str(Path.cwd()), str(script.parent), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}

@@ -1,6 +1,6 @@
-"""The section on DeepSpeed: stage 0 trains by Algorithm 1, ZeRO is refused at the first step; where it is installed.
+"""The section on DeepSpeed, if it is installed: stage 0 trains by Algorithm 1, ZeRO is refused at the first step.
 
-What ZeRO does to the groups is tested without it in tests/optimizer/test_flattened_tables.py.
+tests/optimizer/test_flattened_tables.py tests ZeRO's changes to the groups without DeepSpeed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The section on litgpt: a function for `class_path`, called as litgpt does, and by litgpt where it is installed."""
+"""The section on litgpt: a function for `class_path`, called as litgpt does, and by litgpt itself if installed."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ ROWS, H = 128, 16
 
 
 class LitgptShape(nn.Module):
-    """The parameters of litgpt's GPT, in their order."""
+    """The parameters of litgpt's GPT, in order."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_without_a_table_the_function_names_the_rows(flat: bool) -> None:
         coupled_adamw(parameters, rows=ROWS)
 
 
-def test_the_class_itself_is_refused_for_want_of_a_marked_group() -> None:
+def test_the_class_itself_is_refused_without_a_coupled_group() -> None:
     with pytest.raises(ValueError, match="No coupled group"):
         CoupledAdamW(LitgptShape(tied=False).parameters(), lr=1e-3)
 
@@ -121,9 +121,9 @@ def test_litgpt_pretrain_couples_the_head(framework_files: Path) -> None:
         torch.load(path / "lit_model.pth", weights_only=False)
         for path in sorted((framework_files / "out").glob("step-*"))[:2]
     )
-    before, state = (checkpoint["optimizer"]["state"][0] for checkpoint in (first, second))  # of the head, coupled
+    before, state = (checkpoint["optimizer"]["state"][0] for checkpoint in (first, second))  # of the coupled head
     assert tuple(state["exp_avg_sq"].shape) == (1, H)
-    # The second step, from the moments before and after it: what Algorithm 1 makes of that gradient.
+    # The moments before and after the second step must follow Algorithm 1 for its gradient.
     gradient = (state["exp_avg"] - 0.9 * before["exp_avg"]) / 0.1
     start = reference_init(first["model"]["lm_head.weight"])._replace(
         first_moment=before["exp_avg"].double(),

@@ -1,4 +1,4 @@
-"""The section on nanochat: a third kind of group, beside its optimizer, under its training script."""
+"""The section on nanochat: a third kind of group next to its optimizer, in its training script."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def trained_by_algorithm_1(ranks: int) -> NanochatShape:
-    """The head by the float64 Algorithm 1, everything else by nanochat's optimizer, on the loss of all ranks."""
+    """Train the head by the float64 Algorithm 1 and the rest by nanochat's optimizer, on the loss of all ranks."""
     model = NanochatShape()
     others = MuonAdamW(groups_of(model, "adamw")[1:])
     rates = [group["lr"] for group in others.param_groups]
@@ -54,7 +54,7 @@ def assert_same_weights(model: dict[str, torch.Tensor], expected: NanochatShape)
 
 
 @pytest.mark.usefixtures("framework_files")
-def test_the_head_is_coupled_and_all_else_is_nanochats() -> None:
+def test_the_head_is_coupled_and_the_rest_uses_nanochats_optimizer() -> None:
     model = NanochatShape()
     optimizer = setup_optimizer(model, MuonAdamW)
     train(model, optimizer, range(STEPS))
@@ -80,7 +80,7 @@ def test_a_run_resumes_from_the_state_dict_of_the_training_script() -> None:
 
 
 def test_gradients_of_the_head_are_averaged_over_two_ranks(framework_files: Path) -> None:
-    """nanochat has no DDP, so without it the heads of the ranks would part."""
+    """nanochat has no DDP: without averaging, the heads of the ranks would diverge."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ranks = [
         subprocess.Popen([sys.executable, nanochat_shape.__file__, str(framework_files), str(rank)], env=environment)

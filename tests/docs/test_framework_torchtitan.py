@@ -1,4 +1,4 @@
-"""The section on torchtitan: its container with one name more, alone and on two ranks, where it is installed."""
+"""The section on torchtitan, if it is installed: its container with one more name, alone and on two ranks."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class ParamGroupConfig:
 
 
 class OptimizersContainer:
-    """A stand-in with what the page uses of torchtitan 0.3.0: a Config, groups by pattern, factories by name."""
+    """A stand-in for the parts of torchtitan 0.3.0 on the page: a Config, groups by pattern, factories by name."""
 
     @dataclass(kw_only=True, slots=True)
     class Config:
@@ -61,7 +61,7 @@ def coupled_titan(framework_files: Path, monkeypatch: pytest.MonkeyPatch) -> Mod
 
 
 def titan_shape(tied: bool) -> nn.Module:
-    """The names of a torchtitan decoder; tied, the one table has the name of the embedding."""
+    """The parameter names of a torchtitan decoder; a tied table has the name of the embedding."""
     block = nn.ModuleDict({"attention_norm": nn.RMSNorm(8), "wo": nn.Linear(8, 8)})
     parts = {"tok_embeddings": nn.Embedding(11, 8), "layers": nn.ModuleDict({"0": block}), "norm": nn.RMSNorm(8)}
     model = nn.ModuleDict(parts | {"lm_head": nn.Linear(8, 11, bias=False)})
@@ -87,7 +87,7 @@ def test_the_config_couples_the_head_and_decays_matrices_only(coupled_titan: Mod
         assert held[p]["lr"] == 2e-3, name
 
 
-def test_other_names_are_torchtitans_own(coupled_titan: ModuleType) -> None:
+def test_other_names_use_torchtitans_own_optimizers(coupled_titan: ModuleType) -> None:
     resolve = coupled_titan.CoupledOptimizers._resolve_optimizer_factory
     assert resolve("AdamW") is torch.optim.AdamW
     assert resolve("CoupledAdamW") is CoupledAdamW

@@ -1,6 +1,6 @@
-"""docs/frameworks.md: every example runs as written and leaves behind what the page says.
+"""docs/frameworks.md: every example runs as written and gives the result that the page states.
 
-What frameworks import from the page, its files, is tested in the test_framework_*.py beside this file.
+The files of the page, which frameworks import, are tested in the test_framework_*.py next to this file.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(3 * SECONDS)
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run all examples, each in a process of its own, which are forked from one."""
+    """Run all examples, each in its own process, forked from one."""
     folder = tmp_path_factory.mktemp("elsewhere")
     run_elsewhere(EXAMPLES, "process", "framework_checks", folder, pages_with_files=[USING_PAGE])
     return folder
@@ -28,7 +28,7 @@ def test_example_runs_as_written(example: Example, elsewhere: Path) -> None:
     assert_ran_elsewhere(example, elsewhere)
 
 
-def test_every_example_has_a_check_and_a_heading_of_its_own() -> None:
+def test_every_example_has_its_own_check_and_heading() -> None:
     assert sorted(example.title for example in EXAMPLES) == sorted(CHECKS)
 
 

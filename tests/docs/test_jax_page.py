@@ -1,4 +1,4 @@
-"""docs/jax.md: every example runs as written and leaves behind what the equations give."""
+"""docs/jax.md: every example runs as written, and its result follows the equations."""
 
 import functools
 import os
@@ -27,7 +27,7 @@ after = CHECKS.after
 
 @pytest.fixture(scope="module", autouse=True)
 def _in_a_readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The current folder has tiny_jax.py in it, which is compiled once for all examples."""
+    """The current folder, with tiny_jax.py, which is compiled once for all examples."""
     folder = tmp_path_factory.mktemp("reader")
     save_files(PAGE, folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -52,7 +52,7 @@ def test_example_runs_as_written(example: Example) -> None:
     CHECKS[example.title](run_here(example))
 
 
-def test_every_example_has_a_check_and_a_heading_of_its_own() -> None:
+def test_every_example_has_its_own_check_and_heading() -> None:
     assert sorted(example.title for example in EXAMPLES) == sorted(CHECKS)
 
 
@@ -67,7 +67,7 @@ def assert_trained_by_the_equations(
     V: int = 101,
     **options: Any,
 ) -> None:
-    """The table as the oracle has it, the block as optax.adamw."""
+    """Assert that the table follows the oracle and the block follows optax.adamw."""
     from tiny_jax import batches, parameters
 
     model = parameters(V)
@@ -104,7 +104,7 @@ def _(names: Names) -> None:
 
 @after("Print the paths")
 def _(names: Names) -> None:
-    """What it prints is compared with the page already."""
+    """Nothing to check: the output is already compared with the page."""
 
 
 @after("A head that is not tied")

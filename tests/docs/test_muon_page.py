@@ -1,4 +1,4 @@
-"""docs/with-muon.md: every example runs as written and leaves behind what the page says."""
+"""docs/with-muon.md: every example runs as written, with the result that the page states."""
 
 import sys
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(3 * SECONDS)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A reader's folder: the current one, with tiny.py and both.py in it."""
+    """The current folder as a reader has it, with tiny.py and both.py."""
     for page in (USING_PAGE, MUON_PAGE):
         save_files(page, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the examples that need processes of their own: one start for each way of starting them."""
+    """Run the examples that need their own processes; those with the same launcher start together."""
     folder = tmp_path_factory.mktemp("elsewhere")
     for way in ("process", "torchrun 2"):
         run_elsewhere(EXAMPLES, way, "muon_page_checks", folder, pages_with_files=[USING_PAGE])
@@ -42,11 +42,11 @@ def test_example_runs_as_written(example: Example) -> None:
 
 
 @pytest.mark.parametrize("example", [marked(example) for example in EXAMPLES if example.run != "here"])
-def test_example_runs_as_written_elsewhere(example: Example, elsewhere: Path) -> None:
+def test_example_runs_as_written_in_its_own_processes(example: Example, elsewhere: Path) -> None:
     assert_ran_elsewhere(example, elsewhere)
 
 
-def test_every_example_has_a_check_and_a_heading_of_its_own() -> None:
+def test_every_example_has_its_own_check_and_heading() -> None:
     assert sorted(example.title for example in EXAMPLES) == sorted(CHECKS)
 
 

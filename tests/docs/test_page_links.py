@@ -1,4 +1,4 @@
-"""Every link between the pages leads to a file that exists, and to a heading that it has."""
+"""Every link between the pages has an existing file and heading as its target."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_of_a_page_lead_to_files_and_headings_that_exist(page: Path) -> None:
+def test_links_of_a_page_have_existing_files_and_headings(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if "://" in target:
             continue
@@ -32,7 +32,7 @@ def test_links_of_a_page_lead_to_files_and_headings_that_exist(page: Path) -> No
             assert anchor in anchors(linked), target
 
 
-def test_the_how_to_on_studies_and_its_reference_lead_to_each_other() -> None:
+def test_the_how_to_on_studies_and_its_reference_link_to_each_other() -> None:
     how_to, reference = (prose(ROOT / "docs" / name) for name in ("study.md", "study-reference.md"))
     assert "](study-reference.md" in how_to
     assert "](study.md)" in reference

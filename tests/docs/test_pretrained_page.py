@@ -1,4 +1,4 @@
-"""docs/pretrained.md: the example runs as written, and switching freezes the mean where it is."""
+"""docs/pretrained.md: the example runs as written, and after switching the mean no longer moves."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ V, H = 101, 16
 
 @pytest.fixture
 def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader's folder with a small untied Llama off the origin, as it is and recentred."""
+    """A reader's folder with a small untied Llama whose mean is off the origin, original and recentred."""
     torch.manual_seed(0)
     sizes = {"hidden_size": H, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=V, **sizes))
@@ -35,12 +35,12 @@ def test_the_mean_stays_where_it_was_with_and_without_recentring() -> None:
     ratios = run_here(example)["ratios"]
     before, after = ratios["models/mine"]
     assert before > 0.5
-    # The mean has not moved at all; its part of a typical length falls as the embeddings grow.
+    # The mean has not moved; its share of a typical length falls as the embeddings grow.
     assert 0.7 * before < after < before
     assert max(ratios["models/mine-centred"]) < 1e-5
 
 
-def test_the_table_is_what_the_benchmark_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_the_output_of_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     finetune = importlib.import_module("finetune")
     content = json.loads((ROOT / "docs" / "results" / "finetune.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md are those that `study report` makes of the stored results."""
+"""The tables of docs/results.md equal those of `study report` for the stored results."""
 
 import json
 import math
@@ -22,7 +22,7 @@ SHORT, LONG = 82_000_000, 262_000_000
 
 
 def results_text() -> str:
-    """The page without its line breaks, so that a number is found wherever a line ends."""
+    """The page without line breaks, so that text is found across lines."""
     return " ".join((DOCS / "results.md").read_text().split())
 
 
@@ -31,20 +31,20 @@ def table_lines(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["main", "crossing", "downstream"])
-def test_a_table_of_the_results_page_is_that_of_the_stored_runs(name: str) -> None:
+def test_a_table_of_the_results_page_matches_the_stored_runs(name: str) -> None:
     table = next(table for table in build_tables(gather_grid(read_results(RESULTS))) if table.name == name)
     shown = (DOCS / "results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0]
     assert table_lines(shown) == table_lines(to_markdown_table(table))
 
 
 @pytest.mark.parametrize("name", ["main", "crossing", "downstream"])
-def test_a_table_of_the_125m_model_is_that_of_its_stored_runs(name: str) -> None:
+def test_a_table_of_the_125m_model_matches_its_stored_runs(name: str) -> None:
     table = next(table for table in build_tables(gather_grid(read_results(PAPERS_SMALLEST))) if table.name == name)
     shown = (DOCS / "results.md").read_text().split(f"<!-- table single-gpu-125m {name} -->")[1].split("\n\n")[0]
     assert table_lines(shown) == table_lines(to_markdown_table(table))
 
 
-def test_the_gap_in_validation_loss_of_the_125m_model_is_that_of_the_stored_curves() -> None:
+def test_the_gap_in_validation_loss_of_the_125m_model_matches_the_stored_curves() -> None:
     curves = []
     for optimizer in ("standard", "coupled"):
         lines = (PAPERS_SMALLEST / f"runs/125M-250M-{optimizer}/seed-1/metrics.jsonl").read_text().splitlines()
@@ -57,7 +57,7 @@ def test_the_gap_in_validation_loss_of_the_125m_model_is_that_of_the_stored_curv
     assert from_1000 == sorted(from_1000, reverse=True)
 
 
-def test_what_the_text_says_of_the_125m_model_is_in_its_stored_results() -> None:
+def test_the_text_about_the_125m_model_matches_its_stored_results() -> None:
     standard, coupled = read_results(PAPERS_SMALLEST)
     assert (standard.optimizer, coupled.optimizer) == ("standard", "coupled")
     assert {standard.commit, coupled.commit} == {"65bbb56"}
@@ -84,13 +84,13 @@ def test_what_the_text_says_of_the_125m_model_is_in_its_stored_results() -> None
 @pytest.mark.parametrize(
     ("study", "tokens"), [("untied-heads", [SHORT]), ("single-gpu-scaled", [LONG]), ("centring", [SHORT, LONG])]
 )
-def test_the_table_of_an_open_question_is_that_of_its_runs_beside_the_main_ones(study: str, tokens: list[int]) -> None:
+def test_the_table_of_an_open_question_matches_its_runs_and_the_main_ones(study: str, tokens: list[int]) -> None:
     results = [each for folder in (RESULTS, STORED / study) for each in read_results(folder) if each.tokens in tokens]
     shown = (DOCS / "results.md").read_text().split(f"<!-- table {study} main -->")[1].split("\n\n")[0]
     assert table_lines(shown) == table_lines(to_markdown_table(build_tables(gather_grid(results))[0]))
 
 
-def test_the_table_of_the_input_tables_is_that_of_the_stored_runs() -> None:
+def test_the_table_of_the_input_tables_matches_the_stored_runs() -> None:
     shown = (DOCS / "results.md").read_text().split("<!-- table input -->")[1].split("\n\n")[0]
     expected = []
     for result in read_results(STORED / "untied-heads"):
@@ -101,7 +101,7 @@ def test_the_table_of_the_input_tables_is_that_of_the_stored_runs() -> None:
     assert table_lines(shown)[2:] == expected
 
 
-def test_the_share_of_one_direction_is_that_of_the_stored_singular_values() -> None:
+def test_the_share_of_one_direction_matches_the_stored_singular_values() -> None:
     shares = {}
     for folder in (RESULTS, STORED / "centring"):
         for path in folder.glob("runs/30M-262M-*/seed-1/embeddings.npz"):

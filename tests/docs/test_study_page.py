@@ -1,4 +1,4 @@
-"""docs/study.md and docs/study-reference.md: the example is a study; commands, options, keys, tables, figures exist."""
+"""docs/study.md and docs/study-reference.md: the example is a valid study, and everything they name exists."""
 
 import itertools
 import re
@@ -38,7 +38,7 @@ COMMANDS = [
 
 
 def section(heading: str) -> str:
-    """The text of the reference under the one heading that has these words, with its deeper headings."""
+    """The section of the reference whose heading contains these words, with its subsections."""
     parts = re.split(r"^(#+) (.*)\n", REFERENCE, flags=re.MULTILINE)[1:]
     [start] = [number for number in range(0, len(parts), 3) if heading in parts[number + 1]]
     level = len(parts[start])
@@ -51,13 +51,13 @@ def section(heading: str) -> str:
 
 
 def table(first: str) -> str:
-    """The one table of the reference whose first column has this title."""
+    """The table of the reference whose first column has this title."""
     [found] = re.findall(rf"^\| {first} \|.*?(?=\n\n|\Z)", REFERENCE, re.MULTILINE | re.DOTALL)
     return found
 
 
 def first_column(text: str) -> list[str]:
-    """What stands in backticks in the first column of the tables in a text."""
+    """The code spans in the first columns of the tables in a text."""
     rows = [row for row in text.splitlines() if row.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
 
@@ -68,7 +68,7 @@ def load_named(spec: str) -> Study:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_command_of_the_study_pages_names_commands_options_studies_and_runs_that_exist(command: list[str]) -> None:
+def test_a_command_on_the_study_pages_uses_existing_commands_options_studies_and_runs(command: list[str]) -> None:
     found = get_command(app)
     words = command[1:]
     while hasattr(found, "commands"):
@@ -111,7 +111,7 @@ def test_tables_of_the_reference_have_every_key_of_a_study_file() -> None:
         assert f"[{part}]" in section("The study file")
 
 
-def test_defaults_in_the_reference_are_those_of_the_study_file() -> None:
+def test_defaults_in_the_reference_match_the_study_file() -> None:
     parts = (sections.SelectSection, sections.EvaluationSection, sections.SlurmSection)
     kinds = {key: field for part in parts for key, field in part.model_fields.items()}
     shown = dict(re.findall(r"^\| `(\w+)` \| `?(true|false|\d+)`? \|", section("The study file"), re.MULTILINE))
@@ -122,7 +122,7 @@ def test_defaults_in_the_reference_are_those_of_the_study_file() -> None:
         assert tomllib.loads(f"value = {value}")["value"] == kinds[key].default, key
 
 
-def test_example_of_the_study_page_is_a_study_with_the_plan_that_is_shown() -> None:
+def test_the_example_of_the_study_page_has_the_plan_shown() -> None:
     cells = cells_of(parse_study(MINE, "mine.toml", Path()))
     assert f"mine: {len(cells)} runs" in HOW_TO
     assert len(re.findall(rf"\b{len(cells)} runs\b", HOW_TO)) > 1, "the text says how many, too"
@@ -130,7 +130,7 @@ def test_example_of_the_study_page_is_a_study_with_the_plan_that_is_shown() -> N
         assert f"│ {cell.id} " in HOW_TO, cell.id
 
 
-def test_plan_of_the_paper_in_the_reference_is_the_one_that_is_printed() -> None:
+def test_the_plan_of_the_paper_in_the_reference_is_the_one_printed() -> None:
     cells = cells_of(load_study("paper-small-scale"))
     shown = section("Cost")
     rows = [[part.strip() for part in row.split("│")[1:-1]] for row in shown.splitlines() if row.startswith("│")]
@@ -140,11 +140,11 @@ def test_plan_of_the_paper_in_the_reference_is_the_one_that_is_printed() -> None
     assert by_id == {"all runs": hours(gpu_hours(cells))}
 
 
-def test_list_of_studies_in_the_reference_is_that_of_the_package(tmp_path: Path) -> None:
+def test_the_list_of_studies_in_the_reference_matches_the_package(tmp_path: Path) -> None:
     rows = re.findall(r"^\| `([\w-]+)` \|[^|]+\| (.+) \| (.+) \| (.+) \|$", table("study"), re.MULTILINE)
     assert [row[0] for row in rows] == list(STUDIES)
     for name, runs, tokens, needed in rows:
-        cells = cells_in(StudyFolder(tmp_path), load_study(name))  # before an edge asks for more
+        cells = cells_in(StudyFolder(tmp_path), load_study(name))  # before a winner at an edge adds more
         assert int(runs) == len(cells), name
         assert tokens == short(sum(cell.config.training.tokens for cell in cells)), name
         assert needed == hours(gpu_hours(cells)), name
@@ -177,7 +177,7 @@ def test_python_of_the_reference_reads_the_results(tmp_path: Path, monkeypatch: 
     run_here(replace(example, output="tiny-102.4k-coupled 2 6.25 0.02\n"))
 
 
-def test_tables_and_figures_in_the_reference_are_those_that_can_be_written() -> None:
+def test_the_reference_lists_all_tables_and_figures() -> None:
     album = pytest.importorskip("coupled_adam.report.figures.figure_list")
     assert {*first_column(table("table"))} == {*tables.NAMES}
     drawn = {entry.name for entry in album.ENTRIES}

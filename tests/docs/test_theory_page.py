@@ -1,4 +1,4 @@
-"""docs/theory.md: its commands run, its example runs, its figures are those that are drawn, its files those written."""
+"""docs/theory.md: its commands and its example run, and it lists the figures and files that are written."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ COMMANDS = [shlex.split(line) for line in LINES if line.startswith("coupled-adam
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_command_of_the_theory_page_names_options_and_settings_that_exist(command: list[str]) -> None:
+def test_a_command_on_the_theory_page_uses_existing_options_and_settings(command: list[str]) -> None:
     found = get_command(app)
     for word in command[1:]:
         if isinstance(found, TyperGroup):
@@ -39,7 +39,7 @@ def test_command_of_the_theory_page_names_options_and_settings_that_exist(comman
         settings = [command[place + 1] for place, word in enumerate(command) if word == "--set"]
         config = load_config(command[2], settings)
         assert config.checkpoints.milestones == 10
-        # The folder that later commands of the page name.
+        # The folder that later commands of the page use.
         default = f"runs/{config.name}-{config.optimizer.embeddings}-seed{config.seed}"
         out = command[command.index("--out") + 1] if "--out" in command else default
         assert any(out in other for other in COMMANDS if other[1] == "theory")
@@ -63,7 +63,7 @@ def test_the_example_of_the_theory_page_runs(tmp_path: Path, monkeypatch: pytest
     assert power == pytest.approx(1.0, abs=0.1)  # the fabricated second moment is proportional
 
 
-def test_figures_of_the_theory_page_are_all_that_are_drawn() -> None:
+def test_the_theory_page_shows_all_figures() -> None:
     shown = re.findall(r"\]\(images/theory-(\w+)\.svg\)", TEXT)
     assert sorted(shown) == sorted(CAPTIONS)
     for name in shown:

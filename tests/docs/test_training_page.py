@@ -43,7 +43,7 @@ def test_example_of_the_training_page_runs_and_writes_the_keys_of_its_table(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_command_of_the_training_page_names_commands_options_presets_and_keys_that_exist(command: list[str]) -> None:
+def test_a_command_on_the_training_page_uses_existing_commands_options_presets_and_keys(command: list[str]) -> None:
     words = command[command.index("coupled_adam" if "torchrun" in command else "coupled-adam") + 1 :]
     if ">" in words:
         words = words[: words.index(">")]
@@ -59,7 +59,7 @@ def test_command_of_the_training_page_names_commands_options_presets_and_keys_th
         load_config(words[1], [words[i + 1] for i, word in enumerate(words) if word == "--set"])
 
 
-def test_every_dotted_key_on_the_training_page_is_one_of_the_config() -> None:
+def test_every_dotted_key_on_the_training_page_is_in_the_config() -> None:
     keys = set(all_keys(Config))
     sections = {key.partition(".")[0] for key in keys if "." in key}
     named = set(re.findall(rf"(?<![\w.])((?:{'|'.join(sections)})(?:\.[a-z_0-9]+)+)", TEXT)) - {

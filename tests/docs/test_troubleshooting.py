@@ -1,4 +1,4 @@
-"""The troubleshooting table of the CoupledAdamW reference: every message is raised by what the page says raises it."""
+"""The troubleshooting table of the CoupledAdamW reference: every message is raised by its documented cause."""
 
 import re
 import sys
@@ -21,19 +21,19 @@ from coupled_adam import CoupledAdamW, convert_state_dict, param_groups
 
 SECTION = USING_REFERENCE.read_text(encoding="utf-8").partition("\n## Troubleshooting\n")[2]
 MESSAGES = re.findall(r"^\| `(.+?)` \|", SECTION, re.MULTILINE)
-IS_FSDP_CHECKED = torch.__version__ >= "2.13"  # from there on torch refuses a parameter of two groups
+IS_FSDP_CHECKED = torch.__version__ >= "2.13"  # since this version torch refuses a parameter in two groups
 CAUSES: dict[str, Callable[[], None]] = {}
 
 
 def cause(function: Callable[[], None]) -> Callable[[], None]:
-    """Something that a user does, and the page has a message for."""
+    """A user's mistake for which the page lists a message."""
     CAUSES[function.__name__] = function
     return function
 
 
 @pytest.fixture(autouse=True)
 def one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process group of this process alone, and tiny.py."""
+    """A process group with only this process, and tiny.py."""
     save_files(USING_PAGE, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -44,8 +44,8 @@ def one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def rows_for(name: str) -> list[str]:
-    """The messages of the page that say what this cause raises."""
-    with pytest.raises(BaseException) as caught:  # noqa: PT011  torch's CheckpointException is no Exception
+    """The messages on the page that this cause raises."""
+    with pytest.raises(BaseException) as caught:  # noqa: PT011  torch's CheckpointException is not an Exception
         CAUSES[name]()
     raised = str(caught.value)
     return [
@@ -55,14 +55,14 @@ def rows_for(name: str) -> list[str]:
     ]
 
 
-def test_every_message_of_the_page_is_raised_by_one_cause_and_every_cause_has_its_message() -> None:
+def test_every_message_of_the_page_has_one_cause_and_every_cause_a_message() -> None:
     found = {name: rows_for(name) for name in CAUSES if name != "a_parameter_in_two_fsdp_groups" or IS_FSDP_CHECKED}
     assert {name: rows for name, rows in found.items() if len(rows) != 1} == {}
     missing = set(MESSAGES) - {rows[0] for rows in found.values()}
     assert len(missing) == len(CAUSES) - len(found)
 
 
-def test_an_optimizer_built_before_fully_shard_never_sees_a_gradient() -> None:
+def test_an_optimizer_built_before_fully_shard_never_gets_a_gradient() -> None:
     model = language_model()
     optimizer = CoupledAdamW(model)
     fully_shard(model, mesh=mesh())

@@ -1,4 +1,4 @@
-"""docs/using-coupledadamw.md and its reference: every example runs as written and leaves behind what the page says."""
+"""docs/using-coupledadamw.md and its reference: every example runs as written, with the result that the page states."""
 
 import ast
 import inspect
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(3 * SECONDS)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A reader's folder: the current one, with tiny.py in it."""
+    """The current folder as a reader has it, with tiny.py."""
     save_files(USING_PAGE, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -47,15 +47,15 @@ def test_example_runs_as_written(example: Example) -> None:
 
 
 @pytest.mark.parametrize("example", [marked(example) for example in EXAMPLES if example.run not in ("here", "gpu")])
-def test_example_runs_as_written_elsewhere(example: Example, elsewhere: Path) -> None:
+def test_example_runs_as_written_in_its_own_processes(example: Example, elsewhere: Path) -> None:
     assert_ran_elsewhere(example, elsewhere)
 
 
-def test_every_example_has_a_check_and_a_heading_of_its_own() -> None:
+def test_every_example_has_its_own_check_and_heading() -> None:
     assert sorted(example.title for example in EXAMPLES) == sorted(CHECKS)
 
 
-def test_the_how_to_and_its_reference_lead_to_each_other() -> None:
+def test_the_how_to_and_its_reference_link_to_each_other() -> None:
     how_to, reference = (page.read_text(encoding="utf-8") for page in PAGES)
     assert f"]({USING_REFERENCE.name})" in how_to
     assert f"]({USING_PAGE.name})" in reference
@@ -77,7 +77,7 @@ def test_the_reference_lists_every_argument_with_its_default() -> None:
     }
 
 
-def test_load_state_dict_takes_and_keeps_what_the_page_says() -> None:
+def test_load_state_dict_loads_and_keeps_the_options_listed_on_the_page() -> None:
     def groups() -> list[dict[str, object]]:
         table, other = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2))
         return [{"params": [("table", table)], "coupled": True, "weight_decay": 0.25}, {"params": [("other", other)]}]

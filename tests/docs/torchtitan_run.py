@@ -1,7 +1,7 @@
-"""torchtitan's container of optimizers with CoupledAdamW, on its llama3 debug model, alone or with FSDP2 on two ranks.
+"""torchtitan's optimizer container with CoupledAdamW on its llama3 debug model, alone or with FSDP2 on two ranks.
 
-Gradients are given, the same on all ranks: a forward pass of the model needs flex attention, slow on a CPU. The
-reference is the float64 Algorithm 1 for the head and torch.optim.AdamW for the rest.
+The gradients are made up and the same on all ranks, because a forward pass needs flex attention, which is slow on a
+CPU. The reference is the float64 Algorithm 1 for the head and torch.optim.AdamW for the rest.
 
 Usage: torchrun --nproc-per-node N torchtitan_run.py  (in a folder with the files of the page)
 """
@@ -59,7 +59,7 @@ def main() -> None:
         optimizers.step()
         schedulers.step()
 
-    # Its command line builds the config anew, and must not make torchtitan's own container of ours.
+    # torchtitan's command line rebuilds the config; our container must not become torchtitan's own.
     arguments = ["--module", "my_configs", "--config", "coupled_debugmodel", "--optimizer.implementation", "foreach"]
     config = ConfigManager().parse_args(arguments)
     assert config.optimizer == dataclasses.replace(coupled_adamw(lr=8e-4), implementation="foreach")
@@ -71,7 +71,7 @@ def main() -> None:
     (coupled,) = optimizers.optimizers
     assert isinstance(coupled, CoupledAdamW)
 
-    # Algorithm 1 and AdamW, with the learning rates that the schedule has set.
+    # Algorithm 1 and AdamW, with the learning rates of the schedule.
     expected = new_model(shard=False)
     others = {name: p for name, p in expected.named_parameters() if name != "lm_head.weight"}
     undecayed = [p for name, p in others.items() if "norm" in name or "tok_embeddings" in name]
@@ -90,7 +90,7 @@ def main() -> None:
         adamw.step()
         state = reference_step(state, expected.lm_head.weight.grad, lr=rates[-1], betas=(0.9, 0.95))
         take(model, optimizers, schedulers, step)
-        if step == 1:  # saved in the middle
+        if step == 1:  # saved halfway
             dcp.save({"model": model.state_dict(), "optimizer": optimizers.state_dict()}, checkpoint_id="checkpoint")
     expected.lm_head.weight.data.copy_(state.embeddings)
     assert math.isclose(rates[0], 5e-4), rates
@@ -115,11 +115,11 @@ def main() -> None:
     rate = resumed_optimizers.optimizers[0].param_groups[0]["lr"]
     resumed_optimizers.load_state_dict(content["optimizer"])
     for group in resumed_optimizers.optimizers[0].param_groups:
-        group["lr"] = rate  # torchtitan's scheduler sets it anew when it is loaded
+        group["lr"] = rate  # torchtitan's scheduler resets it when it is loaded
     take(resumed, resumed_optimizers, resumed_schedulers, 2)
     assert_as_expected(resumed)
 
-    # What the page says is refused.
+    # Settings that the page says are refused.
     bfloat16 = dataclasses.replace(coupled_adamw(), implementation="fused_opt_states_bf16")
     refusing = bfloat16.build(model_parts=[model])
     refusing.zero_grad()

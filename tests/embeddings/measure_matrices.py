@@ -1,4 +1,4 @@
-"""Matrices that differ in what they make hard.
+"""Matrices that are difficult to measure, each in its own way.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -22,7 +22,7 @@ def zipf_counts(V: int = V) -> Matrix:
 
 
 def trained_like() -> Matrix:
-    """A common shift, a decaying spectrum, and lengths that go with the frequency."""
+    """A common shift, a decaying spectrum, and lengths that follow the frequency."""
     spread = normal() * np.linspace(0.3, 0.003, H)
     return 0.2 + spread * (1 + 0.2 * np.log1p(zipf_counts()))[:, None]
 

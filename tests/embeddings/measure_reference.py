@@ -1,4 +1,4 @@
-"""The measures once more, literally and in float64: by an SVD of the matrix, over all pairs of rows.
+"""A literal float64 reference of the measures: an SVD of the matrix, and all pairs of rows.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -24,7 +24,7 @@ def data_path(*parts: str) -> Path:
 
 
 def reference(E: Any, counts: Any = None) -> dict[str, Any]:
-    """All measures but the word similarities. E is any array, (V, H)."""
+    """All measures except word similarity. E is any array, (V, H)."""
     E = np.asarray(E, np.float64)
     V, H = E.shape
     norms = np.sqrt((E**2).sum(1))
@@ -90,12 +90,12 @@ def word_correlations(E: np.ndarray, ids: dict[str, int], pairs: list[tuple[str,
     for a, b, score in pairs:
         if a in ids and b in ids:
             x, y = E[ids[a]].astype(np.float64), E[ids[b]].astype(np.float64)
-            cosines.append(round(x @ y / np.linalg.norm(x) / np.linalg.norm(y), 12))  # the same for (a, b) and (b, a)
+            cosines.append(round(x @ y / np.linalg.norm(x) / np.linalg.norm(y), 12))  # equal for (a, b) and (b, a)
             scores.append(score)
     return 100 * pearsonr(cosines, scores).statistic, 100 * spearmanr(cosines, scores).statistic
 
 
 def assert_close(metrics: Any, expected: dict[str, Any], tolerance: float = 1e-6) -> None:
-    """Every expected field, to a relative tolerance."""
+    """Assert that every expected field agrees, to a relative tolerance."""
     for name, value in expected.items():
         assert np.asarray(getattr(metrics, name)) == pytest.approx(np.asarray(value), rel=tolerance, abs=1e-13), name

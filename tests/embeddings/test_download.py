@@ -1,4 +1,4 @@
-"""Downloading from a server of our own: what is kept, what is checked, what is said when there is no network."""
+"""Downloads from a local server: caching, hash checks, and the message without a network."""
 
 import hashlib
 import os
@@ -78,8 +78,8 @@ def test_every_source_is_pinned() -> None:
         assert any(len(part) >= 40 for part in source.url.split("/")), "no commit or content hash in the address"
 
 
-def test_the_files_that_the_sources_promise_are_all_six_benchmarks() -> None:
-    """The hashes of four are those of the files beside this project's data, where that is at hand."""
+def test_the_sources_provide_all_six_benchmarks() -> None:
+    """If this project's data is available, the hashes of four files are compared with it."""
     assert {source.name for source in SOURCES} == {
         "simlex999.txt",
         "wordsim353.tsv",

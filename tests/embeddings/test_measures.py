@@ -1,4 +1,4 @@
-"""Every measure against the literal float64 reference, on matrices that differ in what they make hard.
+"""Every measure, compared with the literal float64 reference on difficult matrices.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -34,7 +34,7 @@ def test_measures_of_a_real_table_agree_with_the_literal_reference() -> None:
     assert package.submodule_search_locations is not None
     (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
     (tensor,) = (tensor for tensor in gguf.GGUFReader(str(file)).tensors if tensor.name == "token_embd.weight")
-    E = gguf.dequantize(tensor.data, tensor.tensor_type)[::24]  # all of it takes the reference minutes
+    E = gguf.dequantize(tensor.data, tensor.tensor_type)[::24]  # the reference would need minutes for the whole table
     counts = zipf_counts(len(E))
     assert_close(measure(E, unigram=counts), reference(E, counts))
 
@@ -46,12 +46,12 @@ def test_blocks_of_any_size_give_the_same_measures(block_rows: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_every_float_type_is_measured_as_the_numbers_it_holds(dtype: torch.dtype) -> None:
+def test_every_float_type_is_measured_exactly(dtype: torch.dtype) -> None:
     E = torch.from_numpy(trained_like()).to(dtype)
     assert_close(measure(E), reference(E.double().numpy()))
 
 
-def test_arrays_in_every_layout_are_measured_alike(tmp_path: Path) -> None:
+def test_the_memory_layout_does_not_matter(tmp_path: Path) -> None:
     E = trained_like().astype(np.float32)
     expected = reference(E)
     np.save(tmp_path / "E.npy", E)
@@ -91,7 +91,7 @@ def test_the_matrix_is_not_changed() -> None:
         assert np.array_equal(E, before)
 
 
-def test_the_signs_that_lapack_gives_to_eigenvectors_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_signs_of_lapacks_eigenvectors_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     E = trained_like()
     metrics = measure(E)
     original = spectrum.eigh
@@ -110,7 +110,7 @@ def test_no_finite_matrix_overflows(exponent: int) -> None:
     E, counts = trained_like(), zipf_counts()
     expected = reference(E, counts)
     metrics = measure(E * 10.0**exponent, unigram=counts)
-    tolerance = 1e-6 if exponent > -300 else 1e-3  # float64 itself holds fewer digits there
+    tolerance = 1e-6 if exponent > -300 else 1e-3  # float64 itself has fewer digits there
     for name in ("mu_norm_ratio", "kappa", "rho", "rho_log", "iso_score", "mean_cosine"):
         assert getattr(metrics, name) == pytest.approx(expected[name], rel=tolerance), name
     assert metrics.mean_norm == pytest.approx(expected["mean_norm"] * 10.0**exponent, rel=tolerance)
@@ -193,7 +193,7 @@ def test_equal_rows_have_a_mean_as_long_as_themselves() -> None:
     assert (metrics.kappa, metrics.iso_score, metrics.rho, metrics.rho_log) == (0, None, None, None)
 
 
-def test_zero_rows_count_everywhere_but_in_the_cosine() -> None:
+def test_zero_rows_count_everywhere_except_in_the_cosine() -> None:
     E = normal() + 1
     padded = np.concatenate([E, np.zeros((100, H))])
     metrics = measure(padded)

@@ -1,4 +1,4 @@
-"""docs/measures.md: its examples run as written, one after the other, and it names every measure."""
+"""docs/measures.md: its examples run in order, as written, and it explains every measure."""
 
 import re
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""What must not change a measure: the order of the rows, a rotation, a scale.
+"""Changes that must not affect a measure: the order of the rows, a rotation, a scale.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -78,7 +78,7 @@ def test_measures_stay_in_their_ranges(seed: int) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seeds)
-def test_iso_score_does_not_see_the_mean(seed: int) -> None:
+def test_iso_score_does_not_depend_on_the_mean(seed: int) -> None:
     E = matrix(seed)
     centred = measure(E - E.mean(0))
     assert centred.mu_norm < 1e-12 * centred.mean_norm + 1e-300

@@ -1,4 +1,4 @@
-"""The room can be lifted out: it imports with torch and numpy only, and of the package only what lies below it."""
+"""The package `embeddings` can be used alone: it needs only torch, numpy and the layers below it."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ assert others <= {{"embeddings", "tokenizer", "byte_level_bpe", "base"}}, others
 """
 
 
-def test_the_room_needs_torch_and_numpy_only() -> None:
+def test_the_package_needs_only_torch_and_numpy() -> None:
     result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
@@ -38,6 +38,6 @@ assert not hasattr(embeddings, "no_such_name")
 """
 
 
-def test_public_names_are_listed_without_torch_and_found_when_asked_for() -> None:
+def test_public_names_are_listed_without_torch_and_imported_on_first_use() -> None:
     result = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

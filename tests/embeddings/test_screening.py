@@ -1,4 +1,4 @@
-"""The bounds that spare most eigenvectors: they hold, they leave few, and the extremes are never among the spared.
+"""The bounds that screen out most eigenvectors: they are valid and tight, and never screen out the extremes.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -20,7 +20,7 @@ from coupled_adam.embeddings.spectrum import Spectrum, spectrum_of
 
 @dataclass
 class Prepared:
-    """A matrix and what is known of it before ISO."""
+    """A matrix and its statistics before ISO."""
 
     table: EmbeddingMatrix
     moments: Moments
@@ -29,7 +29,7 @@ class Prepared:
     second: Tensor
     longest: float
     z: Tensor
-    """Z / V for every eigenvector and its opposite in float64, (2, H)."""
+    """Z / V in float64 for every eigenvector and its opposite, (2, H)."""
 
     def candidates(self) -> Tensor:
         return screening.candidates(self.table, self.moments, self.spectrum, self.first[0], None)
@@ -57,7 +57,7 @@ SCALED = {
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_the_bounds_hold(name: str) -> None:
+def test_the_bounds_are_valid(name: str) -> None:
     known = prepare(SCALED[name])
     of_moments = screening.moment_bounds(known.first, known.second, known.longest)
     of_products = screening.float32_bounds(
@@ -70,12 +70,12 @@ def test_the_bounds_hold(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["short", "about one long", "shifted"])
 def test_the_error_of_coarse_products_is_as_small_as_derived(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries rounded to bfloat16 make errors that show, unlike those of float32."""
+    """Rounding the entries to bfloat16 makes the errors visible; those of float32 are too small."""
     known = prepare(SCALED[name])
     coarse = EmbeddingMatrix(torch.from_numpy(SCALED[name]).bfloat16(), known.table.device, 512)
     means = screening.float32_means(coarse, known.spectrum.eigenvectors.bfloat16().double(), None)
     monkeypatch.setattr(screening, "float32_means", lambda *_: means)
-    monkeypatch.setattr(screening, "ROUNDING", 0.0)  # the bounds then shrink to the estimate between them
+    monkeypatch.setattr(screening, "ROUNDING", 0.0)  # the bounds then collapse to the estimate between them
     _, estimate = screening.float32_bounds(
         known.table, known.spectrum.eigenvectors, known.first, known.second, known.longest, None
     )
@@ -94,7 +94,7 @@ def test_the_bounds_are_tight_for_short_rows() -> None:
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_the_extremes_are_never_spared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extremes_are_never_screened_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     E = MATRICES[name]()
     screened = measure(E)
     monkeypatch.setattr(isotropy, "candidates", lambda table, *_: torch.arange(table.H))
@@ -113,7 +113,7 @@ def test_few_eigenvectors_are_left(E: np.ndarray, most: int) -> None:
     assert {int(log_z.min(1).indices[0]), int(log_z.max(1).indices[0])} & set(chosen.tolist())
 
 
-def test_float32_is_not_trusted_where_torch_may_round_it_further() -> None:
+def test_float32_is_not_trusted_if_torch_may_round_products_further() -> None:
     known = prepare(normal())
     few = len(known.candidates())
     torch.set_float32_matmul_precision("medium")

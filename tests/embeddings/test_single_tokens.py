@@ -1,4 +1,4 @@
-"""Which token is a word, for tokenizers that write words in different ways."""
+"""The token of a word, for tokenizers that represent words differently."""
 
 import os
 import struct
@@ -52,7 +52,7 @@ def word_piece() -> Any:
     ids=["byte-level", "sentencepiece", "wordpiece"],
 )
 @pytest.mark.parametrize("as_folder", [False, True])
-def test_a_word_is_looked_up_as_it_stands_in_a_text(build: Any, written: str, as_folder: bool, tmp_path: Path) -> None:
+def test_a_word_is_looked_up_as_it_appears_in_text(build: Any, written: str, as_folder: bool, tmp_path: Path) -> None:
     original = build()
     original.save(str(tmp_path / "tokenizer.json"))
     tokenizer = open_tokenizer(tmp_path if as_folder else str(tmp_path / "tokenizer.json"))
@@ -73,7 +73,7 @@ def test_an_unknown_word_is_not_the_unknown_token(tmp_path: Path) -> None:
     assert tokenizer.token_id("House") == 4  # this tokenizer knows no capitals
 
 
-def test_nothing_is_added_to_or_cut_from_a_text(tmp_path: Path) -> None:
+def test_encoding_adds_and_removes_nothing(tmp_path: Path) -> None:
     word_piece().save(str(tmp_path / "tokenizer.json"))
     assert open_tokenizer(tmp_path).encode("the house the rivers") == [3, 4, 3, 5, 6]
 
@@ -86,7 +86,7 @@ def test_nothing_is_added_to_or_cut_from_a_text(tmp_path: Path) -> None:
         (["▁", "▁house", "house", "▁café"], {"house": 1, "café": 3, "x": None}),
     ],
 )
-def test_a_gguf_file_is_asked_for_its_tokens(
+def test_tokens_are_read_from_a_gguf_file(
     tokens: list[str], expected: dict[str, int | None] | None, tmp_path: Path
 ) -> None:
     write_gguf(tmp_path / "model.gguf", tokens)
@@ -144,7 +144,7 @@ def test_a_gguf_vocabulary_of_numbers_is_refused(tmp_path: Path, value: bytes) -
         open_tokenizer(tmp_path / "a.gguf")
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_tokenizers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "some.json").write_text('{"a": 1}')
     with pytest.raises(UserError, match=r"/some\.json\b.*tokenizer\.json.*GGUF"):
         open_tokenizer(tmp_path / "some.json")

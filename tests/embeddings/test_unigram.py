@@ -18,7 +18,7 @@ COUNTS = np.bincount(TOKENS, minlength=60)
 
 
 class Letters:
-    """Every letter is its code point modulo 50."""
+    """The token of a letter is its code point modulo 50."""
 
     size = 50
 
@@ -40,14 +40,14 @@ def test_a_saved_file_is_read_back(tmp_path: Path) -> None:
     assert np.array_equal(counts, COUNTS)
 
 
-def test_a_shorter_file_is_padded_and_it_is_said(tmp_path: Path) -> None:
+def test_a_shorter_file_is_padded_with_a_warning(tmp_path: Path) -> None:
     np.save(tmp_path / "unigram.npy", COUNTS[:50])
     with pytest.warns(UserWarning, match=r"unigram\.npy\b.*\b50\b.*\b60\b.*\b10\b"):
         counts = load_unigram(str(tmp_path / "unigram.npy"), 60)
     assert np.array_equal(counts, COUNTS)
 
 
-def test_files_that_are_no_counts_are_refused(tmp_path: Path) -> None:
+def test_files_without_counts_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "long.npy", np.ones(70, np.int64))
     np.save(tmp_path / "shares.npy", np.ones(60) / 60)
     np.save(tmp_path / "objects.npy", np.array([{}], object))
@@ -72,7 +72,7 @@ def test_shards_are_counted_as_their_manifest_says(dtype: str, tmp_path: Path) -
     assert np.array_equal(count_unigram([tmp_path / "shard_0.bin", str(tmp_path / "shard_1.bin")], 60), COUNTS)
 
 
-def test_without_a_manifest_uint16_is_assumed_and_said(tmp_path: Path) -> None:
+def test_without_a_manifest_uint16_is_assumed_with_a_warning(tmp_path: Path) -> None:
     TOKENS.astype("<u2").tofile(tmp_path / "tokens.bin")
     with pytest.warns(UserWarning, match=r"tokens\.bin\b.*manifest\.json.*uint16"):
         counts = count_unigram(tmp_path / "tokens.bin", 60)
@@ -85,7 +85,7 @@ def test_a_given_type_needs_no_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "uint61"])
-def test_a_given_type_that_tokens_do_not_have_is_refused(dtype: str, tmp_path: Path) -> None:
+def test_a_given_type_that_tokens_cannot_have_is_refused(dtype: str, tmp_path: Path) -> None:
     TOKENS.astype("<u4").tofile(tmp_path / "tokens.bin")
     with pytest.raises(UserError, match=f"count_unigram: .*'{dtype}'.*int32, int64, uint16, uint32"):
         count_unigram(tmp_path / "tokens.bin", 60, dtype=dtype)
@@ -138,7 +138,7 @@ def test_damaged_shards_are_refused(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(UserError, match=named) as caught:
             count_unigram(tmp_path / name, 60)
-        assert name in str(caught.value) or name == "empty.bin"  # that is said of all files together
+        assert name in str(caught.value) or name == "empty.bin"  # one message for all files
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UserError, match=r"/nothing\b.*\.bin\b.*\.u16\.xz"):
         count_unigram(tmp_path / "nothing", 60)
@@ -163,7 +163,7 @@ def test_damaged_manifests_are_refused(text: str, named: str, tmp_path: Path) ->
         count_unigram(tmp_path, 60)
 
 
-def test_a_text_is_counted_plain_and_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_and_compressed_text_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coupled_adam.embeddings.unigram.CHARACTERS_AT_ONCE", 20)
     text = "the café by the river\n" * 30 + "no line end"
     expected = np.bincount(Letters().encode(text), minlength=60)
@@ -190,7 +190,7 @@ def test_texts_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
 
 
 @needs_test_data
-def test_a_real_text_and_its_tokens_count_alike(tmp_path: Path) -> None:
+def test_a_real_text_and_its_tokens_have_the_same_counts(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     tokenizer = open_tokenizer(data_path("gpt2-bpe", "tokenizer.json"))
     with lzma.open(data_path("corpus", "simplewiki_sample.txt.xz"), "rt") as file:
@@ -203,7 +203,7 @@ def test_a_real_text_and_its_tokens_count_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "huge", "npz", "object", "text", "scalar"])
-def test_counts_that_are_no_array_of_a_file_are_refused(tmp_path: Path, kind: str) -> None:
+def test_files_without_a_valid_array_of_counts_are_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "unigram.npy"
     if kind in ("fifo", "device", "folder"):
         make_special_file(path, kind)
@@ -225,7 +225,7 @@ def test_counts_that_are_no_array_of_a_file_are_refused(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{}", '"dtype"', "\xff"])
-def test_a_manifest_that_is_none_is_refused_by_name(tmp_path: Path, content: str) -> None:
+def test_an_invalid_manifest_is_refused_by_name(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(20))
     (tmp_path / "manifest.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(UserError, match=r"manifest.json"):

@@ -1,4 +1,4 @@
-"""Benchmark files in their original formats and in the plain one, and what can be wrong with them."""
+"""Benchmark files in their original and in the plain format, and malformed ones."""
 
 from pathlib import Path
 

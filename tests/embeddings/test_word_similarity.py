@@ -1,4 +1,4 @@
-"""r_cos against scipy, and which pairs count.
+"""r_cos compared with scipy, and which pairs count.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -34,7 +34,7 @@ def table(V: int = 60) -> np.ndarray:
 def random_pairs(name: str, number: int = 40, seed: int = 0) -> WordPairs:
     random = np.random.default_rng(seed)
     pairs = tuple((WORDS[a], WORDS[b]) for a, b in random.integers(0, 60, (number, 2)))
-    return WordPairs(name, pairs, tuple(random.integers(0, 8, number).astype(float)))  # with equal scores
+    return WordPairs(name, pairs, tuple(random.integers(0, 8, number).astype(float)))  # including equal scores
 
 
 def all_benchmarks() -> dict[str, WordPairs]:
@@ -71,7 +71,7 @@ def test_pairs_with_a_word_of_several_tokens_or_a_zero_row_do_not_count() -> Non
     assert (result.pairs_used, result.pairs_total) == (3, 5)
 
 
-def test_below_three_pairs_a_benchmark_is_missing() -> None:
+def test_a_benchmark_with_fewer_than_three_pairs_is_missing() -> None:
     benchmarks = all_benchmarks() | {"RW": random_pairs("RW", 2)}
     metrics = measure(table(), tokenizer=FakeTokens(), word_pairs=benchmarks)
     assert metrics.word_similarity["RW"] == WordSimilarity(None, None, 2, 2)
@@ -104,7 +104,7 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused() -> None:
 
 
 def context_vectors(tokens: np.ndarray, V: int, H: int = 128) -> np.ndarray:
-    """log(1 + how often each of the H most frequent tokens is among the three before or after), minus the mean."""
+    """log(1 + number of times that each of the H most frequent tokens is within three positions), minus the mean."""
     frequent = np.argsort(-np.bincount(tokens, minlength=V))[:H]
     column = np.full(V, -1)
     column[frequent] = np.arange(H)
@@ -119,7 +119,7 @@ def context_vectors(tokens: np.ndarray, V: int, H: int = 128) -> np.ndarray:
 
 
 @needs_test_data
-def test_vectors_from_real_text_follow_human_judgement() -> None:
+def test_vectors_from_real_text_correlate_with_human_judgement() -> None:
     tokens = np.frombuffer(lzma.decompress(data_path("corpus", "enwiki_val.u16.xz").read_bytes()), np.uint16)
     tokenizer = open_tokenizer(data_path("gpt2-bpe", "tokenizer.json"))
     E = context_vectors(tokens, tokenizer.size).astype(np.float32)

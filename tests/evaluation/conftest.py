@@ -1,4 +1,4 @@
-"""What tests of `coupled-adam eval` share."""
+"""Fixtures for the tests of `coupled-adam eval`."""
 
 from pathlib import Path
 
@@ -21,6 +21,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval's tasks from the folders of the paper's alone: all of them take seconds to read."""
+    """Load only the folders of the paper's tasks from lm-eval; reading all of them takes seconds."""
     whole = harness.task_manager
     monkeypatch.setattr(harness, "task_manager", lambda _: whole(True))

@@ -1,4 +1,4 @@
-"""Small models, a tokenizer, a corpus and a run, for the tests of exporting.
+"""Small models, a tokenizer, a corpus and a run for the export tests.
 
 Letters: V vocabulary rows, T context.
 """
@@ -34,7 +34,7 @@ def small_config(architecture: str = "gpt2", **changes: int | bool) -> ModelConf
 
 
 def trained_model(config: ModelConfig, seed: int = 1) -> LanguageModel:
-    """A model none of whose parameters has a value it could have by accident: no bias is 0, no norm is 1."""
+    """A model without default parameter values: no bias is 0, no norm is 1."""
     model = build_model(config)
     initialise(model, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -54,7 +54,7 @@ def logits_of(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def write_tokenizer_json(path: Path, end: str = END) -> Tokenizer:
-    """A byte-level BPE of 300 tokens, `end` the first of them."""
+    """A byte-level BPE of 300 tokens; the first one is `end`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -71,7 +71,7 @@ def write_tokenizer_json(path: Path, end: str = END) -> Tokenizer:
 
 
 def write_corpus(folder: Path, tokenizer: str | None = "tokenizer.json", separator: int | None = 0) -> Corpus:
-    """A corpus of one shard; its tokenizer.json is made where it is asked for."""
+    """A corpus of one shard, with a tokenizer.json if requested."""
     folder.mkdir(parents=True)
     tokens = np.arange(64, dtype=np.uint16)
     tokens.tofile(folder / "train.bin")
@@ -89,7 +89,7 @@ def write_corpus(folder: Path, tokenizer: str | None = "tokenizer.json", separat
 
 
 def write_run(folder: Path, corpus: Path, steps: Sequence[int] = (10,), overrides: Sequence[str] = ()) -> LanguageModel:
-    """A run with a checkpoint of each step; returns the model of the last one. The weights of each step differ."""
+    """Write a run with a checkpoint of each step, all with different weights, and return the last model."""
     settings = [
         "name=small",
         "model.layers=2",

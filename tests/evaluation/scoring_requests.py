@@ -1,4 +1,4 @@
-"""Requests of every kind, and their scores by plain computation, for the tests of scoring."""
+"""Requests of every kind, and their scores by a plain computation, for the scoring tests."""
 
 import copy
 import random
@@ -11,7 +11,7 @@ from coupled_adam.models.language_model import LanguageModel
 
 
 def all_kinds_of_requests(context: int, highest: int, seed: int = 0) -> list[TokenRequest]:
-    """Short and long ones, ones that must be cut, ones that share an input, and ones whose context differs only."""
+    """Short and long requests, truncated ones, some with a common input, and some that differ only in the context."""
     generator = random.Random(seed)
 
     def tokens(length: int) -> tuple[int, ...]:
@@ -22,14 +22,14 @@ def all_kinds_of_requests(context: int, highest: int, seed: int = 0) -> list[Tok
     requests = [TokenRequest(tokens(before), tokens(after)) for before, after in lengths + cut]
     shared = tokens(9)
     requests += [TokenRequest(shared, tokens(1)) for _ in range(4)]  # one token each after the same context
-    requests += [TokenRequest(shared[:k], shared[k:]) for k in (3, 6, 8)]  # the same input, cut at other places
+    requests += [TokenRequest(shared[:k], shared[k:]) for k in (3, 6, 8)]  # the same input, split at other places
     requests += [TokenRequest(shared, tokens(count)) for count in (2, 3, 5)]
     generator.shuffle(requests)
     return requests
 
 
 def scored_one_by_one(model: LanguageModel, request: TokenRequest) -> Score:
-    """In float64, each token of the continuation by a pass of its own over what precedes it in the window."""
+    """Scores in float64: each token of the continuation by its own pass over the preceding tokens in the window."""
     exact = copy.deepcopy(model).double().eval()
     window = list(request.context + request.continuation)[-(model.config.context + 1) :]
     total, greedy = 0.0, True
@@ -42,7 +42,7 @@ def scored_one_by_one(model: LanguageModel, request: TokenRequest) -> Score:
 
 
 def greedy_continuation(model: LanguageModel, context: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """What the model itself would go on with."""
+    """The model's own greedy continuation."""
     tokens = list(context)
     for _ in range(count):
         with torch.no_grad():

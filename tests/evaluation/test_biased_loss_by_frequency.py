@@ -1,4 +1,4 @@
-"""Loss and calibration by token frequency of models with an output bias, which has a path of its own in bfloat16."""
+"""Loss and calibration by token frequency of models with an output bias, which bfloat16 handles separately."""
 
 import math
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_loss_is_the_same_with_and_without_bins(model: LanguageModel, tokens: To
     assert together.loss == pytest.approx(alone.loss, rel=1e-6)
 
 
-def test_bins_are_those_of_plain_probabilities_with_the_bias(model: LanguageModel, tokens: Tokens) -> None:
+def test_bins_match_plain_probabilities_with_the_bias(model: LanguageModel, tokens: Tokens) -> None:
     found = loss_over(model, tokens, training_counts=COUNTS).by_frequency
     assert found is not None
     sequence = torch.from_numpy(tokens.read(0, len(tokens)).astype(np.int64))

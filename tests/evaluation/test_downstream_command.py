@@ -32,7 +32,7 @@ from coupled_adam.study.results import Result as StudyResult
 pytestmark = pytest.mark.usefixtures("small_index")
 
 
-def test_table_says_what_was_found_and_where_it_is(folder: Path, tmp_path: Path) -> None:
+def test_the_table_shows_the_results_and_their_file(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "run", tmp_path / "run")
     result = run(tmp_path / "run", "--task-data", folder / "tasks", "--tasks", TASKS)
     assert result.exit_code == 0, result.output
@@ -50,8 +50,8 @@ def test_table_says_what_was_found_and_where_it_is(folder: Path, tmp_path: Path)
     assert "\x1b" not in result.output
 
 
-def test_json_is_all_that_is_printed(folder: Path, tmp_path: Path) -> None:
-    """lm-eval would print bars, and that it draws samples for the error of LAMBADA's perplexity."""
+def test_only_json_is_printed(folder: Path, tmp_path: Path) -> None:
+    """lm-eval itself would print bars and a message about bootstrapping LAMBADA's perplexity."""
     names = ["lambada_openai", "arc_easy"]
     result = run(
         *(folder / "run", "--task-data", folder / "tasks", "--tasks", ",".join(names), "--limit", 2, "--no-loss"),
@@ -80,10 +80,10 @@ def test_narrow_table_keeps_every_digit(folder: Path, tmp_path: Path) -> None:
     assert "…" not in result.stdout
 
 
-def test_answers_are_printed_when_the_bar_is_gone(
+def test_results_are_printed_after_the_bar_has_disappeared(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is printed beside a bar would stand on its line."""
+    """Otherwise the output would end up on the line of the bar."""
     printed = []
 
     @contextmanager
@@ -115,7 +115,7 @@ def test_single_document_has_no_error(folder: Path, tmp_path: Path) -> None:
     assert re.search(rf"Acc +│ +{values['acc']:.3f} ", result.stdout)
 
 
-def test_loss_alone_needs_no_lm_eval(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_alone_needs_no_lm_eval(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_extras(monkeypatch)
     result = run(folder / "run", "--tasks", "none", "--out", tmp_path / "results.json")
     assert result.exit_code == 0, result.output
@@ -150,12 +150,12 @@ def test_run_of_a_study_adds_its_tasks_to_the_results(folder: Path, tmp_path: Pa
     assert first.metrics == {"loss": 3.0}
     assert second.metrics == {"loss": 4.0, **found.metrics(), TASK_LIMIT: None}
     assert json.loads((tmp_path / rows[1].run / EVALUATION).read_text())["metrics"] == second.metrics
-    # A try on a few documents is no result.
+    # A trial on a few documents is not a result.
     run(tmp_path / rows[0].run, "--task-data", folder / "tasks", "--tasks", TASKS, "--no-loss", "--limit", 1)
     assert read_results(tmp_path)[0].metrics == {"loss": 3.0}
 
 
-def test_json_of_a_run_of_a_study_is_all_that_is_printed_there(folder: Path, tmp_path: Path) -> None:
+def test_only_json_is_printed_for_a_run_of_a_study(folder: Path, tmp_path: Path) -> None:
     rows = two_runs_of_a_study(folder, tmp_path)
     here = ("--task-data", folder / "tasks", "--tasks", "arc_easy", "--no-loss")
     result = run(tmp_path / rows[1].run, *here, "--json")
@@ -164,7 +164,7 @@ def test_json_of_a_run_of_a_study_is_all_that_is_printed_there(folder: Path, tmp
     assert read_results(tmp_path)[1].metrics["arc_easy"] is not None
 
 
-def test_results_in_a_file_of_their_own_are_not_added_to_the_study(folder: Path, tmp_path: Path) -> None:
+def test_results_in_a_separate_file_are_not_added_to_the_study(folder: Path, tmp_path: Path) -> None:
     rows = two_runs_of_a_study(folder, tmp_path)
     aside = tmp_path / "aside" / "downstream.json"
     here = ("--task-data", folder / "tasks", "--tasks", "arc_easy", "--no-loss")
@@ -209,7 +209,7 @@ def test_missing_dataset_points_to_local_files(folder: Path, monkeypatch: pytest
     assert "--task-data DIR" in words
 
 
-def test_results_that_cannot_be_written_are_told_before_the_work(folder: Path, tmp_path: Path) -> None:
+def test_an_unwritable_results_file_is_reported_before_the_evaluation(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     words = refused(folder / "run", "--tasks", "none", "--out", tmp_path / "file" / "results.json")
     assert re.search(rf"{tmp_path / 'file' / 'results.json'}: .*\(File exists\).* --out\b", words), words
@@ -222,7 +222,7 @@ def test_missing_lm_eval_names_the_extra(folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_what_is_taken_for_granted_of_a_corpus_is_a_note(folder: Path, tmp_path: Path) -> None:
+def test_assumptions_about_a_corpus_are_printed_as_a_note(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "model", tmp_path / "model")
     nanogpt = tmp_path / "nanogpt"
     nanogpt.mkdir()
@@ -231,7 +231,7 @@ def test_what_is_taken_for_granted_of_a_corpus_is_a_note(folder: Path, tmp_path:
     result = run(tmp_path / "model", "--tasks", "none", "--data", nanogpt)
     assert re.search(rf"Note: {nanogpt} .*manifest\.json.*\buint16\b", result.stderr), result.stderr
     assert "Warning" not in result.output
-    # which is true, and refused
+    # the assumed vocabulary does not match the tokenizer
     assert re.search(rf"Error: --data: .*{nanogpt} .*\b50257\b.*\b{TOKENS}\b", result.stderr), result.stderr
 
 
@@ -309,7 +309,7 @@ def test_vocabulary_that_does_not_match_the_tokenizer_is_refused(folder: Path, t
     assert re.search(rf"{requests} .*{large}.*\b401 tokens.*{folder / 'run'}.*\b320 rows", words), words
 
 
-def test_folder_called_like_a_sub_command_is_reached(
+def test_a_folder_named_like_a_sub_command_can_be_used(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folder / "run", tmp_path / "answer")
@@ -322,26 +322,26 @@ def test_folder_called_like_a_sub_command_is_reached(
     assert "RUN" in refused("answer")
 
 
-def test_mistyped_sub_command_is_told_with_the_right_one() -> None:
+def test_a_mistyped_sub_command_suggests_the_right_one() -> None:
     assert "eval answer`" in refused("anwser", "run", "requests", "scores")
     assert "one MODEL" in refused("run-1", "run-2")
 
 
 @pytest.mark.parametrize("command", [(), ("requests",), ("answer",), ("score",)])
-def test_help_teaches_with_an_example_and_hides_the_old_options(command: tuple[str, ...]) -> None:
+def test_help_has_an_example_and_hides_the_old_options(command: tuple[str, ...]) -> None:
     shown = " ".join(run(*command, "--help").output.split())
     assert f"Try: {' '.join(('coupled-adam', 'eval', *command))} " in shown
     assert not re.search(r"--(requests|answer|scores)\b", shown)
 
 
-def test_help_teaches_all_three_ways() -> None:
+def test_help_shows_all_three_ways() -> None:
     shown = " ".join(run("--help").output.split())
     ways = ("--task-data DIR", "eval requests RUN", "eval answer RUN", "eval score RUN", "--limit 50", "--tasks none")
     for words in ways:
         assert words in shown
 
 
-def test_page_has_every_option_and_no_other() -> None:
+def test_the_page_lists_exactly_the_existing_options() -> None:
     page = (Path(__file__).parents[2] / "docs" / "eval.md").read_text()
     command = get_command(app).commands["eval"]
     params = [param for each in (command, *command.commands.values()) for param in each.params]

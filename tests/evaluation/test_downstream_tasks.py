@@ -1,4 +1,4 @@
-"""The paper's seven tasks through lm-eval: three ways that must agree, and what must not be mixed or repeated."""
+"""The paper's seven tasks through lm-eval: three ways that must agree; results are never mixed or repeated."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ from coupled_adam.paper_tasks import PAPER_NAMES, PAPER_TASKS
 
 
 class Evaluated:
-    """A run, its tasks, and what `evaluate_run` finds with them."""
+    """A run, its tasks, and their results from `evaluate_run`."""
 
     def __init__(self, folder: Path) -> None:
         self.model = write_evaluated_run(folder)
@@ -88,7 +88,7 @@ def test_exported_model_has_the_same_scores_through_lm_evals_own_class(evaluated
     assert found.loss.standard_error == pytest.approx(evaluated.found.loss.standard_error, rel=1e-3)
     assert ("winogrande", 4, 4) in seen
     assert read_downstream(tmp_path / "model") == found
-    # Everything is there: the model is not even loaded.
+    # All results exist: the model is not even loaded.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hub_folder, "hugging_face_model", None)
         again = evaluate_folder(tmp_path / "model", tasks=PAPER_NAMES, task_data=evaluated.tasks, device="cpu")
@@ -110,10 +110,8 @@ def test_two_machines_have_the_same_scores_and_results(evaluated: Evaluated, tmp
 
 
 @pytest.mark.parametrize("name", PAPER_NAMES)
-def test_requests_are_those_of_lm_evals_own_task(
-    name: str, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its own class, on the documents as the Hub would have given them."""
+def test_requests_match_lm_evals_own_task(name: str, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval's own class, with the documents as loaded from the Hub."""
     documents = datasets.Dataset.from_list(DOCUMENTS[LOCAL_TASKS[name].file])
     hub = datasets.DatasetDict(dict.fromkeys(("train", "validation", "test"), documents))
     ours = harness.load_task(name, evaluated.tasks)
@@ -130,7 +128,7 @@ def test_requests_are_those_of_lm_evals_own_task(
     assert ours.aggregation() == theirs.aggregation()
 
 
-def test_perplexity_beyond_all_numbers_is_refused(evaluated: Evaluated) -> None:
+def test_an_infinite_perplexity_is_refused(evaluated: Evaluated) -> None:
     tokens = open_json_tokenizer(evaluated.run.parent / "corpus" / "tokenizer.json")
     hopeless = answering_model(tokens, lambda requests: [Score(-1000.0, False)] * len(requests))
     task = harness.load_task("lambada_openai", evaluated.tasks)
@@ -138,7 +136,7 @@ def test_perplexity_beyond_all_numbers_is_refused(evaluated: Evaluated) -> None:
         harness.evaluate_task(hopeless, "lambada_openai", task, None)
 
 
-def test_notes_of_other_libraries_stay_out_of_the_bars(capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_of_other_libraries_do_not_break_the_bars(capsys: pytest.CaptureFixture[str]) -> None:
     with harness.quiet():
         for name in ("lm_eval", "datasets", "huggingface_hub.utils", "transformers"):
             assert not logging.getLogger(name).isEnabledFor(logging.WARNING), name
@@ -147,7 +145,7 @@ def test_notes_of_other_libraries_stay_out_of_the_bars(capsys: pytest.CaptureFix
 
 
 def log_likelihood(model: LanguageModel, context: str, continuation: str, tokenizer: Any) -> tuple[float, bool]:
-    """One text after the other, in float64."""
+    """Compute one text after the other, in float64."""
     before, whole = tokenizer.encode(context).ids, tokenizer.encode(context + continuation).ids
     tokens = torch.tensor(whole)[-(model.config.context + 1) :]
     wanted = torch.tensor(whole[len(before) :])
@@ -157,7 +155,7 @@ def log_likelihood(model: LanguageModel, context: str, continuation: str, tokeni
     return float(log_p.sum()), bool((logits.argmax(-1) == wanted).all())
 
 
-def test_metrics_are_what_the_papers_tasks_say(evaluated: Evaluated, tmp_path: Path) -> None:
+def test_metrics_follow_the_definitions_of_the_tasks(evaluated: Evaluated, tmp_path: Path) -> None:
     tokenizer = write_tokenizer_json(tmp_path / "tokenizer.json")
 
     def score(context: str, continuation: str) -> float:
@@ -177,7 +175,7 @@ def test_metrics_are_what_the_papers_tasks_say(evaluated: Evaluated, tmp_path: P
 
     masses = []
     for doc in DOCUMENTS["truthfulqa_mc.jsonl"]:
-        # The examples before the question do not fit into the context: its last part is the same.
+        # The few-shot examples do not fit into the context: the last part is the same.
         context = f"The 1992 Olympics were held in Barcelona, Spain.\n\nQ: {doc['question']}\nA:"
         targets = doc["mc2_targets"]
         p = [math.exp(score(context, f" {choice}")) for choice in targets["choices"]]
@@ -219,9 +217,7 @@ class Counted:
 THREE = ("arc_easy", "arc_challenge", "winogrande")
 
 
-def test_a_task_that_the_model_cannot_take_does_not_keep_the_others_from_it(
-    tmp_path: Path, evaluated: Evaluated
-) -> None:
+def test_a_task_that_fails_does_not_prevent_the_others(tmp_path: Path, evaluated: Evaluated) -> None:
     tasks, out = write_tasks(tmp_path / "tasks"), tmp_path / "results.json"
     long = {**DOCUMENTS["arc_challenge_test.jsonl"][0], "question": "Which?"}
     long["choices"] = {**long["choices"], "text": ["a text " * 200, "56 m", "0 m"]}
@@ -239,7 +235,7 @@ def test_a_task_that_the_model_cannot_take_does_not_keep_the_others_from_it(
         answer_requests(evaluated.run, requests, tmp_path / "scores.safetensors", with_loss=False)
 
 
-def test_stopped_evaluation_goes_on_with_the_task_it_was_at(
+def test_a_stopped_evaluation_resumes_with_the_current_task(
     tmp_path: Path, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"tasks": THREE, "task_data": evaluated.tasks, "out": tmp_path / "results.json"}
@@ -257,7 +253,7 @@ def test_stopped_evaluation_goes_on_with_the_task_it_was_at(
     assert task_metrics(again) == task_metrics(found)
 
 
-def test_other_documents_or_another_model_are_evaluated_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_documents_or_another_model_are_evaluated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_evaluated_run(tmp_path, steps=(10, 20))
     tasks, notes = write_tasks(tmp_path / "tasks"), []
     options: dict[str, Any] = {"tasks": ["winogrande", "arc_easy"], "task_data": tasks, "on_note": notes.append}
@@ -273,7 +269,7 @@ def test_other_documents_or_another_model_are_evaluated_anew(tmp_path: Path, mon
     bf16 = evaluate_run(tmp_path / "run", **{**options, "tasks": ["winogrande"]}, precision="bf16")
     assert [*bf16.tasks] == ["winogrande"]
     assert "replacing" in notes[-1]
-    # An older checkpoint and a few documents have files of their own.
+    # An older checkpoint and a limited number of documents have separate files.
     evaluate_run(tmp_path / "run", **{**options, "tasks": ["arc_easy"]}, checkpoint=10, limit=2)
     names = {path.name for path in (tmp_path / "run").glob("downstream*")}
     assert names == {"downstream.json", "downstream-step-10-limit-2.json"}
@@ -310,7 +306,7 @@ def test_document_of_another_layout_is_named_by_line_and_field(
     write_tasks(tmp_path)
     path = tmp_path / LOCAL_TASKS[task].file
     path.write_text(path.read_text() + "\n" + line + "\n")
-    number = len(DOCUMENTS[path.name]) + 2  # behind an empty line
+    number = len(DOCUMENTS[path.name]) + 2  # after an empty line
     with pytest.raises(ValueError, match=f"line {number}: ") as error:
         read_documents(tmp_path, task)
     assert words in str(error.value)
@@ -352,7 +348,7 @@ def test_real_documents_have_the_same_scores_with_the_exported_model(tmp_path: P
     write_evaluated_run(tmp_path, **{"model.context": 640})
     export_run(tmp_path / "run", tmp_path / "model", on_skip=print)
     (tmp_path / "tasks").mkdir()
-    for task in LOCAL_TASKS.values():  # lm-eval prepares all documents of a file, which takes its time
+    for task in LOCAL_TASKS.values():  # lm-eval prepares all documents of a file, which is slow
         with (Path(os.environ["COUPLED_ADAM_TEST_DATA"]) / "eval" / task.file).open(encoding="utf-8") as file:
             (tmp_path / "tasks" / task.file).write_text("".join(islice(file, 4)), encoding="utf-8")
     options: dict[str, Any] = {"tasks": PAPER_NAMES, "task_data": tmp_path / "tasks", "limit": 3, "device": "cpu"}
@@ -361,7 +357,7 @@ def test_real_documents_have_the_same_scores_with_the_exported_model(tmp_path: P
     assert all(task.examples == 3 for task in ours.tasks.values())
 
 
-def test_without_the_corpus_the_loss_is_what_was_found_before_or_refused(tmp_path: Path) -> None:
+def test_without_the_corpus_an_earlier_loss_is_used_or_it_is_refused(tmp_path: Path) -> None:
     write_evaluated_run(tmp_path)
     corpus, gone, notes = tmp_path / "corpus", tmp_path / "gone", list[str]()
     corpus.rename(gone)

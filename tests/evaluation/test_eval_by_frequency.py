@@ -1,4 +1,4 @@
-"""`coupled-adam eval`: the loss by token frequency is printed, kept and not measured twice."""
+"""`coupled-adam eval`: the loss by token frequency is printed, stored and not measured twice."""
 
 import json
 import shutil
@@ -25,13 +25,13 @@ COUNTS = 2 ** (np.arange(TOKENS) % 12)
 
 @pytest.fixture(scope="module", autouse=True)
 def counted(folder: Path) -> None:
-    """The corpus of the run says how often each token occurs."""
+    """The corpus of the run, with token counts."""
     np.save(folder / "corpus" / UNIGRAM_FILE, COUNTS)
 
 
 @pytest.fixture
 def place(folder: Path, tmp_path: Path) -> Path:
-    """A copy of the run, whose corpus stays where it was."""
+    """A copy of the run with the original corpus."""
     shutil.copytree(folder / "run", tmp_path / "run")
     return tmp_path / "run"
 
@@ -85,7 +85,7 @@ def test_json_has_every_bin_and_their_mean_is_the_loss(place: Path) -> None:
     assert total / loss["targets"] == pytest.approx(loss["loss"], rel=1e-9)
 
 
-def test_results_without_it_get_it_and_no_task_is_repeated(
+def test_it_is_added_to_results_without_it_and_no_task_is_repeated(
     folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = (place, "--task-data", folder / "tasks", "--tasks", TASKS)
@@ -103,7 +103,7 @@ def test_results_without_it_get_it_and_no_task_is_repeated(
     assert new == whole
 
 
-def test_what_is_there_is_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_results_are_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(place, "--tasks", "none").exit_code == 0
     before = (place / "downstream.json").read_text()
     monkeypatch.setattr(evaluate, "loss_over", forbidden)
@@ -113,7 +113,7 @@ def test_what_is_there_is_not_measured_again(place: Path, monkeypatch: pytest.Mo
 
 
 def with_corpus(folder: Path, place: Path, tmp_path: Path) -> Path:
-    """A copy of the corpus, and the run set to it."""
+    """A copy of the corpus, used by the run."""
     corpus = tmp_path / "corpus"
     shutil.copytree(folder / "corpus", corpus)
     config = place / "config.toml"
@@ -121,7 +121,7 @@ def with_corpus(folder: Path, place: Path, tmp_path: Path) -> Path:
     return corpus
 
 
-def test_corpus_without_counts_is_counted(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_a_corpus_without_counts_is_counted(folder: Path, place: Path, tmp_path: Path) -> None:
     corpus = with_corpus(folder, place, tmp_path)
     (corpus / UNIGRAM_FILE).unlink()
     shards = json.loads((corpus / "manifest.json").read_text())["splits"]["train"]["shards"]
@@ -130,7 +130,9 @@ def test_corpus_without_counts_is_counted(folder: Path, place: Path, tmp_path: P
     assert list(stored_bins(place)) == list(expected_bins(folder, np.bincount(tokens, minlength=TOKENS)))
 
 
-def test_counts_that_cannot_be_read_are_a_note_and_the_loss_is_there(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_unreadable_counts_give_a_note_and_the_loss_is_still_measured(
+    folder: Path, place: Path, tmp_path: Path
+) -> None:
     corpus = with_corpus(folder, place, tmp_path)
     (corpus / UNIGRAM_FILE).write_bytes(b"no array")
     result = run(place, "--tasks", "none", "--json")
@@ -139,7 +141,7 @@ def test_counts_that_cannot_be_read_are_a_note_and_the_loss_is_there(folder: Pat
     loss = json.loads(result.stdout)["loss"]
     assert loss["by_frequency"] is None
     assert loss["loss"] > 0
-    # When the file is mended, the same command adds what is missing.
+    # After the file is repaired, the same command adds the missing part.
     np.save(corpus / UNIGRAM_FILE, COUNTS)
     assert run(place, "--tasks", "none").exit_code == 0
     assert list(stored_bins(place)) == list(expected_bins(folder))
@@ -170,7 +172,7 @@ def test_hugging_face_folder_of_the_same_model_has_the_same_bins(folder: Path, t
         assert each.calibration == pytest.approx(expected.calibration, abs=1e-5)
 
 
-def test_answers_of_another_machine_bring_it_along(folder: Path, place: Path, tmp_path: Path) -> None:
+def test_scores_from_another_machine_include_it(folder: Path, place: Path, tmp_path: Path) -> None:
     requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
     tasks = ("--task-data", folder / "tasks")
     for arguments in (

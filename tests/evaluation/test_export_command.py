@@ -34,7 +34,7 @@ def corpus(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "corpus").folder
 
 
-def test_printed_lines_load_what_the_run_has_learned(tmp_path: Path, corpus: Path) -> None:
+def test_the_printed_code_loads_the_trained_model(tmp_path: Path, corpus: Path) -> None:
     model = write_run(tmp_path / "run", corpus)
     result = run(tmp_path / "run", tmp_path / "model")
     assert result.exit_code == 0, result.output
@@ -74,7 +74,7 @@ def test_checkpoint_and_dtype_can_be_chosen(tmp_path: Path, corpus: Path) -> Non
     assert torch.equal(newest.transformer.wte.weight, model.wte.weight)
 
 
-def test_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, corpus: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path: Path, corpus: Path) -> None:
     write_run(tmp_path / "run", corpus, steps=[5, 20])
     (tmp_path / "run" / "checkpoints" / "step-000000020" / "state.json").write_text("{}")
     result = run(tmp_path / "run", tmp_path / "model")
@@ -140,11 +140,11 @@ def test_offline_without_gpt2_the_model_is_exported(tmp_path: Path, monkeypatch:
     result = run(tmp_path / "run", tmp_path / "model")
     assert result.exit_code == 0
     assert re.search(r"^Note: .*tiktoken.*'gpt2'.*--overwrite --tokenizer", result.stderr), result.stderr
-    # The corpus says which token ends a text, tokenizer or not.
+    # The corpus names the end-of-text token even without a tokenizer.
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.eos_token_id == 299
 
 
-def test_corpus_without_its_shards_costs_only_the_tokenizer(tmp_path: Path, corpus: Path) -> None:
+def test_a_corpus_without_shards_only_loses_the_tokenizer(tmp_path: Path, corpus: Path) -> None:
     write_run(tmp_path / "run", corpus)
     (corpus / "train.bin").unlink()
     result = run(tmp_path / "run", tmp_path / "model")
@@ -152,7 +152,7 @@ def test_corpus_without_its_shards_costs_only_the_tokenizer(tmp_path: Path, corp
     assert str(corpus / "train.bin") in result.stderr
 
 
-def test_tokenizer_of_a_corpus_that_has_changed_is_not_taken(tmp_path: Path, corpus: Path) -> None:
+def test_the_tokenizer_of_a_changed_corpus_is_not_used(tmp_path: Path, corpus: Path) -> None:
     write_run(tmp_path / "run", corpus)
     corpus.rename(tmp_path / "old")
     write_corpus(corpus, separator=1)
@@ -162,7 +162,7 @@ def test_tokenizer_of_a_corpus_that_has_changed_is_not_taken(tmp_path: Path, cor
     assert not (tmp_path / "model" / "tokenizer.json").exists()
 
 
-def test_all_checkpoints_damaged_is_said_with_the_reasons(tmp_path: Path, corpus: Path) -> None:
+def test_if_all_checkpoints_are_damaged_the_reasons_are_listed(tmp_path: Path, corpus: Path) -> None:
     write_run(tmp_path / "run", corpus)
     (tmp_path / "run" / "checkpoints" / "step-000000010" / "state.json").unlink()
     result = run(tmp_path / "run", tmp_path / "model")
@@ -196,7 +196,7 @@ def test_bad_input_gets_one_message_and_writes_nothing(
     assert result.exit_code == 2
     assert re.search(named, result.stderr), result.stderr
     assert "Traceback" not in result.output
-    assert {path.name for path in set(tmp_path.rglob("*")) ^ before} <= {CHECKED_FILE}  # what was read of the run
+    assert {path.name for path in set(tmp_path.rglob("*")) ^ before} <= {CHECKED_FILE}  # files read from the run
 
 
 def test_several_mistakes_in_a_config_are_several_lines(tmp_path: Path, corpus: Path) -> None:

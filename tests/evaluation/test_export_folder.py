@@ -1,4 +1,4 @@
-"""The folder of an exported model: its files, shards, and that it is there as a whole or not at all."""
+"""The folder of an exported model: its files, its shards, and that it is written atomically."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_all_files_are_there(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_all_files_are_written(tmp_path: Path, tokenizer: Tokenizer) -> None:
     export(tmp_path / "new" / "model", tokenizer=tokenizer)
     assert names(tmp_path / "new" / "model") == MODEL_FILES | TOKENIZER_FILES
     assert names(tmp_path / "new") == {"model"}
@@ -50,7 +50,7 @@ def test_all_files_are_there(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (0, 0, 0)
 
 
-def test_nothing_but_torch_and_safetensors_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_torch_and_safetensors_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     for module in ("transformers", "tokenizers", "tiktoken", "huggingface_hub"):
         monkeypatch.setitem(sys.modules, module, None)  # importing it fails
@@ -58,7 +58,7 @@ def test_nothing_but_torch_and_safetensors_is_needed(tmp_path: Path, monkeypatch
     assert names(tmp_path / "model") == MODEL_FILES | TOKENIZER_FILES
 
 
-def test_weights_are_as_readable_as_the_files_beside_them(tmp_path: Path) -> None:
+def test_weights_have_the_permissions_of_the_other_files(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         export(tmp_path / "model")
@@ -102,10 +102,10 @@ def test_large_models_are_written_in_shards(
     assert [table.role for table in read_model(str(tmp_path / "model")).tables] == ["input", "output"]
 
 
-def test_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    export(folder)  # an empty one is taken
+    export(folder)  # an empty one is accepted
     with pytest.raises(ValueError, match=f"{folder} .*--overwrite"):
         export(folder)
     (folder / "old").write_text("")
@@ -113,7 +113,7 @@ def test_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     assert names(folder) == MODEL_FILES
 
 
-def test_overwriting_leaves_everything_but_models_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overwriting_replaces_only_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     thesis, run, link, file = (tmp_path / name for name in ("thesis", "run", "link", "file"))
     for folder in (thesis, run / "checkpoints"):
         folder.mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_failed_export_leaves_the_older_model_and_nothing_else(
     assert {path.name: path.read_bytes() for path in (tmp_path / "models" / "model").iterdir()} == before
 
 
-def test_full_disk_is_seen_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_detected_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = export_module.shutil.disk_usage(tmp_path)._replace(free=812)
     monkeypatch.setattr(export_module.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(ValueError, match=rf"^{tmp_path}: .*\d[\d.]* [KM]B.*\b812 bytes"):
@@ -164,12 +164,12 @@ def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, ROWS + 1])
-def test_vocabulary_that_the_table_has_no_rows_for_is_refused(size: int, tmp_path: Path) -> None:
+def test_a_vocabulary_larger_than_the_table_is_refused(size: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"\bvocabulary_size\b.*\b{size}\b.* {ROWS}$"):
         export(tmp_path / "model", vocabulary_size=size)
 
 
-def test_model_card_tells_how_the_model_was_trained() -> None:
+def test_the_model_card_describes_the_training() -> None:
     changes = ["seed=3", "optimizer.embeddings=coupled", "optimizer.scale_exponent=2", "data.source=none"]
     config = load_config("tiny", [*changes, "name=my-run", "data.folder=/home/me/secret/my`corpus<b>"])
     model = config.to_model_config()
@@ -200,7 +200,7 @@ def test_model_card_tells_how_the_model_was_trained() -> None:
     assert re.search(rf"^- {ROWS} rows", bare, re.MULTILINE)
 
 
-def test_text_of_others_stays_text_in_the_model_card() -> None:
+def test_text_from_files_is_escaped_in_the_model_card() -> None:
     assert code("# x\n- y") == r"`# x\n- y`"
     assert code("`a`") == "`` `a` ``"
     assert TEXT.splitlines()[0] in code(TEXT.splitlines()[0])

@@ -1,4 +1,4 @@
-"""The exported model computes what ours does: against transformers, which reads the folder by itself."""
+"""The exported model, loaded by transformers, computes the same as ours."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ KINDS = [
     for architecture, bias in (("gpt2", False), ("gpt2", True), ("llama", False))
     for tied in (True, False)
 ]
-# StableLM's operations are ours, one by one; GPT-2's linear layers there are another one, with the weights transposed.
+# StableLM uses the same operations as ours; GPT-2's linear layers use another one, with transposed weights.
 BOUND = {"gpt2": 1e-6, "llama": 0.0}
 CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "StableLmForCausalLM"}
 
@@ -33,13 +33,13 @@ def exported(model: LanguageModel, folder: Path, attention: str = "sdpa", **opti
 
 @torch.no_grad()
 def difference(ours: LanguageModel, theirs: PreTrainedModel, tokens: torch.Tensor) -> float:
-    """The largest difference of the logits, as a part of the largest logit."""
+    """The largest difference of the logits, relative to the largest logit."""
     expected = logits_of(ours, tokens)
     return float((theirs(tokens).logits - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("config", KINDS)
-def test_logits_are_the_same_where_the_operations_are(config: ModelConfig, tmp_path: Path) -> None:
+def test_logits_are_equal_if_the_operations_are(config: ModelConfig, tmp_path: Path) -> None:
     model = trained_model(config)
     theirs = exported(model, tmp_path / "model")
     assert type(theirs).__name__ == CLASSES[config.architecture]
@@ -54,7 +54,7 @@ def test_logits_are_the_same_up_to_rounding_with_eager_attention(config: ModelCo
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_logits_are_the_same_at_the_end_of_a_long_context(architecture: str, tmp_path: Path) -> None:
-    # An angle of RoPE grows with the position, and with it what the last bit of its frequency changes.
+    # A RoPE angle grows with the position, and so does the effect of the last bit of its frequency.
     config = small_config(architecture, width=128, context=2048)
     model, tokens = trained_model(config), some_tokens(config, batch=1)
     assert difference(model, exported(model, tmp_path / "sdpa"), tokens) <= BOUND[architecture]
@@ -68,7 +68,7 @@ def test_tying_is_kept(config: ModelConfig, tmp_path: Path) -> None:
     assert (tables[0] is tables[1]) == theirs.config.tie_word_embeddings == config.tied
 
 
-def test_bfloat16_is_stored_as_rounded_and_loaded_as_such(tmp_path: Path) -> None:
+def test_bfloat16_weights_are_rounded_once_and_loaded_unchanged(tmp_path: Path) -> None:
     model = trained_model(small_config())
     theirs = exported(model, tmp_path / "model", dtype="bfloat16")
     assert theirs.dtype == torch.bfloat16
@@ -77,7 +77,7 @@ def test_bfloat16_is_stored_as_rounded_and_loaded_as_such(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_generating_goes_on_as_our_model_does(architecture: str, tmp_path: Path) -> None:
+def test_generation_continues_like_our_model(architecture: str, tmp_path: Path) -> None:
     model = trained_model(small_config(architecture))
     theirs = exported(model, tmp_path / "model")
     tokens = some_tokens(model.config, batch=1)[:, :5]
@@ -88,11 +88,11 @@ def test_generating_goes_on_as_our_model_does(architecture: str, tmp_path: Path)
     assert torch.equal(generated, continued)
 
 
-def test_config_says_the_sizes_that_evaluation_programs_look_for(tmp_path: Path) -> None:
+def test_the_config_has_the_sizes_that_evaluation_programs_read(tmp_path: Path) -> None:
     for architecture in CLASSES:
         config = small_config(architecture)
         loaded = exported(trained_model(config), tmp_path / architecture, end_of_text=7).config
-        assert loaded.vocab_size == config.vocabulary_size  # padding rows too, as the table has them
+        assert loaded.vocab_size == config.vocabulary_size  # including the padding rows of the table
         assert loaded.max_position_embeddings == config.context
         assert (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id) == (7, 7, None)
         written = json.loads((tmp_path / architecture / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""The tokenizer of an exported model gives the tokens the model was trained on."""
+"""The tokenizer of an exported model produces the tokens of its training."""
 
 import json
 import lzma
@@ -37,14 +37,14 @@ def shared() -> Path:
 
 
 def ranks_of(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """The tokens of a byte-level BPE as bytes, its special tokens left out."""
+    """The tokens of a byte-level BPE as bytes, without special tokens."""
     letters = {letter: byte for byte, letter in byte_letters().items()}
     vocabulary = tokenizer.get_vocab()
     return {bytes(letters[c] for c in token): rank for token, rank in vocabulary.items() if token != END}
 
 
 def small_tiktoken(tokenizer: Tokenizer) -> tiktoken.Encoding:
-    """The same BPE as tiktoken has it."""
+    """The same BPE in tiktoken's form."""
     end = {END: tokenizer.token_to_id(END)}
     return tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks_of(tokenizer), special_tokens=end)
 
@@ -69,7 +69,7 @@ def test_tokenizer_of_the_corpus_is_loaded_with_the_model(architecture: str, tmp
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_texts_of_different_lengths_are_continued_together_as_alone(architecture: str, tmp_path: Path) -> None:
+def test_texts_of_different_lengths_in_one_batch_are_continued_as_alone(architecture: str, tmp_path: Path) -> None:
     model = trained_model(small_config(architecture))
     tokenizer = corpus_tokenizer(write_corpus(tmp_path / "corpus"))
     export_model(model.config, dict(model.named_parameters()), tokenizer, tmp_path / "model")
@@ -82,11 +82,11 @@ def test_texts_of_different_lengths_are_continued_together_as_alone(architecture
         assert torch.equal(generated[-4:], alone[0, -4:])
 
 
-def test_end_of_text_is_the_separator_of_the_corpus_whatever_its_name(tmp_path: Path) -> None:
+def test_end_of_text_is_the_separator_of_the_corpus_under_any_name(tmp_path: Path) -> None:
     write_tokenizer_json(tmp_path / "tokenizer.json", end="[STOP]")
     tokenizer = open_json_tokenizer(tmp_path / "tokenizer.json", separator=0)
     assert (tokenizer.separator, tokenizer.separator_token) == (0, "[STOP]")
-    assert open_json_tokenizer(tmp_path / "tokenizer.json").separator is None  # nobody says which it is
+    assert open_json_tokenizer(tmp_path / "tokenizer.json").separator is None  # unknown
     for usual in (END, "</s>"):
         write_tokenizer_json(tmp_path / "tokenizer.json", end=usual)
         assert open_json_tokenizer(tmp_path / "tokenizer.json").separator_token == usual
@@ -113,7 +113,7 @@ def test_tokenizers_of_other_kinds_keep_their_unknown_token(tmp_path: Path) -> N
     assert open_json_tokenizer(tmp_path / "tokenizer.json").unknown_token == "[UNK]"
 
 
-def test_merges_recovered_from_ranks_are_those_of_the_training(tmp_path: Path) -> None:
+def test_merges_recovered_from_ranks_match_the_training(tmp_path: Path) -> None:
     tokenizer = write_tokenizer_json(tmp_path / "tokenizer.json")
     merges = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["merges"]
     letters = byte_letters()
@@ -124,12 +124,12 @@ def test_merges_recovered_from_ranks_are_those_of_the_training(tmp_path: Path) -
     assert len(merges) > 30
 
 
-def test_ranks_that_are_no_bpe_are_refused() -> None:
+def test_ranks_that_are_not_a_bpe_are_refused() -> None:
     with pytest.raises(ValueError, match=r"b'abc'.*\b3\b"):
         recover_merges({b"a": 0, b"b": 1, b"c": 2, b"abc": 3, b"ab": 4})
 
 
-def test_gpt2_tokenizer_is_made_from_tiktoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpt2_tokenizer_is_built_from_tiktoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoding = small_tiktoken(write_tokenizer_json(tmp_path / "tokenizer.json"))
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
     corpus = write_corpus(tmp_path / "corpus", tokenizer="gpt2", separator=encoding.eot_token)
@@ -154,7 +154,7 @@ def test_gpt2_tokenizer_equals_the_published_one(shared: Path, monkeypatch: pyte
     assert len(tokens) > 50_000
 
 
-def test_tokenizer_that_cannot_be_had_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_tokenizer_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=OSError))
     with pytest.raises(OSError, match=r"tiktoken.*'gpt2'.*TIKTOKEN_CACHE_DIR"):
         open_json_tokenizer("gpt2")

@@ -1,4 +1,4 @@
-"""The loss over a whole split, against a plain computation in float64 that takes one token after the other."""
+"""The loss over a whole split, compared with a plain float64 computation of one token after the other."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def write_tokens(folder: Path, length: int) -> Tokens:
 
 
 def token_losses(model: LanguageModel, tokens: Tokens) -> list[list[float]]:
-    """The loss of every token but the first, by window; the context of a token begins with its window."""
+    """The loss of every token except the first, by window; the context of a token starts with its window."""
     sequence = tokens.read(0, len(tokens))
     windows = []
     for start in range(0, len(sequence) - 1, T):
@@ -54,7 +54,7 @@ def token_losses(model: LanguageModel, tokens: Tokens) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("length", [2, T, T + 1, T + 2, 5 * T + 1, 5 * T + 4])
-def test_every_token_but_the_first_is_predicted_once(model: LanguageModel, tmp_path: Path, length: int) -> None:
+def test_every_token_except_the_first_is_predicted_once(model: LanguageModel, tmp_path: Path, length: int) -> None:
     tokens = write_tokens(tmp_path, length)
     windows = token_losses(model, tokens)
     found = loss_over(model, tokens, windows_at_once=3)
@@ -86,7 +86,7 @@ def test_bf16_changes_the_loss_a_little(model: LanguageModel, tmp_path: Path) ->
     assert 0 < abs(plain - bf16) < 0.05
 
 
-def test_the_model_stays_in_the_mode_it_was_in(model: LanguageModel, tmp_path: Path) -> None:
+def test_the_model_keeps_its_mode(model: LanguageModel, tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path, 20)
     for mode in (True, False):
         model.train(mode)
@@ -104,7 +104,7 @@ def corpus_of(*splits: str) -> Corpus:
     return Corpus(Path("words"), Manifest(vocabulary_size=V, dtype="uint16", splits=described))
 
 
-def test_the_test_split_is_taken_and_validation_only_with_a_note() -> None:
+def test_the_test_split_is_used_and_validation_only_with_a_note() -> None:
     assert pick_split(corpus_of("train", "val", "test")) == ("test", None)
     split, note = pick_split(corpus_of("train", "val"))
     assert split == "val"

@@ -1,4 +1,4 @@
-"""Loss and calibration by token frequency, against plain loops in float64 over all logits."""
+"""Loss and calibration by token frequency, compared with plain float64 loops over all logits."""
 
 import math
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def by_frequency(found: SplitLoss) -> tuple[FrequencyBin, ...]:
 
 
 def plain_bin(counts: np.ndarray, token: int) -> int:
-    """The bin of a token from 1 on: halve what is left of the text until the token is in the upper half."""
+    """The bin of a token, from 1: halve the rest of the text until the token is in the upper half."""
     left = sum(int(count) for count in counts if count <= counts[token])
     number, text = 1, float(counts.sum())
     while number < 10 and left <= text / 2:
@@ -70,7 +70,7 @@ class Plain:
 
 
 def plain_bins(model: LanguageModel, tokens: Tokens, counts: np.ndarray) -> list[Plain]:
-    """One token after the other: all logits of its context, and the softmax written out."""
+    """Compute one token after the other, from all logits of its context and a literal softmax."""
     sequence = tokens.read(0, len(tokens))
     bins = [plain_bin(counts, token) - 1 for token in range(len(counts))]
     found = [Plain([]) for _ in range(10)]
@@ -90,9 +90,7 @@ def plain_bins(model: LanguageModel, tokens: Tokens, counts: np.ndarray) -> list
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 @pytest.mark.parametrize("windows_at_once", [3, 64])
-def test_numbers_are_those_of_plain_loops_over_all_logits(
-    architecture: str, windows_at_once: int, tmp_path: Path
-) -> None:
+def test_numbers_match_plain_loops_over_all_logits(architecture: str, windows_at_once: int, tmp_path: Path) -> None:
     model, tokens, counts = model_of(architecture), some_tokens(tmp_path), zipf_counts()
     found = by_frequency(loss_over(model, tokens, training_counts=counts, windows_at_once=windows_at_once))
     expected = plain_bins(model, tokens, counts)
@@ -108,7 +106,7 @@ def test_numbers_are_those_of_plain_loops_over_all_logits(
             assert (each.loss, each.standard_error, each.calibration) == (None, None, None)
 
 
-def test_bins_weighted_by_their_tokens_are_the_loss(tmp_path: Path) -> None:
+def test_the_weighted_mean_of_the_bins_is_the_loss(tmp_path: Path) -> None:
     model, tokens = model_of().float(), some_tokens(tmp_path)
     found = loss_over(model, tokens, training_counts=zipf_counts())
     bins = by_frequency(found)
@@ -127,8 +125,8 @@ def test_loss_is_the_same_with_and_without_bins(bf16: bool, tmp_path: Path) -> N
     assert together.standard_error == pytest.approx(alone.standard_error, rel=1e-6)
 
 
-def test_error_of_a_bin_is_that_of_its_windows(tmp_path: Path) -> None:
-    """Of a bin that has one target in every window, the usual error of a mean."""
+def test_the_error_of_a_bin_is_that_of_its_windows(tmp_path: Path) -> None:
+    """For a bin with one target in every window, it is the usual error of a mean."""
     windows = 12
     values = np.random.default_rng(0).integers(0, 40, windows * T + 1)
     values[5::T] = 49
@@ -141,7 +139,7 @@ def test_error_of_a_bin_is_that_of_its_windows(tmp_path: Path) -> None:
 
 
 class Unigram(nn.Module):
-    """Predicts the same probabilities everywhere, whatever it reads."""
+    """Predicts the same probabilities for any context."""
 
     def __init__(self, probabilities: np.ndarray) -> None:
         super().__init__()
@@ -153,7 +151,7 @@ class Unigram(nn.Module):
 
 
 def text_of(counts: np.ndarray, path: Path) -> Tokens:
-    """A text whose targets have these counts: the first token is only read."""
+    """A text whose targets have these counts; the first token is only context."""
     targets = np.random.default_rng(2).permutation(np.repeat(np.arange(len(counts)), counts))
     return write_tokens(path, np.concatenate([[0], targets]), len(counts))
 
@@ -173,7 +171,7 @@ def test_calibrated_model_has_a_calibration_of_0_in_every_bin(tmp_path: Path) ->
     assert [each.loss for each in bins] == pytest.approx([math.log(2) * number for number in (*range(1, 10), 10)])
 
 
-def test_model_that_knows_frequent_tokens_alone_underestimates_the_rare_ones(tmp_path: Path) -> None:
+def test_a_model_that_knows_only_frequent_tokens_underestimates_the_rare_ones(tmp_path: Path) -> None:
     frequent = np.where(np.arange(len(COUNTS)) < 2, 0.495, 0.01 / (len(COUNTS) - 2))
     bins = bins_of(frequent, text_of(COUNTS, tmp_path / "test.bin"), COUNTS)
     calibration = [each.calibration or 0.0 for each in bins]
@@ -184,7 +182,7 @@ def test_model_that_knows_frequent_tokens_alone_underestimates_the_rare_ones(tmp
     assert sum(each.probability for each in bins) == pytest.approx(1)
 
 
-def test_rows_that_only_pad_the_head_are_in_no_bin(tmp_path: Path) -> None:
+def test_padding_rows_of_the_head_are_in_no_bin(tmp_path: Path) -> None:
     padded = np.append(COUNTS / COUNTS.sum() / 2, [0.25, 0.25])
     bins = bins_of(padded, text_of(COUNTS, tmp_path / "test.bin"), COUNTS)
     assert sum(each.probability for each in bins) == pytest.approx(0.5)
@@ -213,14 +211,14 @@ def test_tokens_that_were_never_seen_are_in_the_rarest_bin(tmp_path: Path) -> No
     assert bins[9].calibration == pytest.approx(math.log(0.5 / 0.25))
 
 
-def test_a_bin_of_which_nothing_is_evaluated_has_no_loss_and_no_calibration(tmp_path: Path) -> None:
+def test_a_bin_without_targets_has_no_loss_and_no_calibration(tmp_path: Path) -> None:
     bins = bins_of(COUNTS / COUNTS.sum(), text_of(COUNTS * (COUNTS > 2), tmp_path / "test.bin"), COUNTS)
     assert (bins[9].tokens, bins[9].targets, bins[9].loss, bins[9].calibration) == (2, 0, None, None)
     assert bins[9].probability == pytest.approx(2 / COUNTS.sum())
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_bins_are_what_halving_the_text_gives(seed: int) -> None:
+def test_bins_follow_from_halving_the_text(seed: int) -> None:
     generator = np.random.default_rng(seed)
     counts = (generator.pareto(0.7, 300) * generator.integers(1, 50)).astype(np.int64)
     bins = frequency_bins(counts)

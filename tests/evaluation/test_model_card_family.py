@@ -1,4 +1,4 @@
-"""What the card of an exported model says of a member of the family of second moments."""
+"""The model card of a run with a member of the family of second moments."""
 
 from typing import Any
 

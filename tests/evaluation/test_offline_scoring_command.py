@@ -1,4 +1,4 @@
-"""`coupled-adam eval requests`, `answer` and `score`, and the options of version 0.1.0 that they were."""
+"""`coupled-adam eval requests`, `answer` and `score`, and their former options of version 0.1.0."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from coupled_adam.evaluation.weights import load_run
 pytestmark = pytest.mark.usefixtures("small_index")
 
 
-def test_names_in_a_table_are_no_markup(folder: Path, tmp_path: Path) -> None:
+def test_names_in_a_table_are_not_markup(folder: Path, tmp_path: Path) -> None:
     requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
     write_requests(requests, RequestFile({"[/red]odd": [TokenRequest((1,), (2,))]}, {}))
     result = run("answer", folder / "run", requests, scores, "--no-loss")
@@ -51,7 +51,7 @@ def test_two_machines_need_lm_eval_here_and_only_torch_there(
     assert result.exit_code == 0, result.output
     assert "arc_easy" in result.stdout
 
-    shutil.rmtree(there / "checkpoints")  # they are large, and stay where the GPU is
+    shutil.rmtree(there / "checkpoints")  # they are large and stay on the GPU machine
     result = run("score", there, scores, *here)
     assert result.exit_code == 0, result.output
     direct = run(folder / "run", "--tasks", TASKS, *here, "--out", tmp_path / "direct.json")
@@ -79,7 +79,7 @@ def test_two_machines_need_lm_eval_here_and_only_torch_there(
     assert re.search(rf"{scores}: .*\brace\b.*\barc_easy, winogrande$", words), words
 
 
-def test_scores_of_a_stopped_answer_or_of_another_optimizer_are_told(folder: Path, tmp_path: Path) -> None:
+def test_incomplete_scores_and_scores_of_another_optimizer_are_reported(folder: Path, tmp_path: Path) -> None:
     requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
     here = ("--task-data", folder / "tasks")
     assert run("requests", folder / "run", requests, "--tasks", TASKS, *here).exit_code == 0
@@ -114,7 +114,7 @@ def test_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_scores_need_no_shards_of_the_corpus(folder: Path, tmp_path: Path) -> None:
-    """The folder of the corpus may be a copy of its manifest and tokenizer alone."""
+    """The folder of the corpus may contain only its manifest and tokenizer."""
     requests, scores = tmp_path / "requests.safetensors", tmp_path / "scores.safetensors"
     here = ("--task-data", folder / "tasks")
     config = (folder / "run" / "config.toml").read_text()
@@ -141,7 +141,7 @@ def test_scores_need_no_shards_of_the_corpus(folder: Path, tmp_path: Path) -> No
     assert "--tokenizer" in refused("score", tmp_path / "empty" / "run", scores, *here, "--fresh")
 
 
-def test_options_of_version_0_1_0_do_the_same_and_name_the_new_command(folder: Path, tmp_path: Path) -> None:
+def test_options_of_version_0_1_0_still_work_and_name_the_new_command(folder: Path, tmp_path: Path) -> None:
     here = ("--task-data", folder / "tasks")
     model, tokenizer = folder / "run", folder / "model" / "tokenizer.json"
     old, new = tmp_path / "old", tmp_path / "new"

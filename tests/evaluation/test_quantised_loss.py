@@ -1,4 +1,4 @@
-"""The loss with rounded vocabulary tables: against a model that was built with them, and nothing stays rounded."""
+"""The loss with rounded vocabulary tables, compared with a model built with them; the tables are restored."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def small_model(tied: bool) -> LanguageModel:
 
 
 def literally_rounded(table: torch.Tensor, integers: str, columns: int) -> torch.Tensor:
-    """Row by row, group by group, number by number."""
+    """Round row by row, group by group, number by number."""
     rounded = table.clone()
     for row in range(table.shape[0]):
         for first in range(0, table.shape[1], columns):
@@ -47,7 +47,7 @@ def literally_rounded(table: torch.Tensor, integers: str, columns: int) -> torch
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_losses_are_those_of_a_model_with_rounded_tables(tied: bool, tokens: Tokens) -> None:
+def test_losses_match_a_model_with_rounded_tables(tied: bool, tokens: Tokens) -> None:
     model = small_model(tied)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = quantised_losses(model, tokens)
@@ -67,7 +67,7 @@ def test_losses_are_those_of_a_model_with_rounded_tables(tied: bool, tokens: Tok
         assert torch.equal(value, before[name])
 
 
-def test_tables_are_whole_again_after_an_error() -> None:
+def test_tables_are_restored_after_an_error() -> None:
     model = small_model(True)
     before = model.get_parameter(model.output_table_name).detach().clone()
 

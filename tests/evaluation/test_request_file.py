@@ -1,4 +1,4 @@
-"""Request and score files: what is written is read again, and anything else is refused with its reason."""
+"""Request and score files: round trips, and invalid files are refused with the reason."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def answered(tmp_path: Path) -> Path:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
 @given(tasks=tasks, kept=st.dictionaries(st.text(), st.none() | st.integers() | st.text() | finite))
-def test_requests_are_read_as_they_were_written(
+def test_requests_are_read_back_unchanged(
     tmp_path: Path, tasks: dict[str, list[TokenRequest]], kept: dict[str, Any]
 ) -> None:
     file = RequestFile(tasks, kept)
@@ -76,7 +76,7 @@ def test_requests_are_read_as_they_were_written(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
 @given(tasks=tasks, data=st.data())
-def test_scores_are_read_as_they_were_written_and_found_by_tokens(
+def test_scores_are_read_back_unchanged_and_found_by_tokens(
     tmp_path: Path, tasks: dict[str, list[TokenRequest]], data: st.DataObject
 ) -> None:
     scores = {
@@ -92,7 +92,7 @@ def test_scores_are_read_as_they_were_written_and_found_by_tokens(
         assert list(read.scores[name].values()) == scores[name]
 
 
-def test_scores_are_found_whatever_the_order_of_the_requests_made_anew(answered: Path) -> None:
+def test_scores_are_found_in_any_order_of_rebuilt_requests(answered: Path) -> None:
     read = read_scores(answered)
     for task, requests in ASKED.tasks.items():
         for request, score in reversed(list(zip(requests, ANSWERS[task], strict=True))):
@@ -103,14 +103,14 @@ def test_scores_are_found_whatever_the_order_of_the_requests_made_anew(answered:
     assert (read.settings, read.requests_digest, read.model) == (ASKED.settings, ASKED.digest, MODEL)
 
 
-def test_scores_of_some_tasks_can_be_kept_until_the_others_come(tmp_path: Path) -> None:
+def test_scores_of_some_tasks_can_be_stored_before_the_others(tmp_path: Path) -> None:
     part = ScoreFile.of(ASKED, {"arc_challenge": ANSWERS["arc_challenge"]}, MODEL)
     write_scores(tmp_path / "scores", part)
     assert list(read_scores(tmp_path / "scores").scores) == ["arc_challenge"]
     assert part.requests_digest == ASKED.digest
 
 
-def test_a_score_too_few_is_not_overlooked() -> None:
+def test_a_missing_score_is_detected() -> None:
     with pytest.raises(ValueError, match="shorter"):
         ScoreFile.of(ASKED, {"arc_easy": ANSWERS["arc_easy"][:2]}, MODEL)
 
@@ -131,12 +131,12 @@ def test_requests_of_several_tasks_are_stored_once(asked: Path) -> None:
         {"arc_easy": [TokenRequest((5, 6, 7), (7,))], "arc_challenge": ASKED.tasks["arc_challenge"]},
     ],
 )
-def test_the_digest_is_that_of_names_and_tokens(other: dict[str, list[TokenRequest]]) -> None:
+def test_the_digest_covers_names_and_tokens(other: dict[str, list[TokenRequest]]) -> None:
     assert RequestFile(dict(ASKED.tasks), {"other": "settings"}).digest == ASKED.digest
     assert RequestFile(other, ASKED.settings).digest != ASKED.digest
 
 
-def test_where_the_continuation_begins_is_part_of_a_key() -> None:
+def test_the_start_of_the_continuation_is_part_of_the_key() -> None:
     sequence = (1, 2, 3, 4)
     keys = {TokenRequest(sequence[:k], sequence[k:]).key for k in (1, 2, 3)}
     assert len(keys) == 3
@@ -151,7 +151,7 @@ def test_requests_without_tokens_or_with_negative_ones_are_refused(
         TokenRequest(context, continuation)
 
 
-def test_a_file_is_replaced_as_a_whole_or_not_at_all(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_atomically(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill_the_disk(arrays: dict[str, np.ndarray], path: Path, metadata: dict[str, str]) -> None:
         path.write_bytes(b"half of it")
         raise SafetensorError("No space left on device")
@@ -187,7 +187,7 @@ def test_files_of_another_kind_are_refused(asked: Path, answered: Path, tmp_path
 
 
 @pytest.mark.parametrize("read", [read_requests, read_scores])
-def test_files_cut_off_anywhere_are_refused(read: Callable[[Path], Any], asked: Path, answered: Path) -> None:
+def test_truncated_files_are_refused(read: Callable[[Path], Any], asked: Path, answered: Path) -> None:
     path = asked if read is read_requests else answered
     whole = path.read_bytes()
     for length in {0, 1, 7, 8, 100, len(whole) // 2, len(whole) - 1}:
@@ -197,7 +197,7 @@ def test_files_cut_off_anywhere_are_refused(read: Callable[[Path], Any], asked: 
 
 
 @pytest.mark.parametrize("read", [read_requests, read_scores])
-def test_one_changed_bit_is_noticed(read: Callable[[Path], Any], asked: Path, answered: Path) -> None:
+def test_one_changed_bit_is_detected(read: Callable[[Path], Any], asked: Path, answered: Path) -> None:
     path = asked if read is read_requests else answered
     whole = bytearray(path.read_bytes())
     for place in (len(whole) - 1, len(whole) - 17, len(whole) - 40, bytes(whole).index(b"arc_easy") + 2):
@@ -209,7 +209,7 @@ def test_one_changed_bit_is_noticed(read: Callable[[Path], Any], asked: Path, an
 
 
 def written_by_hand(path: Path, form: str, record: dict[str, Any], **changed: np.ndarray | None) -> Path:
-    """The file with other arrays or another record, and a checksum that is right."""
+    """The file with other arrays or another record, and a valid checksum."""
     arrays = {name: array for name, array in (load_file(path) | changed).items() if array is not None}
     text = json.dumps(record)
     checksum = sha256(text.encode())
@@ -240,7 +240,7 @@ REQUEST_RECORD = {"tasks": [["arc_easy", 3], ["arc_challenge", 2]], "settings": 
         ({"offsets": np.array(0)}, r"\boffsets\b.*\bint64\b"),
     ],
 )
-def test_requests_that_do_not_fit_together_are_refused(asked: Path, changed: dict[str, Any], message: str) -> None:
+def test_inconsistent_requests_are_refused(asked: Path, changed: dict[str, Any], message: str) -> None:
     assert read_requests(written_by_hand(asked, requests_file.REQUESTS, REQUEST_RECORD)).tasks == ASKED.tasks
     with pytest.raises(ValueError, match=f"damaged, .*{message}"):
         read_requests(written_by_hand(asked, requests_file.REQUESTS, REQUEST_RECORD, **changed))
@@ -256,7 +256,7 @@ def test_requests_that_do_not_fit_together_are_refused(asked: Path, changed: dic
         ({"settings": None}, r"\bsettings\b"),
     ],
 )
-def test_records_that_do_not_fit_are_refused(asked: Path, record: dict[str, Any], message: str) -> None:
+def test_inconsistent_records_are_refused(asked: Path, record: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"damaged, .*{message}"):
         read_requests(written_by_hand(asked, requests_file.REQUESTS, REQUEST_RECORD | record))
 
@@ -270,7 +270,7 @@ def test_records_that_do_not_fit_are_refused(asked: Path, record: dict[str, Any]
         ({"is_greedy": np.zeros(5)}, r"\bis_greedy\b.*\bbool\b"),
     ],
 )
-def test_scores_that_do_not_fit_together_are_refused(answered: Path, changed: dict[str, Any], message: str) -> None:
+def test_inconsistent_scores_are_refused(answered: Path, changed: dict[str, Any], message: str) -> None:
     record = REQUEST_RECORD | {"requests_digest": "", "model": {}}
     with pytest.raises(ValueError, match=f"damaged, .*{message}"):
         read_scores(written_by_hand(answered, requests_file.SCORES, record, **changed))

@@ -1,4 +1,4 @@
-"""Scores of requests: against float64 one token at a time, and against lm-evaluation-harness on the exported model."""
+"""Scores of requests, compared with float64 one token at a time and with lm-evaluation-harness on the export."""
 
 import json
 from itertools import compress
@@ -35,7 +35,7 @@ def values(scores: list[Score]) -> list[float]:
     return [score.log_likelihood for score in scores]
 
 
-def test_scores_are_those_of_one_token_at_a_time(model: LanguageModel) -> None:
+def test_scores_match_one_token_at_a_time(model: LanguageModel) -> None:
     expected = [scored_one_by_one(model, request) for request in REQUESTS]
     found = score_requests(model, REQUESTS)
     assert values(found) == pytest.approx(values(expected), rel=1e-5)
@@ -43,9 +43,7 @@ def test_scores_are_those_of_one_token_at_a_time(model: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 4, T])
-def test_the_models_own_continuation_is_greedy_until_one_token_of_it_is_another(
-    model: LanguageModel, length: int
-) -> None:
+def test_the_models_own_continuation_is_greedy_unless_one_token_differs(model: LanguageModel, length: int) -> None:
     context = (1, 2, 3, 40, 50, 60, 70)
     own = greedy_continuation(model, context, length)
     requests = [TokenRequest(context, own)]
@@ -68,14 +66,14 @@ def the_harness(model: LanguageModel, folder: Path) -> Any:
     return harness
 
 
-def test_scores_are_those_of_the_harness_on_the_exported_model(model: LanguageModel, tmp_path: Path) -> None:
+def test_scores_match_the_harness_on_the_exported_model(model: LanguageModel, tmp_path: Path) -> None:
     harness = the_harness(model, tmp_path)
     context = (5, 6, 7)
     requests = [*REQUESTS, TokenRequest(context, greedy_continuation(model, context, 3))]
     found = score_requests(model, requests)
     asked = [(("", ""), list(request.context), list(request.continuation)) for request in requests]
-    # By default it computes requests of one input together too, and then takes the wrong positions where their
-    # continuations begin at different ones. No task asks that, so both ways are compared, the first without those.
+    # By default the harness also batches requests with the same input, and uses wrong positions if their
+    # continuations start at different ones. No task does that. Both modes are compared, the default without those.
     begins: dict[tuple[int, ...], set[int]] = {}
     for request in requests:
         begins.setdefault((request.context + request.continuation)[:-1], set()).add(len(request.context))
@@ -101,7 +99,7 @@ def test_scores_do_not_depend_on_the_size_of_passes_and_chunks(
     assert values(found) == pytest.approx(expected, rel=1e-5)
 
 
-def test_passes_keep_to_the_budget_and_inputs_are_read_once(
+def test_passes_stay_within_the_budget_and_inputs_are_read_once(
     gpt2: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[torch.Tensor] = []
@@ -115,7 +113,7 @@ def test_passes_keep_to_the_budget_and_inputs_are_read_once(
     assert [tokens.shape[1] for tokens in seen] == sorted((tokens.shape[1] for tokens in seen), reverse=True)
 
 
-def test_logits_are_taken_of_continuations_alone(gpt2: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_computed_only_for_continuations(gpt2: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     take = torch.nn.functional.log_softmax
     monkeypatch.setattr(
@@ -132,18 +130,18 @@ def test_padding_rows_of_the_table_are_part_of_the_softmax(gpt2: LanguageModel) 
     before = score_requests(gpt2, [request])[0].log_likelihood
     with torch.no_grad():
         hidden = gpt2.hidden_states(torch.tensor([[1, 2]]))[0, -1]
-        gpt2.lm_head.weight[ROWS - 1] = hidden  # a row beyond the tokenizer that becomes likely
+        gpt2.lm_head.weight[ROWS - 1] = hidden  # make a row beyond the tokenizer likely
     assert score_requests(gpt2, [request])[0].log_likelihood < before - 1
 
 
-def test_bf16_is_near_to_float32_but_another(gpt2: LanguageModel) -> None:
+def test_bf16_is_close_to_float32_but_not_equal(gpt2: LanguageModel) -> None:
     exact, rough = (values(score_requests(gpt2, REQUESTS, precision=name)) for name in ("float32", "bf16"))
     assert rough == pytest.approx(exact, rel=0.05)
     assert rough != exact
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_training_mode_and_gradients_are_left_alone(gpt2: LanguageModel, training: bool) -> None:
+def test_training_mode_and_gradients_are_unchanged(gpt2: LanguageModel, training: bool) -> None:
     gpt2.train(training)
     modes: list[bool] = []
     score_requests(gpt2, REQUESTS, on_progress=lambda done, total: modes.append(gpt2.training))

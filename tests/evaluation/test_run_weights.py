@@ -16,7 +16,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("tied", ["true", "false"])
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_model_of_a_run_computes_what_was_saved(architecture: str, tied: str, tmp_path: Path, corpus: Path) -> None:
+def test_the_model_of_a_run_has_the_saved_weights(architecture: str, tied: str, tmp_path: Path, corpus: Path) -> None:
     settings = [f"model.architecture={architecture}", f"model.tied={tied}"]
     saved = write_run(tmp_path / "run", corpus, overrides=settings)
     loaded, config, found = load_run(tmp_path / "run")
@@ -29,7 +29,7 @@ def test_model_of_a_run_computes_what_was_saved(architecture: str, tied: str, tm
     assert found.folder == corpus
 
 
-def test_loaded_model_can_be_trained_on(tmp_path: Path, corpus: Path) -> None:
+def test_a_loaded_model_can_be_trained_further(tmp_path: Path, corpus: Path) -> None:
     write_run(tmp_path / "run", corpus)
     model, _, _ = load_run(tmp_path / "run")
     tokens = some_tokens(model.config)
@@ -37,7 +37,7 @@ def test_loaded_model_can_be_trained_on(tmp_path: Path, corpus: Path) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_the_newest_checkpoint_is_taken_unless_a_step_is_given(tmp_path: Path, corpus: Path) -> None:
+def test_the_newest_checkpoint_is_used_unless_a_step_is_given(tmp_path: Path, corpus: Path) -> None:
     write_run(tmp_path / "run", corpus, steps=[5, 20, 10])
     for step, seed in ((None, 20), (5, 5), (10, 10)):
         model, _, _ = load_run(tmp_path / "run", step)
@@ -46,7 +46,7 @@ def test_the_newest_checkpoint_is_taken_unless_a_step_is_given(tmp_path: Path, c
         load_run(tmp_path / "run", 7)
 
 
-def test_damaged_checkpoints_are_passed_over_with_a_warning(tmp_path: Path, corpus: Path) -> None:
+def test_damaged_checkpoints_are_skipped_with_a_warning(tmp_path: Path, corpus: Path) -> None:
     write_run(tmp_path / "run", corpus, steps=[5, 20])
     newest = tmp_path / "run" / "checkpoints" / "step-000000020"
     largest = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
@@ -58,7 +58,7 @@ def test_damaged_checkpoints_are_passed_over_with_a_warning(tmp_path: Path, corp
         load_run(tmp_path / "run", 20)
 
 
-def test_random_numbers_of_the_caller_are_left_alone(tmp_path: Path, corpus: Path) -> None:
+def test_the_callers_random_state_is_unchanged(tmp_path: Path, corpus: Path) -> None:
     write_run(tmp_path / "run", corpus)
     torch.manual_seed(3)
     expected = torch.rand(4)
@@ -85,7 +85,7 @@ def test_corpus_that_has_changed_since_is_refused(tmp_path: Path, corpus: Path) 
         load_run(tmp_path / "run")
 
 
-def test_folder_that_is_no_run_is_refused(tmp_path: Path, corpus: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(ValueError, match=rf"^{tmp_path / 'nothing'}: .*config\.toml.*`coupled-adam train`"):
         load_run(tmp_path / "nothing")
     write_run(tmp_path / "run", corpus, steps=[1])

@@ -1,4 +1,4 @@
-"""A folder that could not be written is named as the user named it, never by its temporary name."""
+"""Errors name a folder by the user's path, never by its temporary name."""
 
 import errno
 from pathlib import Path

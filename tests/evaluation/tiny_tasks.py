@@ -1,4 +1,4 @@
-"""A few documents of each of the paper's tasks, in the fields that the datasets on the Hub have, and a run to evaluate.
+"""A few documents of each of the paper's tasks, with the fields of the datasets on the Hub, and a run to evaluate.
 
 All texts are made up here.
 """
@@ -84,7 +84,7 @@ DOCUMENTS: dict[str, list[dict[str, Any]]] = {
 
 
 def write_tasks(folder: Path) -> Path:
-    """A folder as `--task-data` takes it."""
+    """Write a folder for `--task-data`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, documents in DOCUMENTS.items():
         lines = [json.dumps(document, ensure_ascii=False) for document in documents]
@@ -93,9 +93,9 @@ def write_tasks(folder: Path) -> Path:
 
 
 def write_evaluated_run(folder: Path, steps: Sequence[int] = (10,), **changes: object) -> LanguageModel:
-    """A run and its corpus, which has a test split, in `folder`; the model of the last step.
+    """Write a run and its corpus with a test split into `folder`; return the model of the last step.
 
-    The context is short, so that the prompts of RACE and TruthfulQA are cut.
+    The context is short, so that the prompts of RACE and TruthfulQA are truncated.
     """
     corpus = write_corpus(folder / "corpus").folder
     tokens = (np.arange(203) % 290).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""What tests on a GPU ask for by name."""
+"""Fixtures for tests on a GPU."""
 
 from collections.abc import Iterator
 

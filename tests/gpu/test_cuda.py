@@ -1,4 +1,4 @@
-"""The Triton kernels on a real GPU: exact, deterministic, without waiting for the device, at any size."""
+"""The Triton kernels on a real GPU: exact, deterministic, without synchronisation, at any size."""
 
 import copy
 import sys
@@ -36,7 +36,7 @@ def to_oracle(options: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(params=["triton", "blockwise"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both implementations on the GPU; the second is what runs where Triton is missing."""
+    """Both implementations on the GPU; the second runs if Triton is missing."""
     if request.param == "blockwise":
         monkeypatch.setattr(table_step, "kernels_for", lambda tensor: blockwise)
         monkeypatch.setattr(table_step, "family_kernels_for", lambda tensor: family_blockwise)
@@ -114,7 +114,7 @@ def test_two_runs_are_bitwise_equal() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [1.0, 1e10, 3e18, 1e25, 3e38])
 @pytest.mark.parametrize("shape", [(53, 19), (50_304, 768)], ids=str)
-def test_column_sums_of_huge_gradients_are_those_of_float64(
+def test_column_sums_of_huge_gradients_equal_float64_sums(
     shape: tuple[int, int], size: float, dtype: torch.dtype
 ) -> None:
     grad = (torch.rand(shape, device="cuda") * size).to(dtype)
@@ -125,7 +125,7 @@ def test_column_sums_of_huge_gradients_are_those_of_float64(
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"max_grad_norm": 1.0}], ids=str)
 @pytest.mark.parametrize("size", [3e18, 1e20])
-def test_huge_gradients_are_followed_as_by_algorithm_1(path: str, size: float, options: dict[str, Any]) -> None:
+def test_updates_with_huge_gradients_follow_algorithm_1(path: str, size: float, options: dict[str, Any]) -> None:
     param = table((530, 190), device="cuda")
     grads = gradients((530, 190), 3, device="cuda")
     grads[0] = grads[0].sign() * size
@@ -142,7 +142,7 @@ def test_huge_gradients_are_followed_as_by_algorithm_1(path: str, size: float, o
 @pytest.mark.parametrize("where", ["table", "standard"])
 @pytest.mark.parametrize("size", [1e19, 3e38])
 @pytest.mark.parametrize("flags", [{}, {"fused": True}], ids=str)
-def test_clipped_parameters_survive_what_adamw_survives(
+def test_clipped_parameters_survive_gradients_that_adamw_survives(
     path: str, flags: dict[str, Any], size: float, where: str
 ) -> None:
     param, other = table((230, 60), device="cuda"), nn.Parameter(torch.randn(70, 30, device="cuda"))
@@ -305,7 +305,7 @@ def full_gradient(param: Tensor) -> Tensor:
 
 
 def test_fsdp2_on_one_gpu_equals_the_plain_model(tmp_path: Path) -> None:
-    """One rank, but the real path: DTensor, NCCL, the asynchronous all-reduce beside the Triton kernels."""
+    """One rank, but the real path: DTensor, NCCL, and the asynchronous all-reduce with the Triton kernels."""
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import distribute_tensor

@@ -1,4 +1,4 @@
-"""Checkpoints of a run on a GPU: staged through page-locked memory, and continued bit for bit."""
+"""Checkpoints of a run on a GPU: staged through page-locked memory, and bitwise equal after resuming."""
 
 from pathlib import Path
 
@@ -30,12 +30,12 @@ def train(model: nn.Module, optimizer: CoupledAdamW, steps: int) -> None:
 
 
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, capturable: bool) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, capturable: bool) -> None:
     model, optimizer = model_and_optimizer(capturable)
     train(model, optimizer, 3)
     writer = CheckpointWriter(tmp_path, keep=1)
     writer.save(3, training_tensors(model, [optimizer]), {})
-    train(model, optimizer, 3)  # at once: nothing of it may reach the file
+    train(model, optimizer, 3)  # immediately: no change may reach the file
     writer.wait()
     expected = {name: tensor.clone() for name, tensor in training_tensors(model, [optimizer]).items()}
 
@@ -50,7 +50,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, capturable: bool
     assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
 
 
-def test_the_host_memory_is_page_locked_and_little_more_than_the_tensors() -> None:
+def test_the_host_memory_is_page_locked_and_hardly_larger_than_the_tensors() -> None:
     tensors = {f"model.{i}": torch.full((300_000 + i,), float(i), device="cuda") for i in range(400)}  # 480 MB
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     staged = Staging().stage(tensors, rank=0, ranks=1)

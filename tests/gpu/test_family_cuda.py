@@ -1,4 +1,4 @@
-"""The Triton kernels of the family of second moments on a real GPU, against torch operations on the CPU."""
+"""The family's Triton kernels on a real GPU, compared with torch operations on the CPU."""
 
 import copy
 import dataclasses
@@ -30,7 +30,7 @@ def kernels() -> ModuleType:
 
 
 def to(table: Table, device: str, *, step: bool = False) -> Table:
-    """A copy on another device; the step count stays on the host unless asked for."""
+    """A copy on another device; the step count stays on the host by default."""
     tensors: dict[str, Tensor] = {}
     for field in dataclasses.fields(table):
         value = getattr(table, field.name)
@@ -48,8 +48,8 @@ def to(table: Table, device: str, *, step: bool = False) -> Table:
 @STEPS
 @pytest.mark.parametrize("V", [1, 1501])
 @pytest.mark.parametrize("H", [1, 70, 768, 1000, 4096, 8192, 9000])
-def test_every_width_gives_what_torch_operations_give(kernels: ModuleType, take_step: Any, H: int, V: int) -> None:
-    # Of a single row nothing is left without its mean.
+def test_every_width_agrees_with_torch_operations(kernels: ModuleType, take_step: Any, H: int, V: int) -> None:
+    # A single row without its mean is zero.
     expected = make_table((V, H), padding=V // 100, weight_decay=0.1, mean_free=V > 1)
     value = to(expected, "cuda")
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_every_width_gives_what_torch_operations_give(kernels: ModuleType, take_
     ],
     ids=str,
 )
-def test_every_option_gives_what_torch_operations_give(
+def test_every_option_agrees_with_torch_operations(
     kernels: ModuleType, take_step: Any, options: dict[str, Any]
 ) -> None:
     expected = make_table((1501, 768), **options)
@@ -84,7 +84,7 @@ def test_every_option_gives_what_torch_operations_give(
 @STEPS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("which", [(0, 1, 2), (0, 1), (2,)], ids=str)
-def test_param_gradient_and_moment_may_each_be_narrow(
+def test_param_gradient_and_moment_may_each_have_a_narrow_dtype(
     kernels: ModuleType, take_step: Any, which: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     dtypes = [dtype if i in which else torch.float32 for i in range(3)]
@@ -119,7 +119,7 @@ def test_any_stride_is_accepted(kernels: ModuleType, take_step: Any, layout: str
 @STEPS
 @pytest.mark.parametrize("H", [768, 9000])
 @pytest.mark.parametrize("size", [3e18, 1e25, 1e38])
-def test_huge_gradients_are_followed_as_by_torch_operations(
+def test_updates_with_huge_gradients_agree_with_torch_operations(
     kernels: ModuleType, take_step: Any, H: int, size: float
 ) -> None:
     expected = make_table((1501, H), size=size, padding=1)
@@ -174,9 +174,7 @@ def test_two_runs_are_bitwise_equal(kernels: ModuleType, take_step: Any) -> None
 
 
 @STEPS
-def test_nothing_waits_for_the_device_and_no_temporary_has_the_size_of_a_table(
-    kernels: ModuleType, take_step: Any
-) -> None:
+def test_the_host_never_waits_and_no_temporary_has_the_size_of_a_table(kernels: ModuleType, take_step: Any) -> None:
     table = to(make_table((50_304, 768)), "cuda", step=True)
     take_step(kernels, table)
     torch.cuda.synchronize()
@@ -193,7 +191,7 @@ def test_nothing_waits_for_the_device_and_no_temporary_has_the_size_of_a_table(
 
 @STEPS
 @pytest.mark.parametrize("mean_free", [True, False])
-def test_a_graph_reads_learning_rate_and_exponents_anew(kernels: ModuleType, take_step: Any, mean_free: bool) -> None:
+def test_a_graph_rereads_learning_rate_and_exponents(kernels: ModuleType, take_step: Any, mean_free: bool) -> None:
     numbers = {"lr": torch.tensor(0.01), "row_exponent": torch.tensor(0.25), "column_exponent": torch.tensor(1.0)}
     plain = make_table((1501, 768), weight_decay=0.1, mean_free=mean_free, **numbers)
     value = to(plain, "cuda", step=True)

@@ -1,4 +1,4 @@
-"""The recorded step with members of the family of second moments, also where the row exponent is annealed."""
+"""The recorded step with members of the family of second moments, including an annealed row exponent."""
 
 import sys
 from pathlib import Path
@@ -47,7 +47,7 @@ def exponent_of(member: dict[str, Any], step: int) -> float | None:
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("name", MEMBERS)
-def test_recorded_step_is_the_plain_one_bit_for_bit_while_the_exponent_changes(name: str, parts: int) -> None:
+def test_recorded_step_is_bitwise_equal_to_the_plain_one_while_the_exponent_changes(name: str, parts: int) -> None:
     member = MEMBERS[name]
     plain, recorded = small_model(), small_model()
     plain_optimizers, recorded_optimizers = (optimizers_of(model, member) for model in (plain, recorded))
@@ -78,7 +78,7 @@ def test_step_with_an_annealed_exponent_does_not_wait_for_the_device(cuda_graphs
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_run_with_graphs_gives_the_curve_of_one_without(name: str, tmp_path: Path) -> None:
+def test_run_with_graphs_has_the_same_curve_as_one_without(name: str, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     losses = {}
     for graphs in (False, True):

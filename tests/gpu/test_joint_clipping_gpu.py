@@ -1,4 +1,4 @@
-"""Clipping two optimizers by one norm on a GPU: without waiting for the device, and in a CUDA graph."""
+"""Clipping two optimizers by one norm on a GPU: without synchronisation, and in a CUDA graph."""
 
 import copy
 import sys
@@ -36,12 +36,12 @@ def set_gradients(*models: nn.Module) -> None:
 
 @pytest.mark.parametrize("muon", [False, True])
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
-def test_nothing_waits_for_the_device(flags: dict[str, Any], muon: bool) -> None:
+def test_the_host_never_waits_for_the_device(flags: dict[str, Any], muon: bool) -> None:
     model = LanguageModel().cuda()
     optimizers = two_optimizers(model, muon, **flags)
     clip_together(*optimizers, max_norm=0.1)
     set_gradients(model)
-    for optimizer in optimizers:  # compiles kernels, makes state
+    for optimizer in optimizers:  # compiles kernels and creates state
         optimizer.step()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -53,7 +53,7 @@ def test_nothing_waits_for_the_device(flags: dict[str, Any], muon: bool) -> None
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
-def test_a_cuda_graph_replays_both_steps_as_clip_grad_norm_before_them(flags: dict[str, Any]) -> None:
+def test_a_cuda_graph_of_both_steps_equals_clip_grad_norm_before_them(flags: dict[str, Any]) -> None:
     torch.manual_seed(0)
     captured = LanguageModel().cuda()
     eager = copy.deepcopy(captured)

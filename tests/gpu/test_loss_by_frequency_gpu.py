@@ -1,4 +1,4 @@
-"""Loss and calibration by token frequency on a real GPU: float32 as on the CPU, bf16 near to it."""
+"""Loss and calibration by token frequency on a real GPU: float32 as on the CPU, bf16 close to it."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def model() -> LanguageModel:
 
 
 def losses(model: LanguageModel, folder: Path, device: str, *, bf16: bool = False) -> SplitLoss:
-    """Of a text in which tokens are about as frequent as in training."""
+    """Bins of a text in which tokens are about as frequent as in training."""
     generator = np.random.default_rng(0)
     generator.choice(V, 40 * T + 17, p=COUNTS / COUNTS.sum()).astype("<u2").tofile(folder / "test.bin")
     tokens = Tokens([folder / "test.bin"], "uint16", V, "split test")
@@ -35,7 +35,7 @@ def losses(model: LanguageModel, folder: Path, device: str, *, bf16: bool = Fals
 
 
 @pytest.mark.parametrize(("bf16", "accuracy"), [(False, 1e-4), (True, 5e-2)])
-def test_bins_are_those_of_the_cpu(model: LanguageModel, tmp_path: Path, bf16: bool, accuracy: float) -> None:
+def test_bins_agree_with_the_cpu(model: LanguageModel, tmp_path: Path, bf16: bool, accuracy: float) -> None:
     there, here = (losses(model, tmp_path, "cuda", bf16=bf16), losses(model, tmp_path, "cpu"))
     assert there.by_frequency is not None
     assert here.by_frequency is not None
@@ -47,8 +47,8 @@ def test_bins_are_those_of_the_cpu(model: LanguageModel, tmp_path: Path, bf16: b
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_loss_is_that_without_bins(model: LanguageModel, tmp_path: Path, bf16: bool) -> None:
-    """The loss alone comes from a kernel of ours, with bins from torch."""
+def test_loss_is_the_same_without_bins(model: LanguageModel, tmp_path: Path, bf16: bool) -> None:
+    """Without bins the loss is computed by our kernel, with bins by torch."""
     together = losses(model, tmp_path, "cuda", bf16=bf16)
     tokens = Tokens([tmp_path / "test.bin"], "uint16", V, "split test")
     assert together.loss == pytest.approx(loss_over(model, tokens, bf16=bf16).loss, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Models and their loss on a real GPU: float32 as on the CPU, bf16 as near to it as torch's own autocast."""
+"""Models and their loss on a real GPU: float32 as on the CPU, bf16 as close to it as torch's own autocast."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def gradients(model: LanguageModel, device: str, autocast: bool, compiled: bool 
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_float32_is_that_of_the_cpu(architecture: str) -> None:
+def test_float32_agrees_with_the_cpu(architecture: str) -> None:
     model = model_of(architecture)
     expected, expected_gradients = gradients(model, "cpu", autocast=False)
     value, actual = gradients(model, "cuda", autocast=False)
@@ -54,7 +54,7 @@ def test_float32_is_that_of_the_cpu(architecture: str) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_bf16_is_as_near_as_torchs_own(architecture: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_as_close_as_torchs_own(architecture: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(architecture)
     exact, exact_gradients = gradients(model, "cpu", autocast=False)
     value, actual = gradients(model, "cuda", autocast=True, compiled=compiled)
@@ -107,7 +107,7 @@ def test_a_logit_far_above_the_targets_does_not_overflow() -> None:
     torch.testing.assert_close(hidden.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_all_logits_are_never_held() -> None:
+def test_the_logits_are_never_all_in_memory() -> None:
     N, rows, H = 32768, 50304, 64
     hidden = torch.randn(N, H, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(rows, H, device="cuda", requires_grad=True)

@@ -1,4 +1,4 @@
-"""The light measures of the embeddings on a real GPU: as on the CPU, without waiting, with little memory."""
+"""The light measures of the embeddings on a real GPU: as on the CPU, without synchronisation, with little memory."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ V, H = 50_304, 768
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_light_measures_on_a_gpu_equal_those_on_the_cpu_and_never_wait(dtype: torch.dtype) -> None:
+def test_the_light_measures_on_a_gpu_equal_those_on_the_cpu_and_never_synchronise(dtype: torch.dtype) -> None:
     table = (torch.randn(V, H, generator=torch.Generator().manual_seed(0)) + 0.1).to(dtype)
     on_gpu = table.cuda()
     light_measures({"output": on_gpu}, V - 47)  # loads the kernels

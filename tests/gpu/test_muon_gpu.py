@@ -1,4 +1,4 @@
-"""BatchedMuon on a real GPU: its numbers, its step as a CUDA graph, and that it never waits for the device."""
+"""BatchedMuon on a real GPU: its results, its step as a CUDA graph, and that the host never waits for the device."""
 
 import sys
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def on_gpu(seed: int = 0, dtype: torch.dtype = torch.float32) -> list[nn.Paramet
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Make torch raise where the host would wait for the device."""
+    """Make torch raise an error if the host would wait for the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -54,7 +54,7 @@ def test_bfloat16_iteration_agrees_with_torch_within_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_step_as_a_cuda_graph_is_the_plain_step_and_follows_the_learning_rate(dtype: torch.dtype) -> None:
+def test_step_as_a_cuda_graph_equals_the_plain_step_and_follows_the_learning_rate(dtype: torch.dtype) -> None:
     recorded, plain = on_gpu(dtype=dtype), on_gpu(dtype=dtype)
     steps = [[g.cuda() for g in step] for step in gradients_like(plain, 4)]
     lr = torch.tensor(0.02, device="cuda")
@@ -66,7 +66,7 @@ def test_step_as_a_cuda_graph_is_the_plain_step_and_follows_the_learning_rate(dt
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        optimizer.step()  # cuBLAS makes its workspace
+        optimizer.step()  # cuBLAS allocates its workspace
     torch.cuda.current_stream().wait_stream(stream)
     with torch.no_grad():
         for p, value in zip(recorded, values, strict=True):

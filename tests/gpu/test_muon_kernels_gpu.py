@@ -1,4 +1,4 @@
-"""The kernels of BatchedMuon on a real GPU: torch operations' numbers, CUDA graphs, no waiting, few launches."""
+"""BatchedMuon's kernels on a real GPU: results of torch operations, CUDA graphs, no synchronisation, few launches."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from muon_reference import gradients_like, matrices, muon_reference, relative_er
 from test_joint_clipping import LanguageModel
 
 pytestmark = pytest.mark.gpu
-# Those of a small GPT-2, which share a padded batch; odd ones, rows and columns.
+# The matrices of a small GPT-2, which share a padded batch; odd shapes, rows and columns.
 SMALL_GPT2 = ((384, 384), (384, 1536), (1152, 384), (1536, 384))
 SHAPES = (*SMALL_GPT2, (127, 131), (131, 127), (1, 77), (77, 1), (1, 1), (3, 2000))
 
@@ -33,7 +33,7 @@ def gradients_of(params: Sequence[Tensor], steps: int) -> list[list[Tensor]]:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the kernels that are launched."""
+    """Names of the launched kernels."""
     from coupled_adam.optimizer import muon_kernels
 
     names: list[str] = []
@@ -76,11 +76,11 @@ def test_float32_iteration_follows_the_literal_one_in_float64(launches: list[str
         {"nesterov": False, "weight_decay": 0.0},
         {"momentum": 0.0, "lr": torch.tensor([0.02])},
         {"momentum": 0.3},
-        {"momentum": 0, "weight_decay": 0, "lr": 1},  # whole numbers: a compiled kernel takes floats
+        {"momentum": 0, "weight_decay": 0, "lr": 1},  # integers: a compiled kernel expects floats
     ],
     ids=str,
 )
-def test_every_option_gives_what_torch_operations_give(options: dict[str, Any]) -> None:
+def test_every_option_agrees_with_torch_operations(options: dict[str, Any]) -> None:
     ours, theirs = on_gpu(), on_gpu()
     steps = gradients_of(ours, 3)
     settings: dict[str, Any] = {"lr": 0.02, "ns_dtype": "float32"} | options
@@ -96,7 +96,7 @@ def test_every_option_gives_what_torch_operations_give(options: dict[str, Any]) 
 
 
 @pytest.mark.usefixtures("exact_float32")
-def test_programs_that_work_on_several_tiles_give_what_torch_operations_give() -> None:
+def test_programs_with_several_tiles_agree_with_torch_operations() -> None:
     shapes = ((2048, 2560), (2560, 2048))
     ours, theirs = on_gpu(shapes), on_gpu(shapes)
     steps = gradients_of(ours, 1)
@@ -149,8 +149,8 @@ def test_any_stride_and_alignment_is_accepted(layout: str, launches: list[str]) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_step_as_a_cuda_graph_is_the_plain_step_bit_for_bit(dtype: torch.dtype) -> None:
-    """Also with a clipping factor that a graph reads from the device."""
+def test_step_as_a_cuda_graph_is_bitwise_equal_to_the_plain_step(dtype: torch.dtype) -> None:
+    """Also with a clipping factor that the graph reads from the device."""
     recorded, plain = on_gpu(dtype=dtype), on_gpu(dtype=dtype)
     steps = gradients_of(plain, 4)
     lr, factor = torch.tensor(0.02, device="cuda"), torch.tensor(1.0, device="cuda")
@@ -163,7 +163,7 @@ def test_step_as_a_cuda_graph_is_the_plain_step_bit_for_bit(dtype: torch.dtype) 
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         optimizer.grad_factor = factor
-        optimizer.step()  # kernels are compiled, cuBLAS makes its workspace
+        optimizer.step()  # compiles kernels; cuBLAS allocates its workspace
     torch.cuda.current_stream().wait_stream(stream)
     with torch.no_grad():
         for p, value in zip(recorded, values, strict=True):
@@ -244,7 +244,7 @@ def test_two_runs_are_bitwise_equal() -> None:
     assert all(torch.equal(p, q) for p, q in zip(*runs, strict=True))
 
 
-def test_six_blocks_take_nine_launches_beside_the_products(launches: list[str]) -> None:
+def test_six_blocks_take_nine_launches_besides_the_products(launches: list[str]) -> None:
     """Four shapes of six matrices each share a batch."""
     params = on_gpu(SMALL_GPT2 * 6)
     optimizer = BatchedMuon(params, lr=torch.tensor(0.02, device="cuda"), capturable=True)
@@ -258,4 +258,4 @@ def test_six_blocks_take_nine_launches_beside_the_products(launches: list[str]) 
         torch.cuda.synchronize()
     on_device = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     kernels = [event.name for event in on_device if not event.name.startswith("Optimizer.")]
-    assert len(kernels) <= 9 + 25 + 6, kernels  # five rounds of three products and two copies; some room for cuBLAS
+    assert len(kernels) <= 9 + 25 + 6, kernels  # five rounds of three products and two copies, with a margin for cuBLAS

@@ -1,4 +1,4 @@
-"""The recorded step with Muon: the numbers of the plain one, bit for bit."""
+"""The recorded step with Muon is bitwise equal to the plain one."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ __all__ = ["deterministic"]  # a fixture
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("embeddings", ["coupled", "adamw"])
-def test_a_recorded_step_with_muon_is_the_plain_one_bit_for_bit(embeddings: str, parts: int) -> None:
+def test_a_recorded_step_with_muon_is_bitwise_equal_to_the_plain_one(embeddings: str, parts: int) -> None:
     section = OptimizerSection(
         embeddings=embeddings,
         lr=1e-3,

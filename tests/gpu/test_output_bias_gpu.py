@@ -1,4 +1,4 @@
-"""The bias of the logits on a real GPU: its kernels against float64, and runs that have one."""
+"""The bias of the logits on a real GPU: its kernels compared with float64, and runs with a bias."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ BIAS = "model.lm_head.bias"
 
 
 def inputs(N: int, V: int, H: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states (N, H), weight (V, H), bias (V,), as log probabilities are, and targets, some of them ignored."""
+    """Hidden states (N, H), weight (V, H), bias (V,) like log probabilities, and targets, some of them ignored."""
     generator = torch.Generator("cuda").manual_seed(0)
     hidden = torch.randn(N, H, device="cuda", generator=generator).requires_grad_()
     weight = (0.3 * torch.randn(V, H, device="cuda", generator=generator)).requires_grad_()
@@ -81,13 +81,13 @@ def test_bf16_rounds_the_products_and_not_the_bias(
     with torch.autocast("cuda", torch.bfloat16):
         actual = linear_cross_entropy(hidden, weight, targets, bias=bias, z_loss=0.01, reduction=reduction)
     assert actual.dtype == torch.float32
-    # The logits without the bias are of size 10 at most here, and rounded to 8 bits.
+    # The logits without the bias are at most 10 here, and rounded to 8 bits.
     torch.testing.assert_close(actual.double(), expected.detach(), rtol=0, atol=0.05)
     actual.sum().backward()
     expected.sum().backward()
     for tensor, reference in zip(tensors, exact, strict=True):
         assert relative_error(tensor.grad, reference.grad) < 2e-2
-    # Of hidden states that are zero nothing is rounded.
+    # With zero hidden states nothing is rounded.
     alone = linear_cross_entropy(torch.zeros_like(hidden).bfloat16(), weight.bfloat16(), targets, bias=bias)
     assert alone.item() == pytest.approx(F.cross_entropy(bias.double().expand(N, V), targets).item(), abs=1e-5)
 
@@ -100,7 +100,7 @@ def test_a_fixed_bias_costs_no_memory_of_the_size_of_a_chunk() -> None:
     targets = torch.randint(0, V, (N,), device="cuda")
     peaks = []
     for given in (None, bias, bias.clone().requires_grad_()):
-        for _ in range(2):  # kernels are compiled in the first pass
+        for _ in range(2):  # the first pass compiles kernels
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -123,7 +123,7 @@ def gpu_config(corpus: Path, kind: str, **training: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "learned"])
-def test_a_compiled_run_as_graphs_follows_the_cpu(kind: str, corpus: Path, tmp_path: Path) -> None:
+def test_a_compiled_run_with_graphs_follows_the_cpu(kind: str, corpus: Path, tmp_path: Path) -> None:
     train(gpu_config(corpus, kind), tmp_path / "gpu")
     train(gpu_config(corpus, kind, device="cpu"), tmp_path / "cpu")
     for ours, expected in zip(rows(tmp_path / "gpu"), rows(tmp_path / "cpu"), strict=True):
@@ -137,7 +137,7 @@ def test_a_compiled_run_as_graphs_follows_the_cpu(kind: str, corpus: Path, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["unigram", "learned"])
-def test_a_deterministic_run_resumes_bit_exactly(
+def test_a_resumed_deterministic_run_is_bitwise_equal(
     kind: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = gpu_config(corpus, kind, deterministic=True, compile=False)

@@ -1,4 +1,4 @@
-"""Scores of requests on a real GPU: float32 as on the CPU, bf16 near to it, and bf16 unless told otherwise."""
+"""Scores of requests on a real GPU: float32 as on the CPU, bf16 close to it, and bf16 by default."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def requests() -> list[TokenRequest]:
-    """Of all lengths, some too long for the model, some with the same context."""
+    """Requests of all lengths, some too long for the model, some with the same context."""
     generator = np.random.default_rng(0)
     requests = []
     for before, after in zip(generator.integers(1, 200, 60), generator.integers(1, 30, 60), strict=True):
@@ -38,14 +38,14 @@ def values(scores: list[Score]) -> list[float]:
     return [score.log_likelihood for score in scores]
 
 
-def test_float32_is_that_of_the_cpu(model: LanguageModel, requests: list[TokenRequest]) -> None:
+def test_float32_agrees_with_the_cpu(model: LanguageModel, requests: list[TokenRequest]) -> None:
     expected = score_requests(model.cpu(), requests)
     found = score_requests(model.cuda(), requests, precision="float32", tokens_at_once=1000)
     assert values(found) == pytest.approx(values(expected), rel=1e-5)
     assert [score.is_greedy for score in found] == [score.is_greedy for score in expected]
 
 
-def test_bf16_is_the_default_and_near_to_float32(model: LanguageModel, requests: list[TokenRequest]) -> None:
+def test_bf16_is_the_default_and_close_to_float32(model: LanguageModel, requests: list[TokenRequest]) -> None:
     model.cuda()
     assert default_precision(torch.device("cuda")) == "bf16"
     exact, rough, default = (
@@ -66,7 +66,7 @@ def test_bf16_does_not_depend_on_the_size_of_passes(model: LanguageModel, reques
 
 def test_memory_for_logits_is_bounded(model: LanguageModel) -> None:
     model.cuda()
-    requests = [TokenRequest((number,), (1,) * T) for number in range(400)]  # logits of 1 GB, were they there at once
+    requests = [TokenRequest((number,), (1,) * T) for number in range(400)]  # all logits together would have 1 GB
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     score_requests(model, requests)

@@ -1,4 +1,4 @@
-"""First moments in bfloat16 on a real GPU: the bits of the CPU, new ones in each replay, and no waiting."""
+"""First moments in bfloat16 on a real GPU: the bits of the CPU, new bits in each replay, and no synchronisation."""
 
 import copy
 import sys
@@ -29,7 +29,7 @@ SPECIAL = [0.0, -0.0, 1.0, 2.0**-149, -(2.0**-130), 3.3895313892515355e38, -3.3e
 
 @pytest.fixture(params=["triton", "blockwise"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both implementations on the GPU; the second is what runs where Triton is missing."""
+    """Both implementations on the GPU; the second runs if Triton is missing."""
     if request.param == "blockwise":
         monkeypatch.setattr(table_step, "kernels_for", lambda tensor: blockwise)
         monkeypatch.setattr(table_step, "family_kernels_for", lambda tensor: family_blockwise)
@@ -49,7 +49,7 @@ def bits(tensor: Tensor) -> Tensor:
 def test_the_same_float32_is_rounded_as_on_the_cpu(
     path: None, shape: tuple[int, int], options: dict[str, Any], flags: dict[str, Any]
 ) -> None:
-    # With beta1 = 0 the moment is the gradient, to the last bit.
+    # With beta1 = 0 the moment is bitwise equal to the gradient.
     param, on_cpu = table(shape, device="cuda"), table(shape)
     optimizer = bfloat16_state(param, betas=(0.0, 0.9), **options, **flags)
     expected = bfloat16_state(on_cpu, betas=(0.0, 0.9), **options)
@@ -59,7 +59,7 @@ def test_the_same_float32_is_rounded_as_on_the_cpu(
         assert torch.equal(bits(optimizer.state[param]["exp_avg"]), bits(expected.state[on_cpu]["exp_avg"]))
 
 
-def test_rounding_is_that_of_the_literal_one(path: None) -> None:
+def test_rounding_matches_the_literal_one(path: None) -> None:
     param = table((53, 19), device="cuda")
     optimizer = bfloat16_state(param, betas=(0.0, 0.9))
     for t, grad in enumerate(gradients((53, 19), 3), start=1):
@@ -81,7 +81,7 @@ def test_numbers_without_two_neighbours_are_rounded_to_nearest(path: None) -> No
 
 @pytest.mark.parametrize("options", MEMBERS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_updates_are_those_of_the_cpu(path: None, dtype: torch.dtype, options: dict[str, Any]) -> None:
+def test_updates_agree_with_the_cpu(path: None, dtype: torch.dtype, options: dict[str, Any]) -> None:
     shape = (1501, 768)
     param, on_cpu = table(shape, dtype, "cuda"), table(shape, dtype)
     optimizer, expected = bfloat16_state(param, fused=True, **options), bfloat16_state(on_cpu, **options)
@@ -90,7 +90,7 @@ def test_updates_are_those_of_the_cpu(path: None, dtype: torch.dtype, options: d
     run(expected, on_cpu, grads)
     moment, expected_moment = optimizer.state[param]["exp_avg"], expected.state[on_cpu]["exp_avg"]
     assert moment.dtype == torch.bfloat16
-    # Moments that differ in the last bit of float32 are now and then rounded to different sides.
+    # Moments that differ in the last bit of float32 are sometimes rounded in different directions.
     assert float((bits(moment) != bits(expected_moment)).double().mean()) < 1e-3
     assert relative_error(moment, expected_moment) < 1e-3
     assert relative_error(param, on_cpu) < (1e-5 if dtype == torch.float32 else 2e-3)
@@ -137,7 +137,7 @@ def test_a_step_never_waits_for_the_device(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", MEMBERS, ids=str)
-def test_a_skipped_step_leaves_the_moments(options: dict[str, Any]) -> None:
+def test_a_skipped_step_does_not_change_the_moments(options: dict[str, Any]) -> None:
     param = table((530, 190), device="cuda")
     optimizer = bfloat16_state(param, fused=True, **options)
     run(optimizer, param, gradients((530, 190), 2, device="cuda"))
@@ -175,11 +175,11 @@ def test_no_temporary_of_the_size_of_the_table_is_allocated(options: dict[str, A
     assert torch.cuda.max_memory_allocated() - before < 8 * 2**20
 
 
-def test_elements_beyond_2_to_the_32_have_bits_of_their_own() -> None:
-    # 2^32 + 2^20 elements: 16 GiB for the table, as much for its gradient, half for the moments.
+def test_elements_beyond_index_2_to_the_32_have_their_own_bits() -> None:
+    # 2^32 + 2^20 elements: 16 GiB for the table, 16 GiB for its gradient, 8 GiB for the moments.
     V, H = 2**20 + 2**8, 2**12
     param = nn.Parameter(torch.zeros(V, H, device="cuda"))
-    param.grad = torch.full((V, H), 1 + 2.0**-8, device="cuda")  # half way between two bfloat16
+    param.grad = torch.full((V, H), 1 + 2.0**-8, device="cuda")  # halfway between two bfloat16 numbers
     optimizer = bfloat16_state(param, betas=(0.0, 0.9), fused=True)
     optimizer.step()
     moments = optimizer.state[param]["exp_avg"]

@@ -1,4 +1,4 @@
-"""The theory measured on a GPU: the numbers of the CPU."""
+"""The theory measured on a GPU agrees with the CPU."""
 
 import copy
 import sys
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_theory_on_the_gpu_is_that_on_the_cpu(tied):
-    torch.set_float32_matmul_precision("high")  # as a training leaves it behind
+def test_theory_on_the_gpu_agrees_with_the_cpu(tied):
+    torch.set_float32_matmul_precision("high")  # as after a training
     model, batches, counts = small_model(tied=tied), [windows(6, seed) for seed in range(3)], np.arange(1, V - 1)
     on_cpu, on_gpu = (
         measure_checkpoint(
@@ -37,7 +37,7 @@ def test_theory_on_the_gpu_is_that_on_the_cpu(tied):
     assert on_gpu[0].identity_error < 1e-12
 
 
-def test_bf16_on_the_gpu_is_near():
+def test_bf16_on_the_gpu_is_close():
     model, batches, counts = small_model().cuda(), [windows(6)], np.arange(1, V - 1)
     numbers, _ = measure_checkpoint(
         model, batches, OptimizerSection(lr=1.0), counts, step=6, tokens_seen=432, bf16=True

@@ -1,4 +1,4 @@
-"""The recorded step: the numbers of the plain one, bit for bit, and nothing changed by recording it."""
+"""The recorded step is bitwise equal to the plain one, and recording changes nothing."""
 
 import contextlib
 import copy
@@ -73,7 +73,7 @@ def assert_same(model: LanguageModel, optimizers: EmbeddingOptimizers, other: La
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("embeddings", ["coupled", "adamw", "sgd"])
-def test_a_recorded_step_is_the_plain_one_bit_for_bit(embeddings: str, parts: int) -> None:
+def test_a_recorded_step_is_bitwise_equal_to_the_plain_one(embeddings: str, parts: int) -> None:
     plain, recorded = small_model(), small_model()
     plain_optimizers, recorded_optimizers = (optimizers_of(model, embeddings) for model in (plain, recorded))
     plain_step = TrainStep(plain, plain_optimizers, precision=AUTOCAST)
@@ -133,7 +133,7 @@ def test_a_step_does_not_wait_for_the_device(cuda_graphs: bool) -> None:
 
 
 def plain_losses(steps: int) -> list[Tensor]:
-    """A loop in torch's own words: all logits, float32 weights, bf16 autocast, AdamW."""
+    """A plain torch loop: all logits, float32 weights, bf16 autocast, AdamW."""
     model = small_model(layers=4)
     optimizer = torch.optim.AdamW(param_groups(model, 0.1, "none"), betas=(0.9, 0.95), eps=1e-8, fused=True)
     losses = []
@@ -161,7 +161,7 @@ def plain_losses(steps: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_loss_curve_is_that_of_a_plain_loop(compiled: bool) -> None:
+def test_the_loss_curve_matches_a_plain_loop(compiled: bool) -> None:
     model = small_model(layers=4)
     if compiled:
         model.compile(dynamic=False)

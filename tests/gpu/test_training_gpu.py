@@ -1,4 +1,4 @@
-"""Whole runs on a real GPU: bf16, compiled, as CUDA graphs; resumed bit-exactly with deterministic = true."""
+"""Complete runs on a real GPU: bf16, compiled, as CUDA graphs; bitwise equal after resuming if deterministic = true."""
 
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ OPTIMIZERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["embeddings"])
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
-def test_a_deterministic_run_resumes_bit_exactly(
+def test_a_resumed_deterministic_run_is_bitwise_equal(
     optimizer: dict[str, Any], compile: bool, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = gpu_config(corpus, optimizer=optimizer, training={"deterministic": True, "compile": compile})
@@ -83,7 +83,7 @@ def test_accumulation_and_graphs_agree_with_the_plain_step(corpus: Path, tmp_pat
             assert ours["loss"] == pytest.approx(expected["loss"], abs=0.02)
 
 
-def test_a_run_may_move_between_gpu_and_cpu(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_can_move_between_gpu_and_cpu(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         stop_at(6, patch)
         train(gpu_config(corpus), tmp_path / "run")

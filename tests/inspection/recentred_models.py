@@ -38,7 +38,7 @@ LLAMA = {
 
 
 def off_centre(model: Any, seed: int = 0) -> Any:
-    """The model with random weights of some size everywhere, and with a mean in both tables."""
+    """Give the model random weights everywhere, and a mean in both tables."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -78,7 +78,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def log_probabilities(folder: Path) -> Tensor:
-    """Of a folder as transformers opens it, on tokens of our own choice, in float64."""
+    """Log-probabilities of a folder opened by transformers, on the given tokens, in float64."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
     tokens = torch.randint(TOKENS, (3, 40), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():

@@ -35,7 +35,7 @@ FIELDS = (
     "word_similarity iso_score mean_cosine zero_rows unseen_rows"
 )
 
-# Wide enough that no cell is folded.
+# Wide enough that no cell wraps.
 runner = CliRunner(env={"COLUMNS": "250", "TERMINAL_WIDTH": "250"})
 
 
@@ -60,7 +60,7 @@ def untied(tmp_path: Path) -> Path:
     return tmp_path / "untied.safetensors"
 
 
-def test_two_models_stand_side_by_side(untied: Path, tmp_path: Path) -> None:
+def test_two_models_are_shown_side_by_side(untied: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "lonely.npy", rows(0.6))
     result = run(untied, tmp_path / "lonely.npy")
     assert result.exit_code == 0, result.output
@@ -81,8 +81,8 @@ def test_there_is_one_sentence_for_each_table(untied: Path) -> None:
     assert re.search(r"^untied\.safetensors, output .*lm_head\.weight: .*\b0%", second), second
 
 
-def test_the_sentence_is_that_of_the_shift_and_of_the_spread() -> None:
-    """The only test that holds the wording."""
+def test_the_sentence_describes_shift_and_spread() -> None:
+    """The only test that checks the wording."""
     E = np.random.default_rng(0).standard_normal((2000, H))
     long = E * [8, 1, 1, 1, 1, 1]
     for table, words in (
@@ -97,7 +97,7 @@ def test_the_sentence_is_that_of_the_shift_and_of_the_spread() -> None:
     assert sentence(measure(0 * E)) == "every embedding is zero: nothing has been learned here"
 
 
-def test_a_table_of_zeros_is_told_apart(tmp_path: Path) -> None:
+def test_a_table_of_zeros_has_its_own_sentence(tmp_path: Path) -> None:
     np.save(tmp_path / "zeros.npy", np.zeros((V, H)))
     result = run(tmp_path / "zeros.npy")
     assert result.exit_code == 0, result.output
@@ -108,7 +108,7 @@ def test_a_table_of_zeros_is_told_apart(tmp_path: Path) -> None:
     assert json.loads(run(tmp_path / "zeros.npy", "--json").stdout)["models"][0]["tables"][0]["zero_rows"] == V
 
 
-def test_missing_measures_are_dashes_with_a_note_of_how_to_get_them(untied: Path) -> None:
+def test_missing_measures_are_dashes_with_a_note_on_how_to_get_them(untied: Path) -> None:
     lines = run(untied).stdout.splitlines()
     for label, mark in (("rho, log p (%)", "¹"), ("rho, p (%)", "¹"), ("r_cos (%)", "²"), ("Spearman (%)", "²")):
         (line,) = (line for line in lines if f"│ {label}" in line)
@@ -159,7 +159,7 @@ def test_token_counts_give_the_frequency_correlations(untied: Path, tmp_path: Pa
     np.repeat(np.arange(V), counts).astype("<u2").tofile(tmp_path / "tokens.bin")
     norms = np.linalg.norm(rows(3.0).astype(np.float64), axis=1)
     expected = 100 * np.corrcoef(norms, counts)[0, 1]
-    (tmp_path / "corpus").mkdir()  # a prepared one has validation text too, which is not counted
+    (tmp_path / "corpus").mkdir()  # a prepared folder also has validation text, which is not counted
     np.save(tmp_path / "corpus" / "unigram.npy", counts)
     np.zeros(500, dtype="<u2").tofile(tmp_path / "corpus" / "val-00000.bin")
     for file in ("unigram.npy", "tokens.bin", "corpus"):
@@ -168,7 +168,7 @@ def test_token_counts_give_the_frequency_correlations(untied: Path, tmp_path: Pa
 
 
 def word_files(tmp_path: Path) -> tuple[list[str], Path]:
-    """Twelve words, and a folder with one benchmark of them whose scores are the cosines of `rows(0.6)`."""
+    """Twelve words, and a folder with one benchmark whose scores are the cosines of `rows(0.6)`."""
     words = ["cat", "dog", "tree", "leaf", "sea", "ship", "king", "queen", "bread", "wine", "sun", "moon"]
     E = rows(0.6).astype(np.float64)
     unit = E / np.linalg.norm(E, axis=1, keepdims=True)
@@ -186,7 +186,7 @@ def save_tokenizer(words: list[str], path: Path) -> None:
     tokenizer.save(str(path))
 
 
-def test_word_pairs_use_the_tokenizer_beside_the_model_or_the_one_given(tmp_path: Path) -> None:
+def test_word_pairs_use_the_tokenizer_next_to_the_model_or_the_given_one(tmp_path: Path) -> None:
     words, folder = word_files(tmp_path)
     (tmp_path / "model").mkdir()
     save_file({"wte.weight": torch.from_numpy(rows(0.6))}, tmp_path / "model" / "model.safetensors")
@@ -206,7 +206,7 @@ def test_word_pairs_use_the_tokenizer_beside_the_model_or_the_one_given(tmp_path
         assert f"² {FEW_PAIRS}" in result.stdout
 
 
-def test_a_run_brings_the_counts_and_the_tokenizer_of_its_tokens(tmp_path: Path) -> None:
+def test_a_run_provides_its_token_counts_and_tokenizer(tmp_path: Path) -> None:
     words, folder = word_files(tmp_path)
     checkpoint, corpus = tmp_path / "run" / "checkpoints" / "step-5", tmp_path / "corpus"
     checkpoint.mkdir(parents=True)
@@ -232,7 +232,7 @@ def test_word_pairs_can_be_downloaded(tmp_path: Path, monkeypatch: pytest.Monkey
     for error in (UserConnectionError("Go online"), MissingPackageError("pooch is needed")):
         monkeypatch.setattr(download, "fetch_word_pairs", Mock(side_effect=error))
         assert str(error) in refused(*arguments)
-    folder.rename(tmp_path / "download")  # a folder of that name comes first
+    folder.rename(tmp_path / "download")  # a folder of that name has priority
     assert "100 (11/12)" in run(*arguments).stdout
 
 
@@ -243,7 +243,7 @@ def test_one_tensor_can_be_chosen(untied: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\x1b[2J.weight", "a [red]b[/red]", "[/nothing]"])
-def test_names_from_a_file_cannot_steer_the_terminal(tmp_path: Path, name: str) -> None:
+def test_names_from_a_file_cannot_control_the_terminal(tmp_path: Path, name: str) -> None:
     save_file({name: torch.from_numpy(rows(0.1))}, tmp_path / "a.safetensors")
     result = run(tmp_path / "a.safetensors")
     assert result.exit_code == 0, result.output
@@ -254,7 +254,7 @@ def test_names_from_a_file_cannot_steer_the_terminal(tmp_path: Path, name: str) 
 
 
 def refused(*arguments: object) -> str:
-    """The message, after a look at everything that must be true of a refusal."""
+    """Return the message, after checking everything that must be true of a refusal."""
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
@@ -311,7 +311,7 @@ def test_a_page_without_its_packages_is_refused_before_measuring(
     assert re.search(r"^Error: jinja2 .*--html.*: pip install .*\[study\]", said), said
 
 
-def test_help_says_what_can_be_given() -> None:
+def test_help_lists_the_accepted_input() -> None:
     shown = run("--help").output
     options = ("--tensor", "--unigram", "--wordsim", "--tokenizer", "--json", "--html", "--device")
     for words in ("PATH", ".gguf", "mean-embedding ratio", *options):

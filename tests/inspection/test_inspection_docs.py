@@ -1,4 +1,4 @@
-"""docs/inspect.md shows what the command prints, and names every format, measure and threshold."""
+"""docs/inspect.md shows the command's output, and names every format, measure and threshold."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from coupled_adam.metrics import TABLE_METRICS
 PAGE = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text(encoding="utf-8")
 
 
-def test_the_first_example_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_example_prints_the_output_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = re.findall(r"```sh\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
     commands, printed = examples[0]
     program, inspect = re.fullmatch(r'python -c "(.*)"\ncoupled-adam (.*)\n', commands).groups()
@@ -26,7 +26,7 @@ def test_the_first_example_prints_what_the_page_shows(tmp_path: Path, monkeypatc
     assert result.stdout == printed
 
 
-def test_the_page_knows_every_format_measure_and_threshold() -> None:
+def test_the_page_names_every_format_measure_and_threshold() -> None:
     for suffix in SUFFIXES:
         assert f"`{suffix}`" in PAGE
     for metric in TABLE_METRICS:

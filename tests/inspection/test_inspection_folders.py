@@ -1,4 +1,4 @@
-"""Folders: Hugging Face models in one file and in shards, runs and checkpoints of ours, and models on a small hub.
+"""Folders: Hugging Face models in one file or in shards, our runs and checkpoints, and models on a small hub.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -98,7 +98,7 @@ def test_pickled_weights_in_one_file_share_the_tied_table(tmp_path: Path) -> Non
     assert_tables_of(model, tmp_path)
 
 
-def test_an_untied_config_without_a_head_makes_an_input_table(tmp_path: Path) -> None:
+def test_an_untied_config_without_a_head_has_an_input_table(tmp_path: Path) -> None:
     gpt2().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
@@ -146,7 +146,7 @@ def test_a_broken_config_is_refused(tmp_path: Path) -> None:
         read_model(str(tmp_path))
 
 
-def test_the_only_model_file_of_a_folder_is_taken_and_several_are_listed(tmp_path: Path) -> None:
+def test_the_only_model_file_of_a_folder_is_used_and_several_are_listed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"^{tmp_path}: .*tables\.safetensors"):
         read_model(str(tmp_path))
     torch.save(torch.ones(V, H), tmp_path / "a.pt")
@@ -185,7 +185,7 @@ def test_a_run_shows_its_newest_checkpoint_that_has_tables(tmp_path: Path) -> No
     for step in (5, 40, 100):
         folder = tmp_path / "checkpoints" / f"step-{step}"
         folder.mkdir(parents=True)
-        if step != 100:  # killed before it was written
+        if step != 100:  # killed before writing it
             table = {"wte.weight": torch.full((V, H), float(step))}
             write_tables(
                 folder / "tables.safetensors", table, input="wte.weight", output="wte.weight", vocabulary_size=V
@@ -203,7 +203,7 @@ def test_a_run_shows_its_newest_checkpoint_that_has_tables(tmp_path: Path) -> No
         ({"a": torch.ones(4)}, ("a", "a"), 4, r"'a' .*\(4,\).*\(V, H\)"),
     ],
 )
-def test_tables_that_do_not_fit_are_not_written(
+def test_tables_with_wrong_shapes_are_not_written(
     tmp_path: Path, tables: dict[str, torch.Tensor], names: tuple[str, str], size: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -243,7 +243,7 @@ def test_a_header_that_contradicts_itself_is_refused(tmp_path: Path, header: dic
 
 
 class Hub(SimpleHTTPRequestHandler):
-    """Serves /org/name/resolve/main/<file> from a folder, and remembers what was downloaded."""
+    """Serves /org/name/resolve/main/<file> from a folder, and records downloads."""
 
     downloaded: list[str]
 
@@ -297,13 +297,13 @@ def send_to(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def online(hub: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends huggingface_hub to the small hub, with an empty cache."""
+    """Point huggingface_hub to the small hub, with an empty cache."""
     send_to(hub[0], monkeypatch)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.usefixtures("online")
-def test_of_a_hub_model_only_the_shards_with_tables_are_downloaded(
+def test_only_the_shards_with_tables_are_downloaded_from_the_hub(
     tmp_path: Path, hub: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, downloaded = hub
@@ -313,7 +313,7 @@ def test_of_a_hub_model_only_the_shards_with_tables_are_downloaded(
     assert shards == {path.name for path in (tmp_path / "served").glob("*.safetensors") if holds_a_table(path)}
     assert set(downloaded) - shards == {"model.safetensors.index.json", "config.json"}
 
-    # What was downloaded once is read again without a network.
+    # Downloaded files are read again without a network.
     downloaded.clear()
     send_to("http://127.0.0.1:9", monkeypatch)
     again = read_model("org/name").tables
@@ -335,7 +335,7 @@ def test_a_hub_model_may_have_no_organisation(
 
 
 @pytest.mark.usefixtures("online")
-def test_a_folder_comes_before_a_hub_model_of_its_name(
+def test_a_folder_has_priority_over_a_hub_model_of_the_same_name(
     tmp_path: Path, hub: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -345,7 +345,7 @@ def test_a_folder_comes_before_a_hub_model_of_its_name(
 
 
 @pytest.mark.usefixtures("online")
-def test_of_a_hub_model_without_usual_names_only_the_chosen_shard_is_downloaded(
+def test_without_usual_names_only_the_chosen_shard_is_downloaded_from_the_hub(
     tmp_path: Path, hub: tuple[str, list[str]]
 ) -> None:
     index = tmp_path / "served" / "model.safetensors.index.json"
@@ -361,7 +361,7 @@ def test_of_a_hub_model_without_usual_names_only_the_chosen_shard_is_downloaded(
 
 
 @pytest.mark.usefixtures("online")
-def test_the_tokenizer_of_a_hub_model_is_downloaded_when_asked_for(tmp_path: Path, hub: tuple[str, list[str]]) -> None:
+def test_the_tokenizer_of_a_hub_model_is_downloaded_on_request(tmp_path: Path, hub: tuple[str, list[str]]) -> None:
     model = read_model("org/name")
     assert model.tokenizer is not None
     with pytest.raises(ValueError, match=r"^org/name: .*tokenizer\.json.*--tokenizer"):
@@ -380,8 +380,8 @@ def test_a_model_that_the_hub_does_not_have_is_refused(tmp_path: Path) -> None:
         read_model("org/name")
 
 
-def test_a_hub_that_cannot_be_reached_is_said_in_one_line_at_once(tmp_path: Path) -> None:
-    """In a process of its own: huggingface_hub writes its retries to the error output."""
+def test_an_unreachable_hub_is_reported_at_once_in_one_line(tmp_path: Path) -> None:
+    """In a separate process, because huggingface_hub writes its retries to stderr."""
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
         [Path(sys.executable).with_name("coupled-adam"), "inspect", "org/name"],

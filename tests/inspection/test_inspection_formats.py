@@ -1,4 +1,4 @@
-"""Every file format: what was saved is what is read, nothing else is read, and broken files are refused in one line.
+"""Every file format: tables are read unchanged, nothing else is read, and broken files are refused in one line.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -76,7 +76,7 @@ FORMATS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_tables_are_read_as_they_were_saved(tmp_path: Path, name: str) -> None:
+def test_tables_are_read_unchanged(tmp_path: Path, name: str) -> None:
     FORMATS[name](tmp_path / name)
     model = read_model(str(tmp_path / name))
     expected = [("tied", INPUT)] if name == "a.npy" else [("input", INPUT), ("output", OUTPUT)]
@@ -89,7 +89,7 @@ def test_tables_are_read_as_they_were_saved(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.98])
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, name: str, share: float) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, name: str, share: float) -> None:
     FORMATS[name](tmp_path / name)
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: int(share * len(content))])
@@ -106,7 +106,7 @@ def test_bytes_of_something_else_are_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.safetensors", "a.gguf", "a.pt"])
-def test_flipped_bytes_never_end_in_another_exception(tmp_path: Path, name: str) -> None:
+def test_flipped_bytes_never_raise_an_unexpected_exception(tmp_path: Path, name: str) -> None:
     FORMATS[name](tmp_path / name)
     content = bytearray((tmp_path / name).read_bytes())
     generator = np.random.default_rng(0)
@@ -154,7 +154,7 @@ def test_a_type_that_torch_does_not_know_is_refused(tmp_path: Path) -> None:
         read_model(str(tmp_path / "a.safetensors"))
 
 
-def test_quantised_gguf_tables_become_the_numbers_they_stand_for(tmp_path: Path) -> None:
+def test_quantised_gguf_tables_are_dequantised(tmp_path: Path) -> None:
     wide = np.random.default_rng(2).standard_normal((V, 64)).astype(np.float32)
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     kind = gguf.GGMLQuantizationType.Q8_0
@@ -172,7 +172,7 @@ def test_quantised_gguf_tables_become_the_numbers_they_stand_for(tmp_path: Path)
 
 
 def test_a_gguf_header_that_claims_a_huge_array_is_refused_at_once(tmp_path: Path) -> None:
-    """The reader of the gguf package would go on for 2**60 elements."""
+    """The gguf package's reader would try to read 2**60 elements."""
     key = b"general.a"
     field = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 4, 2**60)
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + field + bytes(100))
@@ -204,7 +204,7 @@ def test_a_plain_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_dictionary_that_holds_itself_is_refused(tmp_path: Path) -> None:
+def test_a_dictionary_that_contains_itself_is_refused(tmp_path: Path) -> None:
     endless: dict[str, object] = {}
     endless["again"] = endless
     torch.save(endless, tmp_path / "a.pt")
@@ -222,7 +222,7 @@ def test_pickled_objects_in_numpy_files_are_refused_and_do_not_run(tmp_path: Pat
 
 
 def test_only_the_tables_of_a_huge_safetensors_file_are_read(tmp_path: Path) -> None:
-    """64 GiB of other weights, a hole in the file: reading them would show in the memory of this process."""
+    """The file has 64 GiB of sparse other weights; reading them would show in this process's memory."""
     rest = 2**36
     table = INPUT.tobytes()
     header = json.dumps(
@@ -242,7 +242,7 @@ def test_only_the_tables_of_a_huge_safetensors_file_are_read(tmp_path: Path) -> 
 
 
 def test_a_huge_npy_file_is_mapped_into_memory(tmp_path: Path) -> None:
-    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.float32, (2**20, 2**12))  # 16 GiB, a hole
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.float32, (2**20, 2**12))  # 16 GiB, sparse
     before = resident_bytes()
     model = read_model(str(tmp_path / "a.npy"))
     assert resident_bytes() - before < 2**26

@@ -1,4 +1,4 @@
-"""Files that are unusual, damaged or made to do harm: read as what they are, or refused in one line that names them.
+"""Unusual, damaged or hostile files: read correctly, or refused in one line that names them.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -32,7 +32,7 @@ def save(path: Path, content: object = None, **options: Any) -> None:
 
 
 def repacked(path: Path, compression: int = zipfile.ZIP_STORED, **changes: bytes) -> None:
-    """The same zip file with other contents of some records, by the end of their names."""
+    """The same zip file with other contents of some records, selected by the end of their names."""
     with zipfile.ZipFile(path) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", compression) as archive:
@@ -57,7 +57,7 @@ def assert_refused(path: Path, *parts: str) -> None:
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_numbers_of_the_other_byte_order_are_read(tmp_path: Path, compression: int) -> None:
-    """In a process of its own: it once ended in a segmentation fault."""
+    """In a separate process, because it once crashed with a segmentation fault."""
     save(tmp_path / "a.pt")
     repacked(tmp_path / "a.pt", compression, byteorder=b"big", **{"0": TABLE.astype(">f4").tobytes()})
     script = (
@@ -76,13 +76,13 @@ def test_a_byte_order_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_compressed_records_give_the_same_numbers_or_are_refused(tmp_path: Path, compression: int) -> None:
-    # So well compressed, and with so much behind it, that the compressed bytes and what follows are long enough.
+    # So compressible, and followed by so much data, that a naive length check would pass.
     smooth = np.repeat(np.arange(V, dtype=np.float32), H).reshape(V, H)
     save(tmp_path / "a.pt", {"wte.weight": torch.from_numpy(smooth), "other": torch.randn(10_000)})
     repacked(tmp_path / "a.pt", compression)
     if compression == zipfile.ZIP_DEFLATED:
         np.testing.assert_array_equal(only_table(tmp_path / "a.pt"), smooth)
-    else:  # torch knows neither
+    else:  # torch supports neither
         assert_refused(tmp_path / "a.pt")
 
 
@@ -96,7 +96,7 @@ def test_a_record_that_is_longer_or_shorter_than_its_tensor_is_refused(
     assert_refused(tmp_path / "a.pt", "'wte.weight'", str(size))
 
 
-def test_a_file_of_the_old_format_with_a_zip_file_behind_it_is_read_as_torch_does(tmp_path: Path) -> None:
+def test_a_file_of_the_old_format_followed_by_a_zip_file_is_read_as_by_torch(tmp_path: Path) -> None:
     save(tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     save(tmp_path / "b.pt", {"wte.weight": torch.zeros(3, 3)})
     (tmp_path / "a.pt").write_bytes((tmp_path / "a.pt").read_bytes() + (tmp_path / "b.pt").read_bytes())
@@ -105,10 +105,8 @@ def test_a_file_of_the_old_format_with_a_zip_file_behind_it_is_read_as_torch_doe
 
 @pytest.mark.parametrize("shape", [(2**40, H), (V, 2**40), (2**31, 2**31), (2**62, 2**62)])
 @pytest.mark.parametrize("new_format", [True, False])
-def test_a_tensor_of_more_numbers_than_the_file_has_is_refused(
-    tmp_path: Path, shape: tuple[int, int], new_format: bool
-) -> None:
-    """A stride of 0 lets a few bytes stand for any number of rows."""
+def test_a_tensor_larger_than_its_file_is_refused(tmp_path: Path, shape: tuple[int, int], new_format: bool) -> None:
+    """With a stride of 0, a few bytes can represent any number of rows."""
     save(tmp_path / "a.pt", {"wte.weight": torch.zeros(1, 1).expand(4, 4)}, _use_new_zipfile_serialization=new_format)
     content = (tmp_path / "a.pt").read_bytes()
     small = b"K\x04K\x04\x86"  # (4, 4) in a pickle
@@ -171,11 +169,11 @@ def test_a_safetensors_header_without_metadata_may_say_null(tmp_path: Path) -> N
         entry(data_offsets=[-8, V * H * 4 - 8]),
     ],
 )
-def test_a_second_safetensors_entry_of_the_same_name_is_not_believed(tmp_path: Path, second: dict[str, object]) -> None:
+def test_a_duplicate_safetensors_entry_is_not_trusted(tmp_path: Path, second: dict[str, object]) -> None:
     for both in ((entry(), second), (second, entry())):
         header = "{" + ", ".join(f'"wte.weight": {json.dumps(each)}' for each in both) + "}"
         write_safetensors(tmp_path / "a.safetensors", header.encode(), TABLE.tobytes())
-        with contextlib.suppress(ValueError):  # refused is as good; a crash or other numbers are not
+        with contextlib.suppress(ValueError):  # refusing is fine too; a crash or other numbers are not
             np.testing.assert_array_equal(only_table(tmp_path / "a.safetensors"), TABLE)
 
 
@@ -205,7 +203,7 @@ def test_a_gguf_file_of_nested_arrays_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2**32, 2**32), (2**63, 2), (8, 2**40)])
-def test_a_gguf_tensor_of_more_numbers_than_the_file_has_is_refused(tmp_path: Path, sizes: tuple[int, int]) -> None:
+def test_a_gguf_tensor_larger_than_its_file_is_refused(tmp_path: Path, sizes: tuple[int, int]) -> None:
     name = b"token_embd.weight"
     tensor = struct.pack("<Q", len(name)) + name + struct.pack("<IQQIQ", 2, *sizes, 0, 0)
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + bytes(4096))
@@ -213,7 +211,7 @@ def test_a_gguf_tensor_of_more_numbers_than_the_file_has_is_refused(tmp_path: Pa
 
 
 def with_version_3(array: NDArray[Any]) -> bytes:
-    """As numpy writes version 3.0: a header in UTF-8 with four bytes for its length."""
+    """numpy's format version 3.0: a UTF-8 header with a four-byte length."""
     header = repr({"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}).encode() + b"\n"
     return b"\x93NUMPY\x03\x00" + struct.pack("<I", len(header)) + header + array.tobytes()
 
@@ -257,7 +255,7 @@ def test_what_is_not_a_regular_file_is_refused_before_it_is_read(tmp_path: Path,
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000, "\xff", "[" + "9" * 5000 + "]"])
-def test_a_json_file_of_a_model_that_is_no_plain_json_is_refused(tmp_path: Path, file: str, content: str) -> None:
+def test_an_invalid_json_file_of_a_model_is_refused(tmp_path: Path, file: str, content: str) -> None:
     write_safetensors(tmp_path / "model.safetensors", json.dumps({"wte.weight": entry()}).encode(), TABLE.tobytes())
     (tmp_path / file).write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=file):

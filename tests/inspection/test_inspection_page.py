@@ -1,4 +1,4 @@
-"""The page: what is on it, that nothing in it is loaded or run, and what a real browser makes of it.
+"""The page: its contents, that it loads and runs nothing, and how a real browser shows it.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -31,7 +31,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an untied model with hostile names, with token counts."""
+    """The page of an untied model with hostile names and token counts."""
     folder = tmp_path_factory.mktemp("page")
     generator = np.random.default_rng(0)
     tables = {
@@ -80,7 +80,7 @@ def test_ids_on_the_page_are_unique_and_every_reference_has_its_target(page: Pat
     assert references <= set(ids)
 
 
-def test_clouds_are_images_and_lines_take_the_colours_of_the_page(page: Path) -> None:
+def test_clouds_are_images_and_lines_use_the_colours_of_the_page(page: Path) -> None:
     html = page.read_text()
     assert html.count("data:image/png;base64,") == 6  # two views and the frequencies, of two tables
     assert "#010203" not in html
@@ -89,7 +89,7 @@ def test_clouds_are_images_and_lines_take_the_colours_of_the_page(page: Path) ->
     assert len(html) < 2_000_000
 
 
-def test_the_sample_is_the_same_every_time() -> None:
+def test_the_sample_is_reproducible() -> None:
     E = np.random.default_rng(0).standard_normal((400, 64))  # no component stands out
     first = draw_sample(E)
     torch.rand(3)
@@ -106,7 +106,7 @@ def test_the_sample_lies_along_the_mean_and_the_principal_components() -> None:
     mean = E.mean(0)
     np.testing.assert_allclose(column_mean(E).numpy(), mean, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(sample.places[:, 0], E @ (mean / np.linalg.norm(mean)), rtol=1e-4, atol=1e-4)
-    # Across the mean the columns with the largest spread come first; their sign is ours to choose.
+    # Orthogonal to the mean, the columns with the largest spread come first; their sign is arbitrary.
     assert abs(np.corrcoef(sample.places[:, 1], E[:, 1])[0, 1]) > 0.999
     assert abs(np.corrcoef(sample.places[:, 2], E[:, 3])[0, 1]) > 0.999
     unit = E / np.linalg.norm(E, axis=1, keepdims=True)
@@ -167,7 +167,7 @@ def test_a_browser_shows_the_hostile_names_as_text(page: Path, tmp_path: Path) -
 
 @needs_chromium
 def test_a_browser_draws_the_page_light_and_dark(page: Path, tmp_path: Path) -> None:
-    """The corner of the picture has the background that the style sheet says."""
+    """The corner of the screenshot has the background colour of the stylesheet."""
     for name, options, background in (
         ("light.png", (), (255, 255, 255)),
         ("dark.png", ("--blink-settings=preferredColorScheme=0",), (22, 24, 27)),

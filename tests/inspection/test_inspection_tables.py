@@ -1,4 +1,4 @@
-"""Which tensors are taken as tables, and when they are called tied.
+"""Which tensors are recognised as tables, and when they are called tied.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -65,7 +65,7 @@ def test_tables_with_the_same_content_are_tied(tmp_path: Path) -> None:
 
 
 def test_tables_that_differ_in_the_last_entry_only_are_not_tied(tmp_path: Path) -> None:
-    rows = 5000  # more than are compared at once
+    rows = 5000  # more than one comparison block
     large = torch.ones(rows, H)
     other = large.clone()
     other[-1, -1] = 2.0
@@ -76,7 +76,7 @@ def test_without_a_head_the_input_table_is_the_head(tmp_path: Path) -> None:
     assert roles(save(tmp_path, {"wte.weight": ONE, "h.0.c_attn.weight": OTHER})) == {"wte.weight": "tied"}
 
 
-def test_a_head_alone_is_an_output_table(tmp_path: Path) -> None:
+def test_a_head_without_an_input_table_is_an_output_table(tmp_path: Path) -> None:
     path = save(tmp_path, {"lm_head.weight": ONE, "h.11.c_attn.weight": OTHER})
     assert roles(path) == {"lm_head.weight": "output"}
     assert not read_model(path).tied
@@ -96,7 +96,7 @@ def test_several_different_tables_are_listed(tmp_path: Path) -> None:
     assert roles(path, "sound.embed_tokens.weight") == {"sound.embed_tokens.weight": "input"}
 
 
-def test_a_matrix_of_any_name_will_do_when_it_is_the_only_one(tmp_path: Path) -> None:
+def test_the_only_matrix_is_used_whatever_its_name(tmp_path: Path) -> None:
     assert roles(save(tmp_path, {"Q": ONE, "b": torch.ones(3)})) == {"Q": "tied"}
 
 
@@ -107,7 +107,7 @@ def test_several_matrices_without_a_usual_name_are_listed_largest_first(tmp_path
 
 
 @pytest.mark.parametrize("tensors", [{"wte.weight": torch.ones(V)}, {"a": torch.ones(2, 3, 4)}, {}])
-def test_without_a_matrix_the_message_says_what_there_is(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+def test_without_a_matrix_the_message_lists_the_tensors(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     with pytest.raises(ValueError, match="2-D") as error:
         read_model(save(tmp_path, tensors))
     assert all(name in str(error.value) for name in tensors)
@@ -128,13 +128,13 @@ def test_a_chosen_tensor_of_a_tied_model_is_called_tied(tmp_path: Path, wanted: 
 
 
 @pytest.mark.parametrize("wanted", ["model.embed_token.weight", "embed_tokns", "embed"])
-def test_near_names_are_suggested_for_a_wrong_one(tmp_path: Path, wanted: str) -> None:
+def test_similar_names_are_suggested_for_a_wrong_one(tmp_path: Path, wanted: str) -> None:
     path = save(tmp_path, {"model.embed_tokens.weight": ONE, "norm": torch.ones(3)})
     with pytest.raises(ValueError, match=rf"'{wanted}'.*: model\.embed_tokens\.weight$"):
         read_model(path, wanted)
 
 
-def test_an_end_that_fits_several_tensors_is_refused(tmp_path: Path) -> None:
+def test_an_ending_that_matches_several_tensors_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, {"a.wte.weight": ONE, "b.wte.weight": OTHER})
     with pytest.raises(ValueError, match=r"'wte': a\.wte\.weight, b\.wte\.weight;"):
         read_model(path, "wte")

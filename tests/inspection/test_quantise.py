@@ -1,4 +1,4 @@
-"""`coupled-adam inspect --quantise`, against a literal computation in numpy.
+"""`coupled-adam inspect --quantise`, compared with a literal computation in numpy.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -28,7 +28,7 @@ def shifted() -> np.ndarray:
 
 
 def rounded(E: np.ndarray, largest: int, group: int) -> np.ndarray:
-    """Number by number."""
+    """Round number by number."""
     result = np.empty_like(E)
     for i, row in enumerate(E):
         for start in range(0, len(row), group):
@@ -38,7 +38,7 @@ def rounded(E: np.ndarray, largest: int, group: int) -> np.ndarray:
     return result
 
 
-def test_the_errors_are_those_of_a_literal_computation(tmp_path: Path) -> None:
+def test_the_errors_match_a_literal_computation(tmp_path: Path) -> None:
     np.save(tmp_path / "table.npy", shifted())
     result = run(tmp_path / "table.npy", "--quantise", "int8,int4", "--json")
     found = json.loads(result.stdout)["models"][0]["tables"][0]["quantised"]

@@ -1,4 +1,4 @@
-"""docs/recentre.md: its options, refusals, JSON keys, families and Python are those of the command."""
+"""docs/recentre.md: its options, refusals, JSON keys, families and Python match the command."""
 
 import dataclasses
 import re
@@ -33,7 +33,7 @@ def test_the_page_names_every_field_of_the_json_and_the_limits() -> None:
     assert f"Below {CENTRED_BELOW}" in PAGE
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     for target, anchor in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", PAGE):
         text = (DOCS / target).read_text(encoding="utf-8")
         headings = [re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in

@@ -1,4 +1,4 @@
-"""`coupled-adam recentre` on Hugging Face folders that transformers writes, and reads again.
+"""`coupled-adam recentre` on Hugging Face folders that transformers writes and reads.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -31,7 +31,7 @@ from typer.testing import CliRunner
 
 from coupled_adam.cli import app
 
-# Of a table in float32, whose entries have seven digits.
+# For a float32 table, whose entries have seven digits.
 ROUNDING = 1e-4
 
 
@@ -81,7 +81,7 @@ def test_a_tied_gpt2_moves_its_mean_to_the_positions(tmp_path: Path) -> None:
     assert done["added_bytes"] == 0
 
 
-def test_an_untied_gpt2_changes_its_head_alone(tmp_path: Path) -> None:
+def test_only_the_head_of_an_untied_gpt2_changes(tmp_path: Path) -> None:
     source, out = save(gpt2(tie_word_embeddings=False), tmp_path / "model"), tmp_path / "out"
     done = recentre(source, out)
     assert done["method"] == "head"
@@ -90,14 +90,14 @@ def test_an_untied_gpt2_changes_its_head_alone(tmp_path: Path) -> None:
     assert mean_ratio(weights(out)["lm_head.weight"]) < 1e-6
 
 
-def test_an_untied_llama_changes_its_head_alone(tmp_path: Path) -> None:
+def test_only_the_head_of_an_untied_llama_changes(tmp_path: Path) -> None:
     source, out = save(llama(tie_word_embeddings=False), tmp_path / "model"), tmp_path / "out"
     assert recentre(source, out)["tensors"] == ["lm_head.weight"]
     assert changed_names(source, out) == {"lm_head.weight"}
     assert (log_probabilities(out) - log_probabilities(source)).abs().max() < ROUNDING
 
 
-def test_a_tied_llama_is_refused_without_untie_and_told_the_price(tmp_path: Path) -> None:
+def test_a_tied_llama_is_refused_without_untie_and_the_message_names_the_cost(tmp_path: Path) -> None:
     source = save(llama(tie_word_embeddings=True), tmp_path / "model")
     result = run(source, tmp_path / "out")
     assert (result.exit_code, result.stdout) == (2, "")
@@ -106,7 +106,7 @@ def test_a_tied_llama_is_refused_without_untie_and_told_the_price(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tied_llama_gets_a_head_of_its_own_with_untie(tmp_path: Path) -> None:
+def test_a_tied_llama_gets_its_own_head_with_untie(tmp_path: Path) -> None:
     source, out = save(llama(tie_word_embeddings=True), tmp_path / "model"), tmp_path / "out"
     done = recentre(source, out, "--untie")
     assert (done["method"], done["added_bytes"]) == ("untie", V * H * 4)
@@ -126,7 +126,7 @@ def test_a_tied_gpt2_can_be_untied_instead(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefixed", [True, False])
 def test_files_without_the_prefix_of_the_class_keep_their_names(tmp_path: Path, prefixed: bool) -> None:
-    """As the GPT-2 of the hub has them, with the masks of old versions."""
+    """As in GPT-2 on the hub, including the masks of old versions."""
     source, out = save(gpt2(), tmp_path / "model"), tmp_path / "out"
     prefix = "transformer." if prefixed else ""
     tensors = {prefix + name.removeprefix("transformer."): each for name, each in weights(source).items()}
@@ -184,7 +184,7 @@ def test_bfloat16_stays_bfloat16_and_its_rounding_is_measured(tmp_path: Path) ->
     assert (out / "model.safetensors").stat().st_size == (source / "model.safetensors").stat().st_size
 
 
-def test_table_and_positions_keep_each_its_own_type(tmp_path: Path) -> None:
+def test_table_and_positions_each_keep_their_own_type(tmp_path: Path) -> None:
     source, out = save(gpt2().to(torch.bfloat16), tmp_path / "model"), tmp_path / "out"
     tensors = weights(source)
     tensors["transformer.wpe.weight"] = tensors["transformer.wpe.weight"].float()
@@ -210,7 +210,7 @@ def test_float32_rounds_less_and_is_loaded_as_float32(tmp_path: Path, tied: bool
     assert (log_probabilities(out) - log_probabilities(source)).abs().max() < ROUNDING
 
 
-def test_a_second_call_on_its_own_output_says_that_nothing_is_left(tmp_path: Path) -> None:
+def test_a_second_call_reports_that_nothing_is_left_to_do(tmp_path: Path) -> None:
     for number, model in enumerate((gpt2(), gpt2().to(torch.bfloat16), gpt2().half())):
         first, second = tmp_path / f"first{number}", tmp_path / f"second{number}"
         recentre(save(model, tmp_path / f"model{number}"), first)
@@ -237,7 +237,7 @@ def test_padding_rows_move_but_do_not_count(tmp_path: Path) -> None:
     assert mean_ratio(new, TOKENS) < 1e-6
 
 
-def test_text_is_compared_where_there_is_a_tokenizer(tmp_path: Path) -> None:
+def test_text_is_compared_if_there_is_a_tokenizer(tmp_path: Path) -> None:
     source = save(gpt2(), tmp_path / "model")
     result = run(source, tmp_path / "without", "--json")
     assert [each["tokens"] for each in json.loads(result.stdout)["stored"]] == ["random tokens"]
@@ -274,7 +274,7 @@ def test_everything_else_is_copied_and_other_weights_are_left_out(tmp_path: Path
     assert list(tmp_path.glob(".*")) == []
 
 
-def test_it_shows_the_measures_before_and_after_side_by_side(tmp_path: Path) -> None:
+def test_measures_before_and_after_are_shown_side_by_side(tmp_path: Path) -> None:
     source, out = save(gpt2(), tmp_path / "model"), tmp_path / "out"
     result = run(source, out)
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""What `coupled-adam recentre` refuses: models it cannot be exact on, hostile folders, a full disk. Nothing is left."""
+"""Refusals of `coupled-adam recentre`: models without an exact result, hostile folders, full disks; no files remain."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ def run(*arguments: object) -> Result:
 
 
 def refused(source: Path, *options: str) -> str:
-    """The message, after a look at everything that must be true of a refusal."""
+    """Return the message, after checking everything that must be true of a refusal."""
     out = source.parent / "refused"
     result = run(source, out, *options)
     assert result.exit_code == 2, result.output
@@ -74,11 +74,11 @@ def test_a_final_soft_cap_is_refused_with_its_value(tmp_path: Path) -> None:
     model = off_centre(transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes)))
     source = save(model, tmp_path / "model")
     assert "final_logit_softcapping = 30.0" in refused(source, "--untie")
-    change_config(source, final_logit_softcapping=None)  # the soft-cap of the attention does not matter
+    change_config(source, final_logit_softcapping=None)  # a soft cap in the attention does not matter
     assert run(source, tmp_path / "out", "--untie").exit_code == 0
 
 
-def test_a_cap_that_no_key_tells_of_is_found_by_the_comparison(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cap_without_a_config_key_is_found_by_the_comparison(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = transformers.LlamaForCausalLM.forward
 
     def capped(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -136,7 +136,7 @@ def test_a_config_that_disagrees_with_the_files_is_refused(tied: Path) -> None:
     add_tensor(tied, "lm_head.weight", torch.rand(V, H))
     assert "tie_word_embeddings" in refused(tied)
     config = {key: value for key, value in config_of(tied).items() if key != "tie_word_embeddings"}
-    (tied / "config.json").write_text(json.dumps(config))  # as the GPT-2 of the hub
+    (tied / "config.json").write_text(json.dumps(config))  # as in GPT-2 on the hub
     assert "tie_word_embeddings" in refused(tied)
     change_config(tied, tie_word_embeddings=False)
     assert run(tied, tied.parent / "out").exit_code == 0
@@ -173,18 +173,18 @@ def test_code_in_the_folder_is_never_run(tied: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config", ["[]", "{", '{"model_type": ["gpt2"]}', '{"model_type": "gpt2", "n_embd": "x"}', "[" * 9999]
 )
-def test_a_config_of_anything_is_one_line(tied: Path, config: str) -> None:
+def test_any_invalid_config_gives_one_line(tied: Path, config: str) -> None:
     (tied / "config.json").write_text(config)
     refused(tied)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"model": {"vocab": {"a": "b"}}}', "[" * 9999], ids=len)
-def test_a_tokenizer_of_anything_is_one_line(tied: Path, content: str) -> None:
+def test_any_invalid_tokenizer_gives_one_line(tied: Path, content: str) -> None:
     (tied / "tokenizer.json").write_text(content)
     assert "tokenizer.json" in refused(tied)
 
 
-def test_a_tokenizer_that_the_library_does_not_open_is_a_note(tied: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_cannot_be_opened_gives_a_note(tied: Path, tmp_path: Path) -> None:
     (tied / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}}')
     result = run(tied, tmp_path / "out", "--json")
     assert result.exit_code == 0, result.output
@@ -219,7 +219,7 @@ def test_a_pipe_does_not_hang(tied: Path) -> None:
     assert "pipe" in refused(tied)
 
 
-def test_a_snapshot_of_the_hub_cache_is_links_and_is_taken(tied: Path, tmp_path: Path) -> None:
+def test_a_snapshot_of_the_hub_cache_consists_of_links_and_is_accepted(tied: Path, tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "cache" / "blobs", tmp_path / "cache" / "snapshots" / "0123"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
@@ -230,12 +230,12 @@ def test_a_snapshot_of_the_hub_cache_is_links_and_is_taken(tied: Path, tmp_path:
     assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
 
 
-def test_names_from_a_file_cannot_steer_the_terminal(tied: Path) -> None:
+def test_names_from_a_file_cannot_control_the_terminal(tied: Path) -> None:
     add_tensor(tied, "mtp.\x1b[2J.weight", torch.ones(H, H))
     assert "\x1b" not in refused(tied)
 
 
-def test_a_full_disk_leaves_nothing_behind(tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_files(tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(recentre_model.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     assert "1.00 KB" in refused(tied)
@@ -243,7 +243,7 @@ def test_a_full_disk_leaves_nothing_behind(tied: Path, tmp_path: Path, monkeypat
 
 @contextlib.contextmanager
 def little_room() -> Iterator[None]:
-    """Let the system refuse files as large as these models."""
+    """Make the operating system refuse files as large as these models."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
@@ -252,12 +252,12 @@ def little_room() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_fills_up_while_writing_leaves_nothing_behind(tied: Path) -> None:
+def test_a_disk_that_fills_up_while_writing_leaves_no_files(tied: Path) -> None:
     with little_room():
         assert "File too large" in refused(tied)
 
 
-def test_an_older_model_stays_when_the_new_one_cannot_be_written(tied: Path, tmp_path: Path) -> None:
+def test_an_older_model_is_kept_if_the_new_one_cannot_be_written(tied: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(tied, out).exit_code == 0
     before = {path.name: path.read_bytes() for path in out.iterdir()}

@@ -1,4 +1,4 @@
-"""`coupled-adam recentre` on runs of ours: the new run is read by the commands that read runs.
+"""`coupled-adam recentre` on our runs: the other commands can read the new run.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -73,7 +73,7 @@ def test_a_gpt2_run_becomes_a_run_with_a_centred_table(tmp_path: Path) -> None:
     for name in ("config.toml", "metrics.jsonl"):
         assert (out / name).read_bytes() == (source / name).read_bytes()
     assert [path.name for path in checkpoints_in(out / "checkpoints")] == ["step-000000010"]
-    assert stored_names(out) == stored_names(source)  # with the optimizer: training can go on
+    assert stored_names(out) == stored_names(source)  # with the optimizer: training can continue
     assert read_record(checkpoints_in(out / "checkpoints")[0]).state.keys() >= {"data"}
 
 
@@ -105,7 +105,7 @@ def test_a_tied_llama_run_is_untied(tmp_path: Path) -> None:
 
 
 def test_an_exported_llama_that_is_untied_no_longer_says_tied(tmp_path: Path) -> None:
-    """The header of our exports names the tables; `inspect` goes by it."""
+    """The header of our exports names the tables, and `inspect` uses it."""
     assert run("export", make_run(tmp_path, 'model.architecture="llama"'), tmp_path / "model").exit_code == 0
     done = recentre(tmp_path / "model", tmp_path / "out", "--untie")
     assert [each["role"] for each in done["before"]["tables"]] == ["tied"]
@@ -116,7 +116,7 @@ def test_an_exported_llama_that_is_untied_no_longer_says_tied(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_an_untied_run_with_an_output_bias_changes_its_head_alone(
+def test_only_the_head_of_an_untied_run_with_an_output_bias_changes(
     tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = np.arange(1, TOKENS + 1)

@@ -12,7 +12,7 @@ from coupled_adam.inspection.recentring.safetensors_rewriting import rewrite, wr
 from coupled_adam.inspection.safetensors_files import read_header
 
 OLD = {
-    "a": torch.arange(3, dtype=torch.bfloat16),  # 6 bytes: what follows is at no multiple of 4
+    "a": torch.arange(3, dtype=torch.bfloat16),  # 6 bytes: the next tensor is not aligned to 4 bytes
     "b": torch.arange(5, dtype=torch.bfloat16),
     "c": torch.tensor([True, False, True]),
     "größe": torch.arange(6.0).reshape(2, 3),
@@ -25,7 +25,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "old.safetensors"
 
 
-def test_a_tensor_of_the_same_type_changes_its_own_bytes_alone(source: Path, tmp_path: Path) -> None:
+def test_a_tensor_of_the_same_type_changes_only_its_own_bytes(source: Path, tmp_path: Path) -> None:
     rewrite(source, tmp_path / "new", {"b": torch.full((5,), 7.0, dtype=torch.float64)}, None)
     begin, header = read_header(source)
     start, end = header["b"]["data_offsets"]
@@ -37,7 +37,7 @@ def test_a_tensor_of_the_same_type_changes_its_own_bytes_alone(source: Path, tmp
     assert torch.equal(load_file(tmp_path / "new")["b"], torch.full((5,), 7.0, dtype=torch.bfloat16))
 
 
-def test_other_types_and_new_tensors_lie_where_torch_can_map_them(source: Path, tmp_path: Path) -> None:
+def test_other_types_and_new_tensors_are_aligned_for_torch(source: Path, tmp_path: Path) -> None:
     changed = {"b": torch.full((5,), 7.1), "new": torch.full((2, 2), 0.3)}
     rewrite(source, tmp_path / "new", changed, torch.float32, {"note": "changed"})
     found = load_file(tmp_path / "new")
@@ -59,7 +59,7 @@ def test_a_file_of_one_tensor(tmp_path: Path) -> None:
     assert torch.equal(found["lm_head.weight"], torch.ones(9000, 2, dtype=torch.float16))
 
 
-def test_a_file_that_was_cut_is_refused(source: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(source: Path, tmp_path: Path) -> None:
     source.write_bytes(source.read_bytes()[:-4])
     with pytest.raises(UserError, match=r"old\.safetensors"):
         rewrite(source, tmp_path / "new", {"a": torch.zeros(3)}, None)

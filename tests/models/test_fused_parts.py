@@ -1,4 +1,4 @@
-"""GELU and residual sum with LayerNorm: the Triton kernels against float64, and what runs without them."""
+"""GELU and residual sum with LayerNorm: the Triton kernels compared with float64, and the code without them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from coupled_adam.models import fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, Triton's interpreter
-# bf16 has 8 bits, and Triton's interpreter cuts the others off instead of rounding.
+# bf16 has 8 bits, and Triton's interpreter truncates instead of rounding.
 ROUNDING = 4e-3 if DEVICE == "cuda" else 8e-3
 
 
@@ -30,7 +30,7 @@ def test_gelu_is_exact_in_float32(kernels: Any) -> None:
     assert exact.grad is not None
     assert (y - expected).abs().max() < 5e-7
     assert (slope - exact.grad).abs().max() < 5e-7
-    # Where erf is so near to -1 that torch's float32 has lost most digits.
+    # Here erf is so close to -1 that torch's float32 loses most digits.
     tail = (x > -4.5) & (x < -1)
     assert ((y - expected) / expected)[tail].abs().max() < 2e-3
 
@@ -76,7 +76,7 @@ def test_residual_sum_and_norm_give_values_and_gradients(kernels: Any, shape: tu
 
 
 def test_the_operators_are_well_behaved(kernels: Any) -> None:
-    """torch's own checks: the schema, what the compiler believes of shapes and dtypes, no aliases."""
+    """torch's own checks: the schema, the shapes and dtypes that the compiler assumes, no aliases."""
     x = torch.randn(2, 3, 16, device=DEVICE)
     branch, weight = x.bfloat16(), torch.ones(16, device=DEVICE)
     operators = torch.ops.coupled_adam

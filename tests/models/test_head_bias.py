@@ -1,4 +1,4 @@
-"""The bias of the logits in the chunked loss: against F.cross_entropy with F.linear, and in the Triton kernel."""
+"""The bias of the logits in the chunked loss, compared with F.cross_entropy and F.linear; and in the Triton kernel."""
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, Triton
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states, weight and bias, all to be differentiated, and targets of which some are ignored."""
+    """Hidden states, weight and bias that require gradients, and targets, some of them ignored."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(N, H, generator=generator, dtype=dtype).requires_grad_()
     weight = torch.randn(V, H, generator=generator, dtype=dtype).requires_grad_()
-    # As the logarithms of unigram probabilities: large, and different.
+    # Like the logarithms of unigram probabilities: large, and different.
     bias = (-10 + 3 * torch.randn(V, generator=generator, dtype=dtype)).requires_grad_()
     targets = torch.randint(0, V, (N,), generator=generator)
     targets[::5] = -100
@@ -57,7 +57,7 @@ def test_float32_equals_the_plain_head_to_rounding(reduction: str, z_loss: float
 
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_gradients_are_those_of_finite_differences(reduction: str) -> None:
+def test_gradients_match_finite_differences(reduction: str) -> None:
     hidden, weight, bias, targets = inputs(torch.float64)
     small = [t.detach().clone().requires_grad_() for t in (hidden[:9, :5], weight[:9, :5], bias[:9])]
     targets = targets[:9].remainder(9)
@@ -70,7 +70,7 @@ def test_gradients_are_those_of_finite_differences(reduction: str) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_fixed_bias_has_no_gradient_and_is_added_all_the_same(reduction: str) -> None:
+def test_a_fixed_bias_has_no_gradient_but_is_added(reduction: str) -> None:
     hidden, weight, bias, targets = inputs(torch.float64)
     fixed = bias.detach()
     expected = plain(hidden, weight, fixed, targets, 0.0, reduction).sum()
@@ -81,7 +81,7 @@ def test_a_fixed_bias_has_no_gradient_and_is_added_all_the_same(reduction: str) 
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_the_bias_may_be_all_that_is_trained(reduction: str) -> None:
+def test_the_bias_can_be_trained_alone(reduction: str) -> None:
     hidden, weight, bias, targets = inputs(torch.float64)
     frozen = hidden.detach(), weight.detach()
     expected = torch.autograd.grad(plain(*frozen, bias, targets, 0.0, reduction).sum(), bias)
@@ -93,7 +93,7 @@ def test_the_bias_may_be_all_that_is_trained(reduction: str) -> None:
 
 @pytest.mark.usefixtures("chunks")
 def test_under_autocast_the_bias_is_not_rounded() -> None:
-    """With hidden states of zero the loss is that of the bias alone, which bf16 would change by a hundredth."""
+    """With zero hidden states the loss depends on the bias alone; bf16 would change it by a hundredth."""
     _, weight, bias, targets = inputs()
     with torch.autocast("cpu", torch.bfloat16):
         actual = linear_cross_entropy(torch.zeros(N, H), weight, targets, bias=bias)
@@ -105,11 +105,11 @@ def test_under_autocast_the_bias_is_not_rounded() -> None:
     assert bias.grad is not None
     assert exact.grad is not None
     assert bias.grad.dtype == torch.float32
-    # Each token's gradient is rounded to bf16 before they are added up, in float32.
+    # Each token's gradient is rounded to bf16 before it is added in float32.
     assert (bias.grad - exact.grad).norm() < 4e-3 * exact.grad.norm()
 
 
-def test_a_bias_of_zeros_gives_the_bits_of_none() -> None:
+def test_a_zero_bias_is_bitwise_equal_to_no_bias() -> None:
     hidden, weight, _, targets = inputs()
     zeros = torch.zeros(V)
     for reduction in ("mean", "none"):
@@ -120,7 +120,7 @@ def test_a_bias_of_zeros_gives_the_bits_of_none() -> None:
         assert all(map(torch.equal, *gradients))
 
 
-def test_the_gradient_of_a_fixed_bias_costs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fixed_bias_costs_no_extra_pass_for_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, bias, targets = inputs()
     passes: list[tuple[int, ...]] = []
     monkeypatch.setattr(
@@ -132,7 +132,7 @@ def test_the_gradient_of_a_fixed_bias_costs_no_pass(monkeypatch: pytest.MonkeyPa
     assert passes == [(N, V)]
 
 
-def test_no_tokens_give_gradients_of_zero() -> None:
+def test_without_tokens_gradients_are_zero() -> None:
     hidden, weight, bias, targets = inputs()
     linear_cross_entropy(hidden[:0], weight, targets[:0], bias=bias, reduction="none").sum().backward()
     assert bias.grad is not None
@@ -146,7 +146,7 @@ def test_a_bias_of_another_length_is_refused() -> None:
 
 
 def test_the_operators_of_the_loss_are_well_behaved_with_a_bias() -> None:
-    """torch's own checks: the schema, what the compiler believes of shapes and dtypes, no aliases."""
+    """torch's own checks: the schema, the shapes and dtypes that the compiler assumes, no aliases."""
     for dtype, needs_grad, needs_bias_grad in (
         (torch.float32, True, True),
         (torch.bfloat16, True, True),
@@ -187,7 +187,7 @@ def test_a_chunk_with_a_bias_gives_losses_and_gradients(
     torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-5, atol=1e-5)
     kernels.cross_entropy(logits, targets, losses, token_weights, 0.01, -100, True, bias)
     torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-5, atol=1e-5)
-    # Of each element: bf16 has 8 bits, and Triton's interpreter cuts the others off instead of rounding.
+    # Per element: bf16 has 8 bits, and Triton's interpreter truncates instead of rounding.
     tolerance = 3e-5 if dtype == torch.float32 else 4e-3 if DEVICE == "cuda" else 8e-3
     assert exact.grad is not None
     torch.testing.assert_close(logits.double(), exact.grad, rtol=tolerance, atol=1e-9)

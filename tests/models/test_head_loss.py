@@ -1,4 +1,4 @@
-"""The chunked loss against F.cross_entropy of all logits: values, gradients, memory; and its Triton kernel."""
+"""The chunked loss compared with F.cross_entropy of all logits: values, gradients, memory; and its Triton kernel."""
 
 import contextlib
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def test_float32_equals_the_plain_head_to_rounding(reduction: str, z_loss: float
 
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_gradients_are_those_of_finite_differences(reduction: str) -> None:
+def test_gradients_match_finite_differences(reduction: str) -> None:
     hidden, weight, targets = inputs(torch.float64)
     small = [t.detach()[:9, :5].clone().requires_grad_() for t in (hidden, weight)]
     targets = targets[:9].remainder(9)
@@ -92,7 +92,7 @@ def test_under_autocast_products_are_bf16_and_sums_are_float32() -> None:
     expected = plain(rounded[0], rounded[1], targets, 0.0, "mean")
     expected.backward()
     assert actual.dtype == torch.float32
-    # The logits, of size 4 and more here, are rounded to bf16.
+    # The logits, here of size 4 or more, are rounded to bf16.
     assert actual.item() == pytest.approx(expected.item(), abs=2e-2)
     for tensor, reference in zip((hidden, weight), rounded, strict=True):
         assert tensor.grad is not None
@@ -102,7 +102,7 @@ def test_under_autocast_products_are_bf16_and_sums_are_float32() -> None:
 
 
 def test_the_weight_gradient_adds_up_in_float32_over_many_bf16_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Summed up in bf16, the thousandth chunk would no longer change the total."""
+    """In a bf16 sum, the thousandth chunk would no longer change the total."""
     monkeypatch.setattr(loss_module, "chunk_rows", lambda N, row_bytes, budget: 1)
     hidden = torch.ones(2000, 1, dtype=torch.bfloat16)
     weight = torch.zeros(2, 1, dtype=torch.bfloat16)
@@ -147,7 +147,7 @@ def test_second_derivatives_are_refused(reduction: str) -> None:
         torch.autograd.grad(loss, hidden, create_graph=True)
 
 
-def test_a_graph_can_be_walked_twice() -> None:
+def test_backward_can_run_twice_through_a_retained_graph() -> None:
     hidden, weight, targets = inputs()
     loss = linear_cross_entropy(hidden, weight, targets)
     first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
@@ -180,7 +180,7 @@ def test_memory_is_one_chunk_and_the_gradients() -> None:
     assert chunk <= peak[0] < in_forward < 4 * tokens * rows / 5
 
 
-def test_backward_makes_nothing_but_the_scaled_gradients() -> None:
+def test_backward_allocates_only_the_scaled_gradients() -> None:
     hidden, weight, targets = torch.randn(1000, 64), torch.randn(1000, 64), torch.randint(0, 1000, (1000,))
     loss = linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_(), targets)
     with counted_bytes() as peak:
@@ -190,7 +190,7 @@ def test_backward_makes_nothing_but_the_scaled_gradients() -> None:
 
 @pytest.mark.parametrize("N", [1, 255, 256, 257, 1024, 16384, 98304, 98305])
 @pytest.mark.parametrize("row_bytes", [4, 2 * 50304, 4 * 262144, 2**31])
-def test_chunks_fit_the_budget_where_a_row_does(N: int, row_bytes: int) -> None:
+def test_chunks_fit_the_budget_if_a_row_does(N: int, row_bytes: int) -> None:
     budget = 2**30
     rows = chunk_rows(N, row_bytes, budget)
     assert rows >= 1
@@ -214,7 +214,7 @@ def test_bad_arguments_are_refused(shapes: tuple[tuple[int, ...], ...], options:
 
 
 def test_the_operators_of_the_loss_are_well_behaved() -> None:
-    """torch's own checks: the schema, what the compiler believes of shapes and dtypes, no aliases."""
+    """torch's own checks: the schema, the shapes and dtypes that the compiler assumes, no aliases."""
     for dtype, needs_grad in ((torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)):
         hidden, weight, targets = (tensor.detach() for tensor in inputs())
         operators = torch.ops.coupled_adam
@@ -246,7 +246,7 @@ def test_the_triton_kernel_gives_losses_and_gradients(dtype: torch.dtype, rows: 
     assert torch.equal(untouched, logits)
     kernels.cross_entropy(logits, targets, losses, token_weights, 0.01, -100, True)
     torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-5, atol=1e-5)
-    # Of each element: bf16 has 8 bits, and Triton's interpreter cuts the others off instead of rounding.
+    # Per element: bf16 has 8 bits, and Triton's interpreter truncates instead of rounding.
     tolerance = 1e-5 if dtype == torch.float32 else 4e-3 if device == "cuda" else 8e-3
     assert exact.grad is not None
     torch.testing.assert_close(logits.double(), exact.grad, rtol=tolerance, atol=1e-9)

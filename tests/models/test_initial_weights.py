@@ -1,4 +1,4 @@
-"""The start of a model: GPT-2's distribution, a function of seed and name alone, the same when sharded."""
+"""Initial weights: GPT-2's distribution, determined by seed and name, and the same when sharded."""
 
 import os
 from collections.abc import Iterator
@@ -41,9 +41,9 @@ def test_weights_are_drawn_as_in_gpt2(architecture: str, layers: int) -> None:
     assert count == 2 * layers
 
 
-def test_a_parameter_depends_on_seed_and_name_alone() -> None:
+def test_a_parameter_depends_only_on_seed_and_name() -> None:
     model, deeper, tied = built("gpt2"), built("gpt2", layers=3), built("gpt2", tied=False)
-    torch.manual_seed(123)  # torch's own generator plays no part
+    torch.manual_seed(123)  # torch's global generator has no effect
     again = built("gpt2")
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, again.get_parameter(name))
@@ -54,7 +54,7 @@ def test_a_parameter_depends_on_seed_and_name_alone() -> None:
     assert not torch.equal(model.get_parameter("wte.weight"), other.get_parameter("wte.weight"))
 
 
-def test_a_model_without_memory_is_refused() -> None:
+def test_a_model_on_the_meta_device_is_refused() -> None:
     with torch.device("meta"):
         model = build_model(ModelConfig("gpt2", 1, 1, 8))
     with pytest.raises(ValueError, match=r"'wte\.weight'.*\bmeta device\b.*model\.to_empty\("):

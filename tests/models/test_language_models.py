@@ -1,4 +1,4 @@
-"""Both architectures against Hugging Face's models, their tables as the optimizer finds them, and that they learn."""
+"""Both architectures compared with Hugging Face's models, the tables that the optimizer finds, and learning."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def some_tokens(batch: int = 3, length: int = T) -> Tensor:
 
 
 def spread_out(model: nn.Module) -> None:
-    """Large random weights, norms and biases too: at GPT-2's small start attention hardly depends on q and k."""
+    """Set large random weights, including norms and biases: GPT-2's initial q and k hardly affect attention."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -49,7 +49,7 @@ def as_hugging_face_gpt2(model: LanguageModel) -> nn.Module:
             if found is None:
                 assert name.endswith("bias")
                 parameter.zero_()
-            else:  # transformers keeps the matrices of GPT-2's blocks transposed
+            else:  # transformers stores the matrices of GPT-2's blocks transposed
                 parameter.copy_(found.T if ".c_" in name and found.ndim == 2 else found)
     return reference.eval()
 
@@ -111,7 +111,7 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(architecture: str) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_gradients_are_those_of_the_plain_head(architecture: str, tied: bool) -> None:
+def test_gradients_equal_those_of_the_plain_head(architecture: str, tied: bool) -> None:
     model, tokens = small(architecture, tied=tied).double(), some_tokens()
     targets = tokens.roll(-1, dims=1)
     F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
@@ -123,7 +123,7 @@ def test_gradients_are_those_of_the_plain_head(architecture: str, tied: bool) ->
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_a_token_is_not_seen_by_those_before_it(architecture: str) -> None:
+def test_a_token_does_not_affect_earlier_positions(architecture: str) -> None:
     model, tokens = small(architecture), some_tokens()
     spread_out(model)
     changed = tokens.clone()
@@ -139,7 +139,7 @@ def test_positions_matter(architecture: str) -> None:
     spread_out(model)
     tokens = some_tokens(1)
     swapped = tokens.clone()
-    swapped[:, [2, 5]] = tokens[:, [5, 2]]  # a sum over keys without positions would not change at the end
+    swapped[:, [2, 5]] = tokens[:, [5, 2]]  # without positions, the sum over keys at the end would not change
     assert tokens[0, 2] != tokens[0, 5]
     assert (model(tokens)[:, -1] - model(swapped)[:, -1]).abs().max() > 0.01
 
@@ -165,7 +165,7 @@ def test_the_optimizer_finds_the_tables(architecture: str, table: str) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_a_batch_is_learned_by_heart(architecture: str, tied: bool) -> None:
+def test_a_batch_can_be_memorised(architecture: str, tied: bool) -> None:
     torch.manual_seed(0)
     model, tokens = small(architecture, tied=tied), some_tokens()
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -181,7 +181,7 @@ def test_a_batch_is_learned_by_heart(architecture: str, tied: bool) -> None:
     assert (model(inputs).argmax(-1) == targets).float().mean() > 0.95
 
 
-def test_bf16_autocast_stays_near_float32() -> None:
+def test_bf16_autocast_stays_close_to_float32() -> None:
     model, tokens = small("gpt2"), some_tokens()
     targets = tokens.roll(-1, dims=1)
     exact = model(tokens, targets)

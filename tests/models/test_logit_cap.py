@@ -1,5 +1,5 @@
-"""The soft cap of the logits in the chunked loss, against tanh written out in float64, and in the Triton kernel; and
-the penalty on the mean embedding."""
+"""The soft cap of the logits in the chunked loss, compared with a literal tanh in float64, and in the Triton kernel;
+and the penalty on the mean embedding."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, Triton
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logits of standard deviation 4 and a bias: many of them near the cap, some far beyond it."""
+    """Logits with a bias and standard deviation 4: many are near the cap, some far beyond it."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(N, H, generator=generator, dtype=dtype).requires_grad_()
     weight = torch.randn(V, H, generator=generator, dtype=dtype).requires_grad_()
@@ -48,7 +48,7 @@ def written_out(
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_capped_loss_and_its_gradients_are_those_of_tanh_written_out(
+def test_a_capped_loss_and_its_gradients_match_a_literal_tanh(
     dtype: torch.dtype, with_bias: bool, reduction: str, z_loss: float
 ) -> None:
     hidden, weight, bias, targets = inputs(dtype)
@@ -76,7 +76,7 @@ def test_a_capped_loss_and_its_gradients_are_those_of_tanh_written_out(
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_capped_gradients_are_those_of_finite_differences(reduction: str) -> None:
+def test_capped_gradients_match_finite_differences(reduction: str) -> None:
     hidden, weight, bias, targets = inputs(torch.float64)
     small = [t.detach().clone().requires_grad_() for t in (hidden[:9, :5], weight[:9, :5], bias[:9])]
     targets = targets[:9].remainder(9)
@@ -87,7 +87,7 @@ def test_capped_gradients_are_those_of_finite_differences(reduction: str) -> Non
     assert torch.autograd.gradcheck(function, small)
 
 
-def test_a_compiled_capped_loss_is_the_eager_one() -> None:
+def test_a_compiled_capped_loss_equals_the_eager_one() -> None:
     hidden, weight, bias, targets = inputs()
 
     def function(hidden: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def test_a_capped_chunk_gives_losses_and_gradients(
     torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-5, atol=1e-5)
     kernels.cross_entropy(logits, targets, losses, token_weights, 0.01, -100, True, bias, CAP)
     torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-5, atol=1e-5)
-    # Of each element: bf16 has 8 bits, and Triton's interpreter cuts the others off instead of rounding. Near the cap
+    # Per element: bf16 has 8 bits, and Triton's interpreter truncates instead of rounding. Near the cap
     # 1 - tanh^2 is a difference of almost equal numbers.
     tolerance = 1e-4 if dtype == torch.float32 else 4e-3 if DEVICE == "cuda" else 8e-3
     assert exact.grad is not None
@@ -157,14 +157,14 @@ def test_logits_loss_and_chunks_of_a_capped_model_agree_with_the_uncapped_one() 
     )
 
 
-def test_scores_of_tasks_are_of_capped_logits() -> None:
+def test_task_scores_use_capped_logits() -> None:
     model = capped_model()
     (score,) = score_requests(model, [TokenRequest(context=(1, 2), continuation=(3,))])
     expected = torch.log_softmax(model(torch.tensor([[1, 2]]))[0, -1].double(), 0)[3]
     assert score.log_likelihood == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_a_capped_model_has_no_class_to_be_exported_to() -> None:
+def test_a_capped_model_cannot_be_exported() -> None:
     config = ModelConfig("gpt2", layers=1, heads=1, width=8, logit_cap=30.0)
     with pytest.raises(UserError, match=r"model\.logit_cap = 30"):
         require_class(config)
@@ -195,13 +195,13 @@ def test_mu_loss_adds_the_squared_length_of_the_mean_output_embedding(count: int
     loss = model(tokens, targets, mu_loss=0.3, token_count=count)
     (gradient,) = torch.autograd.grad(loss, table)
     torch.testing.assert_close(loss, plain.detach() + 0.3 * float(mean @ mean))
-    # Every row that counts gets the same push 2 lambda mu / V, and padding none.
+    # Every row except padding gets the same gradient, 2 lambda mu / V.
     push = torch.zeros_like(table)
     push[:count] = 2 * 0.3 * mean / len(rows)
     torch.testing.assert_close(gradient - plain_gradient, push)
 
 
-def test_models_without_a_cap_have_the_logits_of_their_head(tmp_path: Path) -> None:
+def test_without_a_cap_the_logits_are_those_of_the_head(tmp_path: Path) -> None:
     model = capped_model(None)
     hidden = torch.randn(3, 16)
     assert torch.equal(model.logits(hidden), model.lm_head(hidden))

@@ -1,4 +1,4 @@
-"""Sizes against the names of the paper's models, costs by hand, and what a config refuses."""
+"""Parameter counts of the paper's models, costs computed by hand, and invalid configs."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ PAPER = [
 
 
 @pytest.mark.parametrize(("architecture", "layers", "heads", "width", "context", "nominal"), PAPER)
-def test_the_papers_models_have_the_sizes_in_their_names(
+def test_the_papers_models_have_the_nominal_sizes(
     architecture: str, layers: int, heads: int, width: int, context: int, nominal: float
 ) -> None:
     config = ModelConfig(architecture, layers, heads, width, context)
@@ -28,7 +28,7 @@ def test_the_papers_models_have_the_sizes_in_their_names(
     ("architecture", "layers", "heads", "width", "context", "bias"),
     [(*paper[:5], False) for paper in PAPER] + [("gpt2", 3, 2, 20, 7, True), ("llama", 1, 3, 12, 9, False)],
 )
-def test_the_count_is_that_of_the_module(
+def test_the_parameter_count_equals_that_of_the_module(
     architecture: str, layers: int, heads: int, width: int, context: int, bias: bool, tied: bool
 ) -> None:
     config = ModelConfig(architecture, layers, heads, width, context, tied=tied, bias=bias)
@@ -46,11 +46,11 @@ def test_the_swiglu_width_is_eight_thirds_rounded_up_to_256(width: int, expected
     assert ModelConfig("llama", 1, 1, width).mlp_width == expected
 
 
-def test_flops_are_palms_count() -> None:
+def test_flops_follow_palms_formula() -> None:
     config = ModelConfig("gpt2", layers=12, heads=12, width=768)
-    matmul_parameters = 12 * 12 * 768**2 + 25 * 768 + 50304 * 768  # blocks, norms, the table as a head
+    matmul_parameters = 12 * 12 * 768**2 + 25 * 768 + 50304 * 768  # blocks, norms, and the table as head
     assert flops_per_token(config) == 6 * matmul_parameters + 12 * 12 * 768 * 1024
-    # A second table that is only looked up in costs nothing.
+    # A second table that is only used for lookups costs nothing.
     assert flops_per_token(ModelConfig("gpt2", 12, 12, 768, tied=False)) == flops_per_token(config)
 
 

@@ -19,7 +19,7 @@ def table(shape: tuple[int, int], dtype: Any = np.float64) -> Array:
 
 
 def gradients(shape: tuple[int, int], steps: int, dtype: Any = np.float64) -> list[Array]:
-    """Gradients whose rows differ by orders of magnitude, as those of frequent and rare tokens do."""
+    """Gradients whose rows differ by orders of magnitude, like those of frequent and rare tokens."""
     random = np.random.default_rng(sum(shape))
     scale = np.logspace(-4, 0, shape[0])[:, None]
     return [(random.standard_normal(shape) * scale).astype(dtype) for _ in range(steps)]

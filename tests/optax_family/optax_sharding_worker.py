@@ -1,6 +1,6 @@
-"""Steps with sharded tables on two devices of the CPU, compared with the same steps on one.
+"""Compare steps with tables sharded over two CPU devices with the same steps on one.
 
-Run in a process of its own: the number of devices is chosen before JAX starts. Prints "ok" for each way.
+Runs in a separate process, because the number of devices is set before JAX starts. Prints "ok" for each sharding.
 """
 
 import os

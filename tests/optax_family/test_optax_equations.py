@@ -1,4 +1,4 @@
-"""Every member of the family as an optax transformation against the literal equations in float64."""
+"""Every member of the family as an optax transformation, compared with the literal equations in float64."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_every_member_gives_the_updates_of_the_equations(
     tolerance, real = TOLERANCE[dtype], slice(options.get("vocabulary_size"))
     assert moved.dtype == state.mu.dtype == state.column_nu.dtype == dtype
     assert relative_error(moved, expected.embeddings) < tolerance
-    # The table hardly moves in a few steps; the way it went is compared as well.
+    # The table hardly moves in a few steps; the displacement is compared as well.
     way, expected_way = (np.asarray(values, np.float64) - params for values in (moved, expected.embeddings))
     assert relative_error(way, expected_way) < 500 * tolerance
     assert relative_error(state.mu, expected.first_moment) < tolerance
@@ -78,7 +78,7 @@ def test_a_table_with_the_vocabulary_along_its_second_axis_moves_like_its_transp
 
 def test_exponents_and_learning_rate_follow_their_schedules_under_jit() -> None:
     params, grads = table((53, 19)), gradients((53, 19), 6)
-    # optax computes schedules in float32, in which these are exact.
+    # optax computes schedules in float32, which represents these values exactly.
     rows, columns = optax.linear_schedule(1.0, 0.0, 4), optax.linear_schedule(0.5, 1.0, 8)
     rates = optax.exponential_decay(2**-7, 1, 0.5)
     expected = reference_init(torch.from_numpy(params))
@@ -118,7 +118,7 @@ def test_torch_and_optax_take_the_same_steps(member: dict[str, Any]) -> None:
         assert relative_error(state.row_nu, of_torch.state[parameter]["row_avg_sq"]) < 1e-6
 
 
-def test_clipping_before_it_gives_the_equations_of_clipped_gradients() -> None:
+def test_clipping_first_gives_the_updates_of_clipped_gradients() -> None:
     params, grads = table((53, 19)), gradients((53, 19), 4)
     limit = 0.5
     assert min(np.linalg.norm(grad) for grad in grads) > limit
@@ -146,7 +146,7 @@ def test_narrow_tables_have_wide_second_moments_and_updates_as_wide_as_the_first
         assert state.column_nu.dtype == state.row_nu.dtype == np.float32
         assert relative_error(state.column_nu, expected.second_moment.mean(0, keepdim=True)) < 1e-6
         assert relative_error(moved, expected.embeddings) < {"bfloat16": 4e-3, "float16": 5e-4}[dtype]
-    # Rounded once; a number in the middle of two may go either way.
+    # Rounded once; a number halfway between two may go either way.
     assert np.mean(np.asarray(moved) == rounded) > 0.99
 
 
@@ -157,7 +157,7 @@ def test_a_narrow_table_does_not_stop_the_second_moment() -> None:
     assert relative_error(state.column_nu, expected.second_moment.mean(0, keepdim=True)) < 1e-6
 
 
-def test_mu_dtype_is_that_of_the_first_moment_only() -> None:
+def test_mu_dtype_applies_only_to_the_first_moment() -> None:
     params, grads = table((53, 19), np.float32), gradients((53, 19), 3, np.float32)
     optimizer = coupled_adam(1e-3, mu_dtype="bfloat16", **PARTIAL)
     moved, (state, *_) = run(optimizer, params, grads, jit=True)

@@ -1,4 +1,4 @@
-"""`coupled_adamw`: tables as coupled_adam, everything else as optax.adamw; and inside other parts of optax."""
+"""`coupled_adamw`: tables use coupled_adam and the rest optax.adamw; and its use with other parts of optax."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def model_gradients(steps: int, dtype: Any = np.float32) -> list[dict[str, Any]]
     [(is_table, False), (is_table, True), (MASK, True), ({"wte": True, "block": False}, False)],
     ids=["predicate, eager", "predicate, jit", "tree, jit", "prefix, eager"],
 )
-def test_others_are_updated_by_adamw_bit_for_bit_and_tables_are_coupled(tables: Any, jit: bool) -> None:
+def test_other_parameters_are_bitwise_equal_to_adamw_and_tables_are_coupled(tables: Any, jit: bool) -> None:
     options = {"b1": 0.8, "b2": 0.95, "eps": 1e-6}
     optimizer = coupled_adamw(0.01, tables, weight_decay=0.1, **options, **PARTIAL)
     moved, state = run(optimizer, model(), model_gradients(3), jit=jit)
@@ -51,7 +51,7 @@ def test_others_are_updated_by_adamw_bit_for_bit_and_tables_are_coupled(tables: 
     assert shapes == [(), (V, H), (1, H), (V, 1)]
 
 
-def test_tables_are_not_decayed_and_the_mask_says_which_others_are() -> None:
+def test_tables_are_not_decayed_and_the_mask_selects_the_others() -> None:
     zeros = [jax.tree.map(np.zeros_like, model())]
     mask = {"wte": True, "block": {"kernel": True, "bias": False}}
     params = model()
@@ -63,7 +63,7 @@ def test_tables_are_not_decayed_and_the_mask_says_which_others_are() -> None:
         np.testing.assert_allclose(moved["block"]["kernel"], 0.95 * params["block"]["kernel"], rtol=1e-6)
 
 
-def test_the_defaults_are_those_of_adamw() -> None:
+def test_the_defaults_equal_those_of_adamw() -> None:
     params = {"wte": model()["wte"], "block": model()["block"]["kernel"]}
     grads = [{"wte": grad["wte"], "block": grad["block"]["kernel"]} for grad in model_gradients(2)]
     moved, _ = run(coupled_adamw(0.01, is_table), params, grads)
@@ -71,7 +71,7 @@ def test_the_defaults_are_those_of_adamw() -> None:
     assert np.array_equal(moved["block"], expected)
 
 
-def test_a_schedule_of_the_learning_rate_is_that_of_all_parameters() -> None:
+def test_a_learning_rate_schedule_applies_to_all_parameters() -> None:
     schedule = optax.piecewise_constant_schedule(0.5, {1: 0.0})
     moved, state = run(coupled_adamw(schedule, is_table), model(), model_gradients(1))
     still, _ = run(coupled_adamw(schedule, is_table), moved, model_gradients(2), state=state)
@@ -95,7 +95,7 @@ def test_a_wrong_choice_of_tables_is_an_error_that_names_it(tables: Any, named: 
         coupled_adamw(1e-3, tables).init(jax.tree.map(jnp.asarray, model()))
 
 
-def test_two_tables_stored_either_way_are_each_coupled_over_their_vocabulary() -> None:
+def test_two_tables_with_different_axes_are_each_coupled_over_their_vocabulary() -> None:
     params = {"embedding": table((V, H)), "head": table((V, H)).T}
     grads = [{"embedding": grad, "head": grad.T} for grad in gradients((V, H), 3)]
     with jax.enable_x64(True):

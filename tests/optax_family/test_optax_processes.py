@@ -1,4 +1,4 @@
-"""What needs a process of its own: two devices, and a Python without torch or without JAX."""
+"""Tests that need a separate process: two devices, and a Python without torch or without JAX."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_sharded_tables_take_the_steps_of_whole_ones() -> None:
+def test_sharded_tables_are_updated_like_unsharded_ones() -> None:
     pytest.importorskip("optax")
     result = python(str(Path(__file__).with_name("optax_sharding_worker.py")))
     assert result.returncode == 0, result.stderr

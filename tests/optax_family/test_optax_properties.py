@@ -1,4 +1,4 @@
-"""What must hold for the optax transformation whatever the numbers: compared with optax's own Adam, or with itself."""
+"""Invariants of the optax transformation, compared with optax's own Adam or with itself."""
 
 import pickle
 from typing import Any
@@ -32,7 +32,7 @@ def test_the_defaults_divide_by_the_mean_of_adams_second_moment() -> None:
     assert state.row_nu is None
 
 
-def test_both_exponents_one_are_adam_where_gradients_have_rank_one() -> None:
+def test_with_both_exponents_one_rank_one_gradients_give_adam() -> None:
     random = np.random.default_rng(0)
     rows, columns = random.standard_normal((V, 1)), random.standard_normal((1, H))
     grads = [size * rows * columns for size in random.standard_normal(4)]
@@ -105,7 +105,7 @@ def test_a_row_without_gradients_stays_even_without_eps() -> None:
 
 
 @pytest.mark.parametrize("member", [{}, {"row_exponent": 0.25}, {"column_exponent": 0.5}, PARTIAL], ids=str)
-def test_an_infinite_gradient_does_what_it_does_to_the_torch_optimizer(member: dict[str, Any]) -> None:
+def test_an_infinite_gradient_has_the_same_effect_as_in_the_torch_optimizer(member: dict[str, Any]) -> None:
     params, grads = table((V, H), np.float32), gradients((V, H), 3, np.float32)
     grads[1][3, 5] = np.inf
     moved, _ = run(coupled_adam(0.1, **member), params, grads)
@@ -119,7 +119,7 @@ def test_an_infinite_gradient_does_what_it_does_to_the_torch_optimizer(member: d
     np.testing.assert_allclose(moved, parameter.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_steps_in_a_scan_are_steps_in_a_loop() -> None:
+def test_steps_in_a_scan_equal_steps_in_a_loop() -> None:
     params, grads = jnp.asarray(table((V, H), np.float32)), gradients((V, H), 4, np.float32)
     optimizer = coupled_adam(0.1, mu_dtype="bfloat16", **PARTIAL)
 
@@ -133,7 +133,7 @@ def test_steps_in_a_scan_are_steps_in_a_loop() -> None:
     assert state[0].count == 4
 
 
-def test_a_state_that_was_flattened_and_pickled_continues_bit_for_bit() -> None:
+def test_a_flattened_and_pickled_state_continues_bitwise_equally() -> None:
     params, grads = table((V, H), np.float32), gradients((V, H), 6, np.float32)
     optimizer = coupled_adam(optax.linear_schedule(0.1, 0.0, 10), **PARTIAL)
     half, state = run(optimizer, params, grads[:3])
@@ -155,7 +155,7 @@ def test_a_table_keeps_a_number_for_each_row_and_column() -> None:
     assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(), (V, H), (1, H)]
 
 
-def test_weight_decay_switched_on_later_takes_the_same_state() -> None:
+def test_weight_decay_can_be_enabled_later_with_the_same_state() -> None:
     params, grads = table((V, H), np.float32), gradients((V, H), 2, np.float32)
     _, state = run(coupled_adam(0.1), params, grads)
     run(coupled_adam(0.1, weight_decay=0.1), params, grads, state=state)
@@ -193,7 +193,7 @@ def test_more_vocabulary_than_rows_is_an_error_that_names_the_table() -> None:
 @pytest.mark.parametrize(
     "leaf", [np.zeros(3, np.float32), np.zeros((2, 3, 4)), np.zeros((0, 3)), np.zeros((2, 3), np.int32)], ids=str
 )
-def test_what_is_no_table_is_an_error_that_names_its_path(leaf: Any) -> None:
+def test_a_leaf_that_is_not_a_table_is_an_error_that_names_its_path(leaf: Any) -> None:
     with pytest.raises(ValueError, match=r"'block/0/scale'"):
         scale_by_coupled_adam().init({"block": [{"scale": jnp.asarray(leaf)}]})
 

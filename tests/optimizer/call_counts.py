@@ -1,4 +1,4 @@
-"""Which functions of a module a step calls."""
+"""Record which functions of a module a step calls."""
 
 from collections.abc import Iterable
 from types import ModuleType
@@ -8,7 +8,7 @@ import pytest
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, module: ModuleType, names: Iterable[str]) -> list[str]:
-    """The names of the module's functions, each time that the step calls one."""
+    """List the names of the module's functions in the order in which the step calls them."""
     calls: list[str] = []
     for name in names:
         function = getattr(module, name)

@@ -1,4 +1,4 @@
-"""Send the tests through every implementation of the coupled update."""
+"""Run the tests with every implementation of the coupled update."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -14,28 +14,28 @@ on_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run o
 
 @pytest.fixture(params=["blockwise", "numba", pytest.param("triton_kernels", marks=on_gpu)])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """One implementation for all tensors; without a GPU the Triton kernels run in Triton's interpreter."""
+    """Use one implementation for all tensors; without a GPU, Triton kernels run in Triton's interpreter."""
     kernels: ModuleType = blockwise
     family_kernels: ModuleType = family_blockwise
     if request.param == "triton_kernels":
         pytest.importorskip("triton")
         kernels = importlib.import_module("coupled_adam.optimizer.triton_kernels")
         family_kernels = importlib.import_module("coupled_adam.optimizer.family_triton")
-        # The interpreter takes a millisecond for each program; test_family_triton has the tiles of a GPU.
+        # The interpreter takes a millisecond per program; test_family_triton covers the tiles of a GPU.
         monkeypatch.setattr(family_kernels, "UPDATE_BLOCK_V", 16)
         monkeypatch.setattr(family_kernels, "REDUCE_PROGRAMS", 8)
     if request.param == "numba":
         request.getfixturevalue("numba_loops")
     monkeypatch.setattr(table_step, "kernels_for", lambda tensor: kernels)
     monkeypatch.setattr(table_step, "family_kernels_for", lambda tensor: family_kernels)
-    # Small blocks, so that a small table has many of them and a last one that is not full.
+    # Small blocks, so that a small table has many of them and the last one is not full.
     monkeypatch.setattr(blockwise, "BLOCK_BYTES", 400)
     return kernels
 
 
 @pytest.fixture
 def numba_loops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The compiled loops for tables of any size, in several pieces, of which the last is not full."""
+    """Use the compiled loops for tables of any size, in several pieces, the last one not full."""
     pytest.importorskip("numba")
     numba_kernels = importlib.import_module("coupled_adam.optimizer.numba_kernels")
     family_numba = importlib.import_module("coupled_adam.optimizer.family_numba")
@@ -48,7 +48,7 @@ def numba_loops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
-    """Set torch's number of threads, for this test."""
+    """Set torch's number of threads for this test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

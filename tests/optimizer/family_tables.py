@@ -1,4 +1,4 @@
-"""Tables in the middle of training, one step of the family of second moments, and comparisons but for rounding."""
+"""Tables in the middle of training, one step of the family of second moments, and comparisons up to rounding."""
 
 from types import ModuleType
 from typing import Any
@@ -56,7 +56,7 @@ def make_table(
 
 
 def close(value: Tensor | None, expected: Tensor | None, rtol: float = 2e-6) -> None:
-    """Equal but for rounding."""
+    """Assert that tensors are equal up to rounding."""
     if value is None or expected is None:
         assert value is expected
         return
@@ -64,7 +64,7 @@ def close(value: Tensor | None, expected: Tensor | None, rtol: float = 2e-6) -> 
     assert value.dtype == expected.dtype
     value, expected = value.double(), expected.double()
     finite = expected[expected.isfinite()].abs()
-    # Sums and differences round in proportion to what they are made of.
+    # The rounding error of sums and differences is proportional to the size of their terms.
     largest = float(finite.max()) if finite.numel() else 0.0
     torch.testing.assert_close(value, expected, rtol=rtol, atol=rtol * 0.1 * largest, equal_nan=True)
 
@@ -79,7 +79,7 @@ def total(sums: Tensor) -> Tensor:
 
 
 def close_sums(value: Tensor, expected: Tensor, terms: Tensor) -> None:
-    """Sums of both signs, which round in proportion to the size of their terms."""
+    """Compare sums of terms of both signs; their rounding error is proportional to the size of the terms."""
     assert value.dtype == expected.dtype == torch.float64
     bound = 1e-6 * terms.double().abs().sum(dim=0, keepdim=True) + 1e-300
     assert bool(((total(value) - total(expected)).abs() <= bound).all())

@@ -1,4 +1,4 @@
-"""Models that have the parameters of language models, without a forward pass, and what their groups are called.
+"""Models with the parameters of language models but no forward pass, and the names of their groups.
 
 Letters: V vocabulary rows, H hidden size, T positions.
 """
@@ -41,7 +41,7 @@ class Headless(nn.Module):
 
 
 class Wrapper(nn.Module):
-    """What DDP is to the names: the model under `module`."""
+    """Holds the model under `module`, as DDP does."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Wrapper(nn.Module):
 
 
 class Parts(nn.Module):
-    """Modules under names of the test's choosing."""
+    """Modules under the given names."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Muon written down literally, one matrix at a time, in float64: what BatchedMuon is compared with."""
+"""A literal Muon in float64, one matrix at a time: the reference for BatchedMuon."""
 
 import math
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def matrices(*shapes: tuple[int, int], seed: int = 0, dtype: torch.dtype = torch
 
 
 def gradients_like(params: Sequence[Tensor], steps: int, seed: int = 100) -> list[list[Tensor]]:
-    """For each step the gradient of each parameter."""
+    """The gradient of each parameter, for each step."""
     generator = torch.Generator().manual_seed(seed)
     return [[torch.randn(p.shape, generator=generator).to(p.dtype) for p in params] for _ in range(steps)]
 
@@ -79,7 +79,7 @@ def assert_follows_reference(
     adjust: str | None,
     momentum_error: float,
 ) -> None:
-    """Parameters to 1e-5 and momenta to `momentum_error` are those of `muon_reference`, from `starts`."""
+    """Assert that parameters agree with `muon_reference` to 1e-5, and momenta to `momentum_error`, from `starts`."""
     for i, (p, start) in enumerate(zip(params, starts, strict=True)):
         A, B = p.shape
         ratio = 0.2 * math.sqrt(max(A, B)) if adjust == "match_rms_adamw" else math.sqrt(max(1, A / B))

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from coupled_adam import CoupledAdamW
 from coupled_adam.optimizer.reference import ReferenceState, reference_init, reference_step
 
-# What a chain of float32 operations may lose in ten steps; for narrower dtypes the parameter itself is rounded.
+# Rounding error of a chain of float32 operations over ten steps; narrower dtypes also round the parameter itself.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def gradients(
     shape: tuple[int, int], steps: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> list[Tensor]:
-    """Gradients whose rows differ by orders of magnitude, as those of frequent and rare tokens do."""
+    """Gradients whose rows differ by orders of magnitude, like those of frequent and rare tokens."""
     generator = torch.Generator().manual_seed(sum(shape))
     scale = torch.logspace(-4, 0, shape[0]).unsqueeze(1)
     return [(torch.randn(shape, generator=generator) * scale).to(device, dtype) for _ in range(steps)]
@@ -51,7 +51,7 @@ def relative_error(value: Tensor, expected: Tensor) -> float:
 
 
 def assert_matches(optimizer: torch.optim.Optimizer, param: nn.Parameter, expected: ReferenceState) -> None:
-    """Embeddings, first moment, the row-averaged second moment and the step count all agree with the oracle."""
+    """Assert that embeddings, first moment, row-averaged second moment and step count agree with the oracle."""
     tolerance = TOLERANCE[param.dtype]
     state = optimizer.state[param]
     assert relative_error(param, expected.embeddings) < tolerance

@@ -1,4 +1,4 @@
-"""The models of docs/models.md, each made from a config of transformers with random weights, and a batch for each.
+"""The models of docs/models.md, built from transformers configs with random weights, and a batch for each.
 
 Legend: V vocabulary rows, H hidden size, B batch, T positions.
 """
@@ -27,13 +27,13 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class PageModel:
-    """A row of the page: how the model is made and what it is given."""
+    """A row of the page: how to build the model, and its input."""
 
     build: Callable[[], nn.Module]
     text: Callable[[], Batch]
-    """A batch whose tokens are SEEN and nothing else."""
+    """A batch that contains only the tokens in SEEN."""
     extra: Callable[[], Batch] = dict
-    """What a step needs beside it so that every parameter has a gradient."""
+    """Further inputs that give every parameter a gradient."""
 
 
 def words() -> Tensor:

@@ -1,7 +1,7 @@
-"""Corners of the family of second moments against code of others and against their equations written out.
+"""Corners of the family of second moments, compared with other implementations and with their literal equations.
 
-(x, y) are the column and the row exponent. (1, 1) is Adafactor's factored second moment: torch.optim.Adafactor has it,
-with a decay, a clipping and a step size of its own, which are set here so that the second moment alone is left.
+(x, y) are the column and the row exponent. (1, 1) is Adafactor's factored second moment. torch.optim.Adafactor adds its
+own decay, clipping and step size; they are set here so that only the second moment matters.
 """
 
 import math
@@ -17,7 +17,7 @@ BETA2, LR = 0.95, 1e-3
 
 
 def gradients() -> list[Tensor]:
-    """Rows and columns of very different sizes, as frequent and rare tokens have them."""
+    """Rows and columns of very different sizes, like those of frequent and rare tokens."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.logspace(0, -3, V, dtype=torch.float64)[:, None]
     columns = torch.logspace(0, 1, H, dtype=torch.float64)[None]
@@ -25,7 +25,7 @@ def gradients() -> list[Tensor]:
 
 
 def ours(*, x: float, y: float, beta1: float = 0.0, given: list[Tensor] | None = None) -> list[Tensor]:
-    """The updates of a member of the family, step by step."""
+    """Updates of a member of the family, step by step."""
     table = torch.nn.Parameter(torch.zeros(V, H, dtype=torch.float64))
     group = {"params": [table], "coupled": True, "column_exponent": x, "row_exponent": y}
     optimizer = CoupledAdamW([group], lr=LR, betas=(beta1, BETA2), eps=1e-300, weight_decay=0.0)
@@ -46,7 +46,7 @@ def torchs_adafactor() -> list[Tensor]:
         [table], lr=LR, beta2_decay=-0.8, eps=(1e-150, 1.0), d=1e30, weight_decay=0.0, foreach=False
     )
     table.grad = torch.zeros_like(table)
-    optimizer.step()  # makes the state; with a gradient of zero nothing moves
+    optimizer.step()  # creates the state; a zero gradient moves nothing
     step = (1 - BETA2) ** (-1 / 0.8)
     updates = []
     for gradient in gradients():
@@ -59,7 +59,7 @@ def torchs_adafactor() -> list[Tensor]:
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Adafactor"), reason="torch before 2.5 has no Adafactor")
-def test_the_factored_member_without_momentum_is_torchs_adafactor_up_to_bias_correction() -> None:
+def test_factored_member_without_momentum_equals_torch_adafactor_up_to_bias_correction() -> None:
     for t, (own, theirs) in enumerate(zip(ours(x=1.0, y=1.0), torchs_adafactor(), strict=True), 1):
         # Adam divides the second moment by 1 - beta2^t; Adafactor with a fixed decay does not.
         torch.testing.assert_close(own, theirs * math.sqrt(1 - BETA2**t), rtol=1e-9, atol=0)
@@ -76,7 +76,7 @@ CORNERS = {
 
 @pytest.mark.parametrize("beta1", [0.0, 0.9])
 @pytest.mark.parametrize(("x", "y", "moment"), CORNERS.values(), ids=CORNERS)
-def test_a_corner_of_the_family_is_its_equation_written_out(x: float, y: float, moment, beta1: float) -> None:
+def test_each_corner_of_the_family_follows_its_equation(x: float, y: float, moment, beta1: float) -> None:
     r = torch.zeros(V, 1, dtype=torch.float64)
     c = torch.zeros(1, H, dtype=torch.float64)
     m = torch.zeros(1, 1, dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_a_corner_of_the_family_is_its_equation_written_out(x: float, y: float, 
 
 
 def embers(gradients: list[Tensor]) -> list[Tensor]:
-    """The updates of Ember, its equations written out: columns are averaged over the rows that have a gradient."""
+    """Updates of Ember from its literal equations: columns are averaged over the rows that have a gradient."""
     r = torch.zeros(V, 1, dtype=torch.float64)
     c = torch.zeros(1, H, dtype=torch.float64)
     updates = []
@@ -107,7 +107,7 @@ def embers(gradients: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("absent", [0, 10])
-def test_the_factored_member_without_momentum_is_ember_up_to_the_share_of_active_rows(
+def test_factored_member_without_momentum_equals_ember_up_to_the_share_of_active_rows(
     absent: int,
 ) -> None:
     whole = gradients()

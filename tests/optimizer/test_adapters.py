@@ -1,4 +1,4 @@
-"""Adapters of peft: their matrices are never vocabulary tables, the tables they adapt are.
+"""peft adapters: the adapted tables are vocabulary tables, the adapters' own matrices never are.
 
 Letters: V vocabulary rows, H hidden size.
 """
@@ -32,7 +32,7 @@ BOTH = ("lm_head", "embed_tokens", "q_proj")
 
 
 @pytest.mark.parametrize("dora", [False, True], ids=["LoRA", "DoRA"])
-def test_lora_factors_are_no_tables_and_the_tables_are_frozen(dora: bool) -> None:
+def test_lora_factors_are_not_tables_and_the_tables_are_frozen(dora: bool) -> None:
     model = adapted(lora(*BOTH, use_dora=dora))
     for couple, table in (("output", "lm_head"), ("input", "embed_tokens")):
         with pytest.raises(ValueError, match=rf"frozen \('.*{table}\.base_layer\.weight'\).*Adapters"):
@@ -49,13 +49,13 @@ def test_lora_factors_are_no_tables_and_the_tables_are_frozen(dora: bool) -> Non
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_copies_that_peft_trains_whole_are_the_tables(tied: bool) -> None:
+def test_full_copies_that_peft_trains_are_the_tables(tied: bool) -> None:
     model = adapted(lora("q_proj", modules_to_save=["lm_head", "embed_tokens"]), tie_word_embeddings=tied)
     head = "base_model.model.lm_head.modules_to_save.default.weight"
     embedding = "base_model.model.model.embed_tokens.modules_to_save.default.weight"
     trained = {name for name, p in model.named_parameters() if p.requires_grad and "modules_to_save" in name}
     groups = param_groups(model, couple="all")
-    assert set(coupled_names(groups)) == trained  # one where peft keeps the tie, else two
+    assert set(coupled_names(groups)) == trained  # one table if peft keeps the tie, otherwise two
     assert {name: role for name, (role, _) in found_by(groups).items()} == (
         {head: "output", embedding: "input"} if len(trained) == 2 else {embedding: "tied"}
     )
@@ -67,7 +67,7 @@ def test_copies_that_peft_trains_whole_are_the_tables(tied: bool) -> None:
     assert optimizer.state[model.get_parameter(table)]["exp_avg_sq"].shape == (1, H)
 
 
-def test_rows_that_are_trained_alone_are_neither_coupled_nor_decayed() -> None:
+def test_separately_trained_rows_are_neither_coupled_nor_decayed() -> None:
     model = adapted(lora("q_proj", trainable_token_indices={"embed_tokens": [1, 2]}))
     with pytest.raises(ValueError, match=r"frozen \('.*embed_tokens.*base_layer\.weight'\)"):
         param_groups(model, couple="input")
@@ -84,7 +84,7 @@ def test_rows_that_are_trained_alone_are_neither_coupled_nor_decayed() -> None:
     ],
     ids=["LoHa", "AdaLoRA", "IA3"],
 )
-def test_adapters_of_other_kinds_are_no_tables(config: Any, undecayed: list[str]) -> None:
+def test_other_kinds_of_adapters_are_not_tables(config: Any, undecayed: list[str]) -> None:
     """The first factor of LoHa has V rows; the vectors of IA3 are matrices with one column."""
     model = adapted(config())
     with pytest.raises(ValueError, match=r"frozen \('base_model\.model\.lm_head\.base_layer\.weight'\)"):
@@ -93,7 +93,7 @@ def test_adapters_of_other_kinds_are_no_tables(config: Any, undecayed: list[str]
     assert {name.split(".")[-2] for name in groups.get("no_decay", [])} == set(undecayed)
 
 
-def test_adapters_of_a_plain_model_are_no_tables() -> None:
+def test_adapters_of_a_plain_model_are_not_tables() -> None:
     model = GPT(tied=False)
     model = peft.get_peft_model(model, lora("lm_head", "fc", modules_to_save=["wte"]))
     with pytest.raises(ValueError, match=r"frozen \('base_model\.model\.lm_head\.base_layer\.weight'\)"):
@@ -101,8 +101,8 @@ def test_adapters_of_a_plain_model_are_no_tables() -> None:
     assert coupled_names(param_groups(model, couple="input")) == ["base_model.model.wte.modules_to_save.default.weight"]
 
 
-def test_factors_beside_a_weight_of_their_module_are_no_tables() -> None:
-    """As torchtune keeps them: the factors are modules, the frozen weight is a parameter beside them."""
+def test_factors_next_to_the_weight_of_their_module_are_not_tables() -> None:
+    """As in torchtune: the factors are modules, and the frozen weight is a parameter next to them."""
     model = Parts(tokens=nn.Embedding(V, H), output=nn.Linear(H, V, bias=False))
     model.output.requires_grad_(False)
     model.output.lora_a, model.output.lora_b = nn.Linear(H, 4, bias=False), nn.Linear(4, V, bias=False)

@@ -1,4 +1,4 @@
-"""Where CoupledAdamW and torch.optim.AdamW must agree: identical rows, and every standard group."""
+"""Cases in which CoupledAdamW must agree with torch.optim.AdamW: identical rows, and every standard group."""
 
 import copy
 from typing import Any
@@ -56,7 +56,7 @@ def model() -> LanguageModel:
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"betas": (0.8, 0.9), "eps": 1e-4}], ids=str)
-def test_identical_rows_behave_as_adamw(options: dict[str, Any]) -> None:
+def test_identical_rows_are_updated_as_by_adamw(options: dict[str, Any]) -> None:
     options = {"weight_decay": 0.0, "lr": 0.1, **options}
     param = table((17, 5))
     other = copy.deepcopy(param)
@@ -68,7 +68,7 @@ def test_identical_rows_behave_as_adamw(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 def test_standard_groups_are_bitwise_equal_to_adamw(flags: dict[str, Any]) -> None:
-    """Same gradients into both; the coupled table beside them must not change a bit of the others."""
+    """With the same gradients, a coupled table must not change a single bit of the other parameters."""
     names = ("hidden.weight", "hidden.bias", "norm.weight")
     mine = {name: nn.Parameter(torch.randn(6, 6)) for name in names}
     theirs = copy.deepcopy(mine)
@@ -118,7 +118,7 @@ def test_complex_parameters_in_standard_groups_are_left_to_torch() -> None:
     assert torch.equal(mine, theirs)
 
 
-def test_step_hooks_and_closures_run_once_beside_an_earlier_adamw(model: LanguageModel) -> None:
+def test_step_hooks_and_closures_run_once_after_an_adamw_was_built(model: LanguageModel) -> None:
     """torch patches AdamW.step with hooks when an AdamW is built; a subclass that called it would run them twice."""
     torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
     optimizer = CoupledAdamW(model)
@@ -147,7 +147,7 @@ def test_it_is_an_adamw_with_torch_defaults(model: LanguageModel) -> None:
 
 
 def test_baseline_groups_differ_from_coupled_ones_only_in_the_table(model: LanguageModel) -> None:
-    """One step from the same state: every parameter but the table is bitwise the same."""
+    """After one step from the same state, every parameter except the table is bitwise equal."""
     other = copy.deepcopy(model)
     train(model, CoupledAdamW(model, weight_decay=0.1), steps=1)
     train(other, torch.optim.AdamW(param_groups(other, 0.1, couple="none")), steps=1)

@@ -1,4 +1,4 @@
-"""What a user can get wrong: each error names the thing, the value and the remedy."""
+"""Invalid input: each error names the option or tensor, its value and the remedy."""
 
 import re
 from typing import Any
@@ -42,7 +42,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("couple", [None, 3, "lm_head.weight", []])
-def test_the_advice_for_couple_offers_no_value_that_is_refused(couple: Any) -> None:
+def test_the_error_about_couple_suggests_only_valid_values(couple: Any) -> None:
     with pytest.raises(ValueError, match="couple") as error:
         CoupledAdamW(LanguageModel(), couple=couple)
     offered = str(error.value).partition("torch.optim.AdamW(")[0]
@@ -54,7 +54,7 @@ def test_the_advice_for_couple_offers_no_value_that_is_refused(couple: Any) -> N
     ("option", "label"), [("lr", "learning rate"), ("eps", "epsilon value"), ("weight_decay", "weight_decay value")]
 )
 def test_options_that_are_not_finite_are_refused_everywhere(option: str, label: str, value: float) -> None:
-    """torch takes an infinite one, and the first step makes NaN of everything."""
+    """torch accepts infinite options, and the first step turns everything into NaN."""
 
     def groups(of_coupled: dict[str, Any], of_standard: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"params": [table((3, 2))], "coupled": True, **of_coupled}, {"params": [table((4, 2))], **of_standard}]
@@ -98,20 +98,20 @@ def test_couple_without_a_model_is_refused() -> None:
     ],
     ids=["1-D", "3-D", "complex", "empty"],
 )
-def test_tensors_that_are_no_tables_are_named(param: torch.Tensor, message: str) -> None:
+def test_tensors_that_are_not_tables_are_named(param: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CoupledAdamW([{"params": [("ln_f.weight", nn.Parameter(param))], "coupled": True}])
 
 
 def test_flattened_fsdp1_parameters_are_refused() -> None:
     param = nn.Parameter(torch.zeros(12))
-    param._fsdp_flattened = True  # what FSDP1 marks its flat parameters with
+    param._fsdp_flattened = True  # FSDP1 marks its flat parameters with this attribute
     with pytest.raises(ValueError, match=r"FSDP1.*fully_shard"):
         CoupledAdamW([{"params": [param], "coupled": True}])
 
 
 def test_a_table_that_was_flattened_after_construction_is_named_at_the_step() -> None:
-    """What FSDP1 with use_orig_params does to a parameter that an optimizer already holds."""
+    """FSDP1 with use_orig_params does this to parameters that an optimizer already has."""
     param = table((6, 2))
     optimizer = CoupledAdamW([{"params": [("wte.weight", param)], "coupled": True}])
     param.data = param.data.flatten()

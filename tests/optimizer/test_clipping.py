@@ -29,8 +29,8 @@ def test_clipping_inside_equals_clip_grad_norm_before(path: ModuleType, max_norm
 
 
 @pytest.mark.parametrize("wide", ["all", "standard", "coupled"])
-def test_fused_clipping_takes_float64_parameters_beside_any_others(wide: str) -> None:
-    """torch's fused kernels read the scale as float32 only."""
+def test_fused_clipping_handles_float64_parameters_among_others(wide: str) -> None:
+    """torch's fused kernels accept only a float32 scale."""
     torch.manual_seed(0)
     start = LanguageModel()
     for part in {"all": [start], "standard": [start.norm], "coupled": [start.embedding]}[wide]:
@@ -62,7 +62,7 @@ def test_clipped_second_moment_is_that_of_the_clipped_gradient(path: ModuleType)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_grad_norm_is_the_norm_before_clipping(dtype: torch.dtype) -> None:
-    """Also where the sum of squares of float16 gradients overflows float16."""
+    """Even if the sum of squares of float16 gradients overflows float16."""
     param, other = table((20, 4), dtype), nn.Parameter(torch.randn(300, 7).to(dtype))
     optimizer = CoupledAdamW([{"params": [param], "coupled": True}, {"params": [other]}], max_grad_norm=1.0)
     param.grad, other.grad = (torch.randn_like(p) * 300 for p in (param, other))
@@ -90,8 +90,8 @@ def test_coupled_gradients_are_not_changed_and_standard_ones_are_clipped() -> No
     torch.testing.assert_close(other.grad, standard_before * (1e-3 / (optimizer.grad_norm + 1e-6)))
 
 
-def test_gradients_just_at_the_limit_are_scaled_as_torch_does() -> None:
-    """torch divides by norm + 1e-6; at tiny norms that is a factor of its own."""
+def test_gradients_at_the_limit_are_scaled_as_by_torch() -> None:
+    """torch divides by norm + 1e-6, which matters for tiny norms."""
     param = table((4, 2))
     grad = torch.full((4, 2), 1e-7)
     expected = oracle(param, [grad * (1e-7 / (grad.double().norm().item() + 1e-6))], eps=0.0, betas=(0.0, 0.0))
@@ -101,7 +101,7 @@ def test_gradients_just_at_the_limit_are_scaled_as_torch_does() -> None:
 
 
 def test_a_float64_parameter_beside_a_float32_table_is_clipped_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its factor is float64, which the Triton kernels of the table must not see."""
+    """Its factor is float64, which the table's Triton kernels must not get."""
     triton_kernels = pytest.importorskip("coupled_adam.optimizer.triton_kernels")
     if not torch.cuda.is_available():
         monkeypatch.setattr(
@@ -194,7 +194,7 @@ def test_error_if_nonfinite_names_the_tensor_and_writes_nothing(
             assert torch.equal(optimizer.state_dict()["state"][index][key], value)
 
 
-def test_error_if_nonfinite_names_the_tensor_though_others_have_no_gradient() -> None:
+def test_error_if_nonfinite_names_the_tensor_when_others_have_no_gradient() -> None:
     param, rests, other = table((10, 4)), nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
     groups = [
         {"params": [("wte.weight", param)], "coupled": True},

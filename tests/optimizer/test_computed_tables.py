@@ -1,4 +1,4 @@
-"""Tables whose weight is not a parameter: parametrized, pruned, adaptive or transposed. They are never overlooked.
+"""Tables whose weight is not a parameter (parametrized, pruned, adaptive or transposed) are never overlooked.
 
 Letters: V vocabulary rows, H hidden size.
 """
@@ -58,7 +58,7 @@ def plain_gpt() -> nn.Module:
     [(plain_gpt, "wte.weight"), (hugging_face_llama, "model.embed_tokens.weight")],
     ids=["plain", "hugging face"],
 )
-def test_a_computed_head_is_an_error_that_names_what_it_is_computed_from(
+def test_a_computed_head_is_an_error_that_names_its_source_tensors(
     build: Callable[[], nn.Module], embedding: str, compute: Callable[[nn.Module], Any], sources: list[str], remedy: str
 ) -> None:
     model = build()
@@ -85,7 +85,7 @@ def test_a_padded_computed_head_is_an_error_too(
 
 
 @pytest.mark.parametrize("kind", ["prune", "parametrization"])
-def test_the_one_tensor_of_a_computed_head_can_be_coupled_by_its_name(kind: str) -> None:
+def test_a_head_computed_from_one_tensor_can_be_coupled_by_its_name(kind: str) -> None:
     compute, (source,), _ = COMPUTED[kind]
     model = GPT(tied=False)
     compute(model.lm_head)
@@ -98,7 +98,7 @@ def test_the_one_tensor_of_a_computed_head_can_be_coupled_by_its_name(kind: str)
     assert names(groups)["input_embeddings"] == ["wte.weight"]
 
 
-def test_the_two_tensors_of_weight_norm_are_not_offered() -> None:
+def test_the_two_tensors_of_weight_norm_are_not_suggested() -> None:
     model = GPT(tied=False)
     parametrizations.weight_norm(model.lm_head)
     with pytest.raises(ValueError, match="the head 'lm_head'") as error:
@@ -133,7 +133,7 @@ def test_pruning_a_tied_head_names_the_table_they_share() -> None:
         param_groups(model)
 
 
-def test_computed_layers_that_are_no_heads_are_as_any_others() -> None:
+def test_computed_layers_that_are_not_heads_are_treated_like_others() -> None:
     model = GPT(tied=False, width=V)
     for block in model.h:
         parametrizations.weight_norm(block.fc)
@@ -152,7 +152,7 @@ def test_an_adaptive_softmax_is_an_error_that_explains() -> None:
     assert names(param_groups(model, couple="none"))["decay"] == ["fc.weight"]
 
 
-def test_an_adaptive_softmax_of_a_hugging_face_model_is_an_error_inside_it_and_around_it() -> None:
+def test_an_adaptive_softmax_inside_or_around_a_hugging_face_model_is_an_error() -> None:
     model = hugging_face_llama()
     model.lm_head = nn.AdaptiveLogSoftmaxWithLoss(H, V, cutoffs=[20])
     with pytest.raises(ValueError, match=r"'lm_head'.*AdaptiveLogSoftmaxWithLoss"):
@@ -188,7 +188,7 @@ def test_a_head_without_one_row_per_token_is_an_error(build: Callable[[], nn.Mod
     assert "decay" not in groups
 
 
-def test_a_head_whose_weight_is_no_parameter_is_an_error() -> None:
+def test_a_head_whose_weight_is_not_a_parameter_is_an_error() -> None:
     model = Parts(tokens=nn.Embedding(V, H), out=nn.Linear(H, V))
     weight = model.out.weight.detach()
     del model.out.weight

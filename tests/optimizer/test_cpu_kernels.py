@@ -1,4 +1,4 @@
-"""What is special to the CPU: compiled loops where numba is installed, and threads that share the rows of a table."""
+"""The CPU implementation: compiled loops if numba is installed, and threads that share the rows of a table."""
 
 import copy
 import importlib
@@ -28,7 +28,7 @@ SHAPE = (301, 37)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1e6}, {"lr": torch.tensor(0.1)}, {"capturable": True}])
-def test_large_contiguous_tables_take_the_compiled_loops(
+def test_large_contiguous_tables_use_the_compiled_loops(
     numba_loops: ModuleType, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     calls = counted(monkeypatch, numba_loops, ("column_square_sums", "apply_update"))
@@ -41,7 +41,7 @@ def test_large_contiguous_tables_take_the_compiled_loops(
 
 
 @pytest.mark.parametrize("kind", ["float16", "float64", "transposed table", "transposed gradient", "small"])
-def test_what_the_loops_cannot_do_is_left_to_torch_operations(
+def test_tables_that_the_loops_do_not_support_use_torch_operations(
     numba_loops: ModuleType, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     dtype = getattr(torch, kind) if kind.startswith("float") else torch.float32
@@ -71,7 +71,7 @@ def test_a_step_gives_the_same_bits_for_any_number_of_threads(
     loops: str,
     dtype: torch.dtype,
 ) -> None:
-    """The order of the sums must not depend on which thread is quicker, nor on how many there are."""
+    """The order of summation must not depend on the number or the speed of the threads."""
     if loops == "numba":
         request.getfixturevalue("numba_loops")
     else:
@@ -84,7 +84,7 @@ def test_a_step_gives_the_same_bits_for_any_number_of_threads(
         optimizer = coupled(param, max_grad_norm=0.1)
         grads = gradients(SHAPE, 5, dtype)
         run(optimizer, param, grads)
-        # The state is float32 and would hide what another order does to a float64 sum.
+        # The float32 state would hide differences in a float64 sum.
         results.append((blockwise.column_square_sums(grads[0]), param.detach(), *optimizer.state[param].values()))
     for result in results[1:]:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, results[0], strict=True))
@@ -94,7 +94,7 @@ def test_bfloat16_is_rounded_as_torch_rounds_it(numba_loops: ModuleType) -> None
     """To nearest, ties to even; also next to overflow, among the smallest numbers, and NaN."""
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(-(2**15), 2**15, (512, 128), generator=generator, dtype=torch.int32).to(torch.int16)
-    grad = bits.view(torch.bfloat16).clone()  # every kind of number, NaN among them
+    grad = bits.view(torch.bfloat16).clone()  # all kinds of numbers, including NaN
     grad[grad.isinf()] = torch.finfo(torch.bfloat16).max
     coefficient = (torch.randint(1, 2**16, (1, 128), generator=generator) / 2**15).float()
     exp_avg, param = torch.zeros_like(grad), torch.zeros_like(grad)
@@ -120,14 +120,14 @@ def test_gradients_are_not_written(numba_loops: ModuleType) -> None:
 def test_autograd_notices_that_a_table_was_written(numba_loops: ModuleType) -> None:
     param = table(SHAPE)
     optimizer = coupled(param)
-    loss = param.square().sum()  # keeps the table for the backward pass
+    loss = param.square().sum()  # saves the table for the backward pass
     param.grad = gradients(SHAPE, 1)[0]
     optimizer.step()
     with pytest.raises(RuntimeError, match="inplace operation"):
         loss.backward()
 
 
-def test_a_step_in_inference_mode_is_taken(numba_loops: ModuleType) -> None:
+def test_a_step_works_in_inference_mode(numba_loops: ModuleType) -> None:
     with torch.inference_mode():
         param = table(SHAPE)
         grads = gradients(SHAPE, 2)
@@ -138,7 +138,7 @@ def test_a_step_in_inference_mode_is_taken(numba_loops: ModuleType) -> None:
 
 
 def test_a_forked_process_can_take_a_step(numba_loops: ModuleType) -> None:
-    """Threads do not survive a fork: a child that waits for those of its parent would wait for ever."""
+    """Threads do not survive a fork: a child that waits for its parent's threads would hang."""
     param, grads = table(SHAPE), gradients(SHAPE, 2)
     optimizer = coupled(param)
     row_threads.run_on_threads(lambda: None, 3)
@@ -178,7 +178,7 @@ def test_an_error_in_any_thread_is_raised() -> None:
 
 
 def test_small_tables_do_not_import_numba() -> None:
-    """Nor does the package itself: both take a second."""
+    """Neither does importing the package; numba takes a second to load."""
     pytest.importorskip("numba")
     program = """
 import sys, torch
@@ -211,25 +211,25 @@ print("loops" if "coupled_adam.optimizer.numba_kernels" in sys.modules else "ope
 
 
 def three_steps_after(preparation: str) -> str:
-    """What three steps print that agree with the oracle, in a process where something else was done before."""
+    """Return the output of three steps, checked against the oracle, in a process that first runs other code."""
     program = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{preparation}\n{THREE_STEPS}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_without_numba_torch_operations_are_used_and_nothing_is_said() -> None:
+def test_without_numba_torch_operations_are_used_silently() -> None:
     assert three_steps_after("sys.modules['numba'] = None") == "operations\n"
 
 
-def test_a_numba_that_cannot_be_imported_is_said_once() -> None:
+def test_a_broken_numba_is_reported_once() -> None:
     pytest.importorskip("numba")
     said = three_steps_after("sys.modules['numba.extending'] = None")
     assert re.fullmatch(r"UserWarning .*numba\.extending.*\noperations\n", said)
 
 
 @pytest.mark.parametrize("trouble", ["no folder", "full disk"])
-def test_compiled_loops_that_cannot_be_kept_on_disk_run_all_the_same(
+def test_compiled_loops_run_even_if_they_cannot_be_cached_on_disk(
     numba_loops: ModuleType, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     caching = pytest.importorskip("numba.core.caching")
@@ -258,7 +258,7 @@ def test_compiled_loops_that_cannot_be_kept_on_disk_run_all_the_same(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(60_000, 256), (2048, 768), (401, 64), (3, 5000)], ids=str)
-def test_partial_sums_of_the_loops_keep_the_limit_of_temporaries(
+def test_partial_sums_of_the_loops_stay_within_the_memory_limit(
     numba_loops: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     monkeypatch.undo()  # pieces of the usual size
@@ -277,7 +277,7 @@ def test_partial_sums_of_the_loops_keep_the_limit_of_temporaries(
     assert sum(made) <= min(grad.numel() * grad.itemsize / 4, 6 * 2**20) + 64 * shape[1]
 
 
-def test_threads_that_work_at_one_time_keep_the_limit_of_temporaries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_threads_stay_within_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     for shape, dtype, temporaries in itertools.product(
         [(60_000, 256), (2048, 768), (401, 64), (1, 1), (5, 40_000), (300_000, 4096)],
@@ -301,8 +301,8 @@ def test_column_sums_of_finite_gradients_are_finite_and_exact(
     if loops == "compiled operations":
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     grad = torch.rand(SHAPE, generator=torch.Generator().manual_seed(0)) * size
-    grad[:, :5] /= size  # columns beside those that overflow float32
-    grad[::2, 5:9] /= size  # and both kinds in one column
+    grad[:, :5] /= size  # columns that do not overflow float32, next to those that do
+    grad[::2, 5:9] /= size  # both in one column
     sums = blockwise.column_square_sums(grad)
     assert sums.dtype == torch.float64
     torch.testing.assert_close(sums.sum(0), grad.double().square().sum(0), rtol=1e-6, atol=0)
@@ -315,8 +315,8 @@ def test_column_sums_of_finite_gradients_are_finite_and_exact(
 
 @pytest.mark.parametrize("loops", ["numba", "torch operations"])
 @pytest.mark.parametrize("size", [1e19, 5e20])
-def test_a_spike_is_followed_as_by_algorithm_1(request: pytest.FixtureRequest, loops: str, size: float) -> None:
-    """Of a size at which AdamW's own second moment stays finite."""
+def test_after_a_spike_updates_follow_algorithm_1(request: pytest.FixtureRequest, loops: str, size: float) -> None:
+    """The spike is small enough for AdamW's own second moment to stay finite."""
     if loops == "numba":
         request.getfixturevalue("numba_loops")
     param, grads = table(SHAPE), gradients(SHAPE, 4)

@@ -1,4 +1,4 @@
-"""Every member of the family of second moments against the literal equations in float64."""
+"""Every member of the family of second moments, compared with the literal equations in float64."""
 
 from types import ModuleType
 from typing import Any
@@ -34,7 +34,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def assert_family_matches(optimizer: CoupledAdamW, param: nn.Parameter, expected: ReferenceState) -> None:
-    """Embeddings, both moments and the step count agree with the oracle, whose second moment is the whole matrix."""
+    """Assert that embeddings, both moments and step count agree with the oracle, which has a full second moment."""
     tolerance = 3 * TOLERANCE[param.dtype]
     moment_tolerance = 1e-13 if param.dtype == torch.float64 else 2e-6
     state, group = optimizer.state[param], optimizer.param_groups[0]
@@ -134,7 +134,7 @@ def test_exponents_may_change_between_steps(path: ModuleType, as_tensor: bool) -
 
 
 def test_an_exponent_annealed_from_zero_continues_coupled_adam(path: ModuleType) -> None:
-    """Row moments that are made in the middle start at the mean of the column moments."""
+    """Row moments created in the middle of training start at the mean of the column moments."""
     param = table((40, 8))
     grads = gradients((40, 8), 4)
     before = oracle(param, grads[:3])
@@ -154,18 +154,18 @@ def test_an_exponent_annealed_from_zero_continues_coupled_adam(path: ModuleType)
     assert relative_error(optimizer.state[param]["row_avg_sq"], r) < 1e-6
 
 
-def test_row_moments_are_kept_up_to_date_when_the_exponent_returns_to_zero(path: ModuleType) -> None:
+def test_row_moments_are_still_updated_when_the_exponent_returns_to_zero(path: ModuleType) -> None:
     param = table((40, 8))
     grads = gradients((40, 8), 4)
     optimizer = coupled(param, row_exponent=0.5)
     run(optimizer, param, grads[:2])
     optimizer.param_groups[0]["row_exponent"] = 0.0
     run(optimizer, param, grads[2:])
-    expected = oracle(param, grads)  # of which only the second moment is of interest
+    expected = oracle(param, grads)  # only the second moment matters
     assert relative_error(optimizer.state[param]["row_avg_sq"], expected.second_moment.mean(1, keepdim=True)) < 1e-6
 
 
-def test_the_defaults_as_numbers_are_coupled_adam_bit_for_bit(path: ModuleType) -> None:
+def test_explicit_defaults_are_bitwise_equal_to_coupled_adam(path: ModuleType) -> None:
     params = [table((40, 8)), table((40, 8))]
     grads = gradients((40, 8), 5)
     plain = coupled(params[0])
@@ -229,7 +229,7 @@ def test_gradients_whose_squares_overflow_float32_give_no_nan(path: ModuleType, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocabulary_size", [None, 60])
-def test_mean_free_updates_leave_the_mean_embedding_where_it_is(
+def test_mean_free_updates_do_not_move_the_mean_embedding(
     path: ModuleType, dtype: torch.dtype, vocabulary_size: int | None
 ) -> None:
     param = table((90, 12), dtype)
@@ -244,7 +244,7 @@ def test_mean_free_updates_leave_the_mean_embedding_where_it_is(
     moved = (param.detach().double()[real].mean(0) - before).abs().max().item()
     drifted = (drifting.detach().double()[real].mean(0) - before).abs().max().item()
     rounding = 6 * torch.finfo(dtype).eps * float(param.detach().abs().max()) / 2
-    assert moved < rounding / 3  # steps times half a unit in the last place, which partly cancel
+    assert moved < rounding / 3  # steps times half a unit in the last place; the errors partly cancel
     assert drifted > 0.1
 
 
@@ -285,7 +285,7 @@ def test_a_permuted_vocabulary_gives_permuted_updates(
 
 @given(seeds, shapes, exponents, exponents, st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_every_row_twice_gives_the_same_updates(
+def test_duplicating_every_row_does_not_change_the_updates(
     seed: int, shape: tuple[int, int], x: float, y: float, mean_free: bool
 ) -> None:
     once = table(shape, torch.float64)
@@ -299,7 +299,7 @@ def test_every_row_twice_gives_the_same_updates(
 
 @given(seeds, shapes)
 @settings(max_examples=25, deadline=None)
-def test_gradients_of_rank_one_make_the_factored_member_adam(seed: int, shape: tuple[int, int]) -> None:
+def test_with_rank_one_gradients_the_factored_member_equals_adam(seed: int, shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(seed)
     a = torch.rand(shape[0], 1, generator=generator, dtype=torch.float64) + 0.1
     b = torch.rand(1, shape[1], generator=generator, dtype=torch.float64) + 0.1
@@ -313,7 +313,7 @@ def test_gradients_of_rank_one_make_the_factored_member_adam(seed: int, shape: t
 
 @given(seeds, shapes, exponents, exponents, st.booleans(), st.integers(-40, 40))
 @settings(max_examples=25, deadline=None)
-def test_the_scale_of_all_gradients_does_not_matter(
+def test_scaling_all_gradients_does_not_change_the_updates(
     seed: int, shape: tuple[int, int], x: float, y: float, mean_free: bool, k: int
 ) -> None:
     params = [table(shape, torch.float64), table(shape, torch.float64)]
@@ -326,8 +326,8 @@ def test_the_scale_of_all_gradients_does_not_matter(
 
 @given(seeds, shapes)
 @settings(max_examples=25, deadline=None)
-def test_row_exponent_one_and_columns_zero_is_one_number_a_row(seed: int, shape: tuple[int, int]) -> None:
-    """Checked with a plain loop over rows: Adam with a second moment of one number, shared by the row."""
+def test_row_exponent_one_and_column_exponent_zero_keep_one_number_per_row(seed: int, shape: tuple[int, int]) -> None:
+    """Compared with a plain loop over rows: Adam with one second moment per row."""
     param = table(shape, torch.float64)
     expected = param.detach().clone()
     grads = random_gradients(seed, shape)
@@ -341,7 +341,7 @@ def test_row_exponent_one_and_columns_zero_is_one_number_a_row(seed: int, shape:
     torch.testing.assert_close(param.detach(), expected, rtol=1e-11, atol=1e-11)
 
 
-def test_the_oracle_of_the_defaults_is_algorithm_1() -> None:
+def test_the_oracle_with_default_exponents_is_algorithm_1() -> None:
     v_hat = torch.rand(7, 5, dtype=torch.float64)
     denominator = family_denominator(v_hat, eps=1e-3, n=2.0)
     torch.testing.assert_close(denominator, ((v_hat.mean(0, keepdim=True) / 4).sqrt() + 1e-3).expand(7, 5))

@@ -1,4 +1,4 @@
-"""Members of the family of second moments at the edges: long runs, mixed groups, late changes, wrong numbers."""
+"""Edge cases of the family of second moments: long runs, mixed groups, late changes, invalid numbers."""
 
 import copy
 from typing import Any
@@ -30,7 +30,7 @@ def test_a_compiled_step_leaves_padding_out_of_all_means(member: dict[str, Any])
         )
 
 
-def test_a_thousand_mean_free_steps_leave_the_mean_where_it_was() -> None:
+def test_a_thousand_mean_free_steps_do_not_move_the_mean() -> None:
     param = table((16, 4))
     before = param.detach().double()[:12].mean(0)
     optimizer = coupled(param, **PARTIAL, vocabulary_size=12)
@@ -72,8 +72,8 @@ def test_a_table_without_a_gradient_is_left_alone() -> None:
     assert relative_error(idle, expected.embeddings) < 1e-6
 
 
-def test_row_moments_go_on_while_the_exponent_is_zero_and_are_not_made_anew() -> None:
-    """0, 0.25, 0, 0.25: made at the second step, from the column moments after the first."""
+def test_row_moments_continue_while_the_exponent_is_zero_and_are_not_recreated() -> None:
+    """Exponents 0, 0.25, 0, 0.25: created at the second step from the column moments after the first."""
     param = table((40, 8))
     optimizer = coupled(param)
     run(optimizer, param, GRADS[:1])
@@ -97,14 +97,14 @@ def test_a_tensor_on_the_host_is_read_at_every_step() -> None:
     assert torch.equal(params[0], params[1])
 
 
-def test_a_copy_has_exponents_of_its_own() -> None:
+def test_a_copy_has_its_own_exponents() -> None:
     optimizer = coupled(table((40, 8)), row_exponent=torch.tensor(0.25))
     copied = copy.deepcopy(optimizer)
     copied.param_groups[0]["row_exponent"].fill_(0.75)
     assert float(optimizer.param_groups[0]["row_exponent"]) == 0.25
 
 
-def test_a_coupled_group_that_is_added_later_has_the_options_of_the_optimizer() -> None:
+def test_a_coupled_group_added_later_inherits_the_options_of_the_optimizer() -> None:
     optimizer = coupled(table((40, 8)), **PARTIAL, vocabulary_size=20)
     late, standard = table((30, 8)), table((9, 4))
     optimizer.add_param_group({"params": [late], "coupled": True, "weight_decay": 0.0})
@@ -119,8 +119,8 @@ def test_a_coupled_group_that_is_added_later_has_the_options_of_the_optimizer() 
 
 
 @pytest.mark.parametrize("written_by", ["AdamW", "0.1.0"])
-def test_options_of_a_group_stay_where_the_file_has_none(written_by: str) -> None:
-    """Those of the group, which may be others than the optimizer's own."""
+def test_a_group_keeps_options_that_the_file_lacks(written_by: str) -> None:
+    """It keeps its own options, which may differ from the optimizer's defaults."""
     param = table((40, 8))
     writer = torch.optim.AdamW([param]) if written_by == "AdamW" else coupled(param)
     run(writer, param, GRADS[:2])
@@ -134,7 +134,7 @@ def test_options_of_a_group_stay_where_the_file_has_none(written_by: str) -> Non
     assert {key: optimizer.param_groups[0][key] for key in own} == own
 
 
-def test_row_moments_stay_where_no_gradient_has_come_yet() -> None:
+def test_row_moments_without_a_gradient_yet_are_kept() -> None:
     param = table((40, 8))
     optimizer = coupled(param, **PARTIAL)
     run(optimizer, param, [torch.zeros(40, 8)])
@@ -142,8 +142,8 @@ def test_row_moments_stay_where_no_gradient_has_come_yet() -> None:
     assert torch.equal(optimizer.state[param]["row_avg_sq"], torch.zeros(40, 1))
 
 
-def test_row_moments_of_zeros_are_left_out_on_the_way_to_adamw() -> None:
-    """Made by a loader and never filled: in proportion to them AdamW would divide by eps."""
+def test_zero_row_moments_are_ignored_in_the_conversion_to_adamw() -> None:
+    """A loader created them and no step filled them; with them, AdamW would divide by eps."""
     param = table((40, 8))
     optimizer = coupled(param, **PARTIAL)
     run(optimizer, param, GRADS[:2])
@@ -166,7 +166,7 @@ def test_step_hooks_run_once() -> None:
 
 
 def moved_after(grad_at: float, **options: Any) -> tuple[nn.Parameter, torch.Tensor]:
-    """A table whose gradient has one odd element, at row 3 and column 4, and where it moved."""
+    """Where a table moves if its gradient has one unusual element, at row 3 and column 4."""
     param = table((40, 8))
     before = param.detach().clone()
     grad = GRADS[0].clone()
@@ -176,18 +176,18 @@ def moved_after(grad_at: float, **options: Any) -> tuple[nn.Parameter, torch.Ten
 
 
 @pytest.mark.parametrize("member", [{"row_exponent": 0.25}, PARTIAL, {"column_exponent": 0.5}], ids=str)
-def test_one_nan_spoils_the_whole_table_of_a_member_that_looks_at_its_mean(member: dict[str, Any]) -> None:
+def test_one_nan_spoils_the_whole_table_of_a_member_that_uses_its_mean(member: dict[str, Any]) -> None:
     param, _ = moved_after(torch.nan, **member)
     assert param.isnan().all()
 
 
-def test_one_nan_spoils_its_column_where_only_the_mean_is_removed() -> None:
+def test_one_nan_spoils_only_its_column_if_only_the_mean_is_removed() -> None:
     param, _ = moved_after(torch.nan, mean_free=True)
     assert param[:, 4].isnan().all()
     assert int(param.isnan().sum()) == 40
 
 
-def test_one_infinity_spoils_its_column_where_only_the_mean_is_removed() -> None:
+def test_one_infinity_spoils_only_its_column_if_only_the_mean_is_removed() -> None:
     param, moved = moved_after(torch.inf, mean_free=True)
     assert param[:, 4].isnan().all()
     assert int(moved.sum()) == 40
@@ -201,7 +201,7 @@ def test_a_square_too_large_for_the_state_stops_the_whole_table(member: dict[str
 
 
 @pytest.mark.parametrize("value", ["yes", "no", 1, None])
-def test_mean_free_other_than_true_or_false_is_refused(value: Any) -> None:
+def test_mean_free_must_be_true_or_false(value: Any) -> None:
     with pytest.raises(ValueError, match="mean_free"):
         coupled(table((4, 2)), mean_free=value)
     with pytest.raises(ValueError, match="mean_free"):

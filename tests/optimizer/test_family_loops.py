@@ -1,4 +1,4 @@
-"""The compiled loops of the family of second moments on the CPU: which tables take them, and what each loop gives."""
+"""The compiled CPU loops of the family of second moments: which tables use them, and the result of each loop."""
 
 import importlib
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def build_table(grad: Tensor, *, real_rows: int | None = None, step: int = 0, **
     ],
     ids=str,
 )
-def test_large_contiguous_tables_take_the_compiled_loops(
+def test_large_contiguous_tables_use_the_compiled_loops(
     loops: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     member: dict[str, Any],
@@ -76,10 +76,10 @@ def test_large_contiguous_tables_take_the_compiled_loops(
 
 @pytest.mark.parametrize("kind", ["float16", "float64", "transposed table", "transposed gradient", "small"])
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1e6}, {"mean_free": False}], ids=str)
-def test_what_the_loops_cannot_do_is_left_to_torch_operations(
+def test_tables_that_the_loops_do_not_support_use_torch_operations(
     loops: ModuleType, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
 ) -> None:
-    """A transposed gradient only keeps those loops away that read it."""
+    """A transposed gradient rules out only the loops that read it."""
     dtype = getattr(torch, kind) if kind.startswith("float") else torch.float32
     param, grads = table(SHAPE, dtype), gradients(SHAPE, 3, dtype)
     if kind == "transposed table":
@@ -112,7 +112,7 @@ def test_a_step_gives_the_same_bits_for_any_number_of_threads(
         param, grads = table(SHAPE, dtype), gradients(SHAPE, 5, dtype)
         optimizer = coupled(param, **{**PARTIAL, **options}, vocabulary_size=290)
         run(optimizer, param, grads)
-        # The state is float32 and would hide what another order does to a float64 sum.
+        # The float32 state would hide differences in a float64 sum.
         sums = [
             *loops.square_sums(grads[0], 290),
             *loops.first_pass(build_table(grads[0], real_rows=290), 1.0),
@@ -125,7 +125,7 @@ def test_a_step_gives_the_same_bits_for_any_number_of_threads(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("real_rows", [0, 1, 7, 8, 250, 301])
-def test_sums_are_those_of_float64_over_the_rows_that_are_not_padding(
+def test_sums_equal_float64_sums_over_the_rows_that_are_not_padding(
     loops: ModuleType, dtype: torch.dtype, real_rows: int
 ) -> None:
     grad = gradients(SHAPE, 1, dtype)[0]
@@ -142,7 +142,7 @@ def test_sums_are_those_of_float64_over_the_rows_that_are_not_padding(
     torch.testing.assert_close(column_sums, squares[:real_rows].sum(0, keepdim=True), rtol=1e-13, atol=0)
     row_factors = loops.advance_row_moment(several, row_sums, -2.0)
     more_sums = loops.advance_first_moment(several, row_factors, -2.0)
-    # A first moment of float32 may round to the bfloat16 next to that of float64.
+    # A float32 first moment may round to the neighbour of the bfloat16 to which float64 rounds.
     atol = 2e-5 if dtype == torch.float32 else 0.02
     for sums, factors, result in ((weighted_sums, row_factor, one_pass), (more_sums, row_factors, several)):
         torch.testing.assert_close(factors, rho.float(), rtol=1e-6, atol=0)
@@ -197,7 +197,7 @@ def test_sums_of_squares_that_float32_cannot_hold_are_exact(loops: ModuleType, s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1e30}, {"mean_free": False}], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
-def test_what_is_not_finite_goes_where_torch_operations_bring_it(
+def test_nonfinite_values_spread_as_with_torch_operations(
     loops: ModuleType, monkeypatch: pytest.MonkeyPatch, value: float, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     results: list[list[Tensor]] = []
@@ -217,7 +217,7 @@ def test_bfloat16_is_rounded_as_torch_rounds_it(loops: ModuleType) -> None:
     """To nearest, ties to even; also next to overflow, among the smallest numbers, and NaN."""
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(-(2**15), 2**15, (512, 128), generator=generator, dtype=torch.int32).to(torch.int16)
-    moment = bits.view(torch.bfloat16).clone()  # every kind of number, NaN among them
+    moment = bits.view(torch.bfloat16).clone()  # all kinds of numbers, including NaN
     moment[moment.isinf()] = torch.finfo(torch.bfloat16).max
     coefficient = (torch.randint(1, 2**16, (1, 128), generator=generator) / 2**15).float()
     row_factor = (torch.randint(1, 2**7, (512, 1), generator=generator) / 2**6).float()
@@ -254,7 +254,7 @@ def test_the_smallest_tables_have_sums_too(loops: ModuleType, shape: tuple[int, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(60_000, 256), (2048, 768), (700, 64)], ids=str)
-def test_sums_of_the_first_pass_keep_the_limit_of_temporaries(
+def test_sums_of_the_first_pass_stay_within_the_memory_limit(
     loops: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     monkeypatch.undo()  # pieces of the usual size
@@ -273,7 +273,7 @@ def test_sums_of_the_first_pass_keep_the_limit_of_temporaries(
 
 
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1e-3}, {"mean_free": False}], ids=str)
-def test_a_step_writes_no_gradient_and_autograd_notices_what_it_wrote(
+def test_a_step_writes_no_gradient_and_autograd_notices_the_written_table(
     loops: ModuleType, options: dict[str, Any]
 ) -> None:
     param = table(SHAPE)
@@ -282,7 +282,7 @@ def test_a_step_writes_no_gradient_and_autograd_notices_what_it_wrote(
     state = optimizer.state[param]
     written = [param, state["exp_avg"], state["row_avg_sq"]]
     versions = [tensor._version for tensor in written]
-    loss = param.square().sum()  # keeps the table for the backward pass
+    loss = param.square().sum()  # saves the table for the backward pass
     grad = gradients(SHAPE, 1)[0]
     param.grad = grad.clone()
     optimizer.step()
@@ -292,7 +292,7 @@ def test_a_step_writes_no_gradient_and_autograd_notices_what_it_wrote(
         loss.backward()
 
 
-def test_a_step_in_inference_mode_is_taken(loops: ModuleType) -> None:
+def test_a_step_works_in_inference_mode(loops: ModuleType) -> None:
     with torch.inference_mode():
         param, grads = table(SHAPE), gradients(SHAPE, 2)
         expected = oracle(param, grads, **PARTIAL)

@@ -1,4 +1,4 @@
-"""Members of the family of second moments in files, copies, GradScaler and torch.compile; and what is refused."""
+"""The family of second moments in state dicts, copies, GradScaler and torch.compile; and invalid options."""
 
 import copy
 import pickle
@@ -30,7 +30,7 @@ def trained(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> tupl
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("through", ["state dict", "deepcopy", "pickle"])
-def test_training_continues_bit_for_bit(dtype: torch.dtype, through: str) -> None:
+def test_resumed_training_is_bitwise_equal(dtype: torch.dtype, through: str) -> None:
     param, optimizer = trained(PARTIAL, dtype)
     if through == "state dict":
         other = nn.Parameter(param.detach().clone())
@@ -46,7 +46,7 @@ def test_training_continues_bit_for_bit(dtype: torch.dtype, through: str) -> Non
     assert copied.state[other]["row_avg_sq"].dtype == torch.promote_types(dtype, torch.float32)
 
 
-def test_exponents_load_from_a_file_as_the_learning_rate_does() -> None:
+def test_exponents_are_loaded_from_a_file_like_the_learning_rate() -> None:
     _, optimizer = trained({**PARTIAL, "column_exponent": 0.75, "lr": 0.5})
     param = table((40, 8))
     other = coupled(param, lr=0.1)
@@ -55,7 +55,7 @@ def test_exponents_load_from_a_file_as_the_learning_rate_does() -> None:
     assert [group[key] for key in ("lr", "row_exponent", "column_exponent", "mean_free")] == [0.5, 0.25, 0.75, True]
 
 
-def test_the_live_vocabulary_size_stays() -> None:
+def test_the_live_vocabulary_size_is_kept() -> None:
     _, optimizer = trained({**PARTIAL, "vocabulary_size": 30})
     other = coupled(table((40, 8)), vocabulary_size=20)
     other.load_state_dict(optimizer.state_dict())
@@ -76,8 +76,8 @@ def test_a_file_without_row_moments_continues_as_coupled_adam() -> None:
     assert relative_error(other.state[param]["row_avg_sq"], expected) < 1e-6
 
 
-def test_row_moments_of_zeros_beside_filled_column_moments_are_made_anew() -> None:
-    """They were initialised by a loader and never filled: the two kinds of moments have the same mean."""
+def test_zero_row_moments_next_to_filled_column_moments_are_recreated() -> None:
+    """A loader created them and no step filled them: filled row and column moments have the same mean."""
     param, optimizer = trained(PARTIAL)
     file = optimizer.state_dict()
     file["state"][0]["row_avg_sq"] = torch.zeros(40, 1)
@@ -86,7 +86,7 @@ def test_row_moments_of_zeros_beside_filled_column_moments_are_made_anew() -> No
 
 
 @pytest.mark.parametrize("vocabulary_size", [None, 30])
-def test_a_state_of_adamw_gives_row_and_column_means(vocabulary_size: int | None) -> None:
+def test_a_state_of_adamw_is_converted_to_row_and_column_means(vocabulary_size: int | None) -> None:
     param = table((40, 8))
     adamw = torch.optim.AdamW([param])
     run(adamw, param, GRADS[:3])
@@ -176,7 +176,7 @@ def test_a_nonfinite_gradient_changes_nothing_when_it_is_an_error(path: ModuleTy
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
-def test_tensors_of_standard_groups_are_updated_as_by_adamw() -> None:
+def test_standard_groups_are_updated_as_by_adamw() -> None:
     torch.manual_seed(0)
     model = LanguageModel()
     reference = copy.deepcopy(model)
@@ -229,7 +229,7 @@ def test_options_of_the_family_on_a_standard_group_are_refused(option: str, valu
 
 
 @pytest.mark.parametrize("value", [0, -3, 2.5, True, "4"])
-def test_a_vocabulary_size_that_is_no_positive_integer_is_refused(value: Any) -> None:
+def test_a_vocabulary_size_must_be_a_positive_integer(value: Any) -> None:
     with pytest.raises(ValueError, match="vocabulary_size"):
         coupled(table((4, 2)), vocabulary_size=value)
 
@@ -275,7 +275,7 @@ def test_the_second_moment_of_padding_rows_does_not_enter_that_of_the_columns() 
 
 
 def test_a_table_whose_rows_cannot_be_summed_over_ranks_is_refused_by_name() -> None:
-    """A partial tensor, say: each rank has a summand of every row, and no rank has a row."""
+    """For example a partial tensor: each rank has a summand of every row, and no rank has a complete row."""
     param = SimpleNamespace(placements=[Replicate(), Partial()], shape=(4, 2))
     with pytest.raises(ValueError, match=r"'head'.*Partial"):
         checks.check_placements("tensor 'head'", param)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tiles of the kernels of the family of second moments fit the GPU that they run on."""
+"""The tiles of the family's kernels fit the GPU on which they run."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from coupled_adam.optimizer import family_tiling
 from coupled_adam.optimizer.family_triton import FIRST_MOMENT, FIRST_PASS, SQUARE_SUMS
 
 WIDTHS = [0, 1, 70, 256, 768, 1000, 2560, 4096, 5000, 8192]
-# Multiprocessors, and bytes of shared memory that tiles may take: T4, RTX 4090, A100, H200.
+# Number of multiprocessors, and bytes of shared memory available to tiles: T4, RTX 4090, A100, H200.
 GPUS = [(40, 32_768), (128, 68_608), (108, 134_144), (132, 199_680)]
 
 
@@ -28,7 +28,7 @@ def test_tiles_fit_into_registers_and_shared_memory(
             assert number & (number - 1) == 0, "Triton takes powers of two only"
         assert block_h >= min(width, tiling.columns)
         assert warps <= 16
-        # 65536 registers for all threads of a multiprocessor, of which sums take others.
+        # A multiprocessor has 65536 registers for all threads; sums need some of them.
         assert block_v * block_h * len(tensors) <= 40_000
         assert block_v * block_h * len(tensors) * dtype.itemsize * (stages - 1) <= shared_memory
         assert 1 <= programs <= 16 * multiprocessors

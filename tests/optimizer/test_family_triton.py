@@ -1,4 +1,4 @@
-"""The Triton kernels of the family of second moments against torch operations on the CPU, in Triton's interpreter."""
+"""The family's Triton kernels in Triton's interpreter, compared with torch operations on the CPU."""
 
 import copy
 import importlib
@@ -17,13 +17,13 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU here, see tests/gpu")
 
 SHAPES = [(1, 1), (1, 5), (7, 1), (53, 19), (150, 70)]
-# The last bit: the interpreter cuts bfloat16 off where a GPU rounds.
+# The last bit: the interpreter truncates to bfloat16 where a GPU rounds.
 LAST_BIT = {torch.float32: 0.0, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The kernels with tiles so small that a small table has many, and several for each program."""
+    """Use tiles so small that a small table has many of them, several per program."""
     module = importlib.import_module("coupled_adam.optimizer.family_triton")
     for name in ("FIRST_PASS", "SQUARE_SUMS", "FIRST_MOMENT"):
         monkeypatch.setattr(module, name, getattr(module, name)._replace(elements=512))
@@ -44,7 +44,7 @@ STEPS = pytest.mark.parametrize("take_step", [step_without_clipping, step_with_c
 
 @pytest.mark.parametrize("row_moment", [True, False])
 @pytest.mark.parametrize(("shape", "padding"), [(shape, n) for shape in SHAPES for n in (0, 1, 6) if n <= shape[0]])
-def test_each_function_gives_what_torch_operations_give(
+def test_each_function_agrees_with_torch_operations(
     kernels: ModuleType, shape: tuple[int, int], row_moment: bool, padding: int
 ) -> None:
     value = make_table(shape, padding=padding, row_moment=row_moment, weight_decay=0.1)
@@ -150,7 +150,7 @@ def test_every_option_gives_the_updates_of_the_literal_algorithm(
 @STEPS
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("which", [(0, 1, 2), (0,), (1,), (2,)], ids=str)
-def test_param_gradient_and_moment_may_each_be_narrow(
+def test_param_gradient_and_moment_may_each_have_a_narrow_dtype(
     kernels: ModuleType, take_step: Any, narrow: torch.dtype, which: tuple[int, ...]
 ) -> None:
     dtypes = [narrow if i in which else torch.float32 for i in range(3)]
@@ -190,7 +190,9 @@ def test_any_stride_is_accepted(kernels: ModuleType, take_step: Any, layout: str
 
 @STEPS
 @pytest.mark.parametrize("size", [1e10, 3e18, 5e19, 1e25, 1e38])
-def test_huge_gradients_are_followed_as_by_torch_operations(kernels: ModuleType, take_step: Any, size: float) -> None:
+def test_updates_with_huge_gradients_agree_with_torch_operations(
+    kernels: ModuleType, take_step: Any, size: float
+) -> None:
     value = make_table((53, 19), size=size, padding=1)
     expected = copy.deepcopy(value)
     take_step(kernels, value)
@@ -199,7 +201,7 @@ def test_huge_gradients_are_followed_as_by_torch_operations(kernels: ModuleType,
     assert bool(value.param.isfinite().all())
 
 
-def test_sums_of_huge_gradients_are_those_of_float64(kernels: ModuleType) -> None:
+def test_sums_of_huge_gradients_equal_float64_sums(kernels: ModuleType) -> None:
     table = make_table((53, 19), size=1e25, padding=4)
     table.grad[:, 3] *= 1e-25
     exact = table.grad.double().square()
@@ -246,7 +248,7 @@ def test_a_nan_reaches_its_column(kernels: ModuleType, take_step: Any) -> None:
 
 @STEPS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_lr_and_exponents_in_tensors_and_a_step_on_the_device_give_the_same(
+def test_lr_and_exponents_in_tensors_and_a_step_count_on_the_device_give_the_same_result(
     kernels: ModuleType, take_step: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = {"lr": 0.01, "row_exponent": 0.25, "column_exponent": 0.75}
@@ -254,7 +256,7 @@ def test_lr_and_exponents_in_tensors_and_a_step_on_the_device_give_the_same(
     by_address = make_table(
         (53, 19), weight_decay=0.1, **{name: torch.tensor(number, dtype=dtype) for name, number in numbers.items()}
     )
-    take_step(kernels, by_address)  # all tensors are on one device, as on a GPU with capturable=True
+    take_step(kernels, by_address)  # all tensors on one device, as on a GPU with capturable=True
     monkeypatch.setattr(kernels, "step_on_device", lambda table: False)
     take_step(kernels, by_value)
     close_state(by_address, by_value)
@@ -273,7 +275,7 @@ def test_found_inf_writes_nothing(
     take_step(kernels, value, found_inf=torch.tensor(1.0))
     for name in ("param", "exp_avg", "exp_avg_sq", "row_avg_sq"):
         assert torch.equal(getattr(value, name), getattr(before, name))
-    assert value.step.item() == (3 if on_device else 4)  # a count on the host cannot know
+    assert value.step.item() == (3 if on_device else 4)  # a step count on the host cannot know
     take_step(kernels, value, found_inf=torch.tensor(0.0))
     assert not torch.equal(value.param, before.param)
 
@@ -307,9 +309,7 @@ def test_a_shard_of_padding_has_sums_of_zero(kernels: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("mean_dtype", [torch.float32, torch.float64], ids=str)
-def test_the_mean_second_moment_of_sharded_columns_is_taken_as_given(
-    kernels: ModuleType, mean_dtype: torch.dtype
-) -> None:
+def test_the_given_mean_second_moment_of_sharded_columns_is_used(kernels: ModuleType, mean_dtype: torch.dtype) -> None:
     table = make_table((53, 19), column_exponent=0.5)
     mean = torch.tensor(0.07, dtype=mean_dtype)
     coefficient, offset = kernels.coefficients(table, None, mean)
@@ -350,7 +350,7 @@ def test_row_exponent_zero_gives_a_factor_of_exactly_one(kernels: ModuleType, ep
     assert torch.equal(kernels.advance_row_moment(table, row_sums, None), torch.ones(53, 1))
 
 
-def test_rows_too_wide_for_registers_take_one_more_pass(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_too_wide_for_registers_need_one_more_pass(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "MAX_WIDTH", 16)
     monkeypatch.setattr(kernels, "WIDE_ROW_BLOCK_H", 8)
     for size in (1.0, 1e25):
@@ -371,7 +371,7 @@ def test_two_runs_are_bitwise_equal(kernels: ModuleType, take_step: Any) -> None
 
 
 @STEPS
-def test_without_the_mean_the_updates_add_up_to_zero(kernels: ModuleType, take_step: Any) -> None:
+def test_mean_free_updates_add_up_to_zero(kernels: ModuleType, take_step: Any) -> None:
     table = make_table((150, 70), padding=11)
     before = table.param.double()
     take_step(kernels, table)

@@ -1,6 +1,6 @@
-"""Tables that a framework has flattened, and state that a hook has made: refused, with the reason.
+"""Tables flattened by a framework, and state created by a hook, are refused with the reason.
 
-tests/distributed/scenarios/flattened.py has FSDP1 itself, tests/docs/test_framework_deepspeed.py DeepSpeed.
+tests/distributed/scenarios/flattened.py tests FSDP1 itself, tests/docs/test_framework_deepspeed.py DeepSpeed.
 """
 
 import pytest
@@ -15,7 +15,7 @@ def model() -> nn.Module:
 
 
 def flatten_groups(optimizer: torch.optim.Optimizer) -> None:
-    """What DeepSpeed ZeRO does: one flat partition in the place of all tensors of a group; their names stay."""
+    """Replace all tensors of a group by one flat partition and keep their names, as DeepSpeed ZeRO does."""
     for group in optimizer.param_groups:
         flat = nn.Parameter(torch.cat([p.detach().flatten() for p in group["params"]]))
         flat.grad = torch.ones_like(flat)
@@ -34,17 +34,17 @@ def test_partitions_of_deepspeed_are_refused_before_anything_is_written(names: l
     assert all(torch.equal(p, old) for p, old in zip(after, before, strict=True))
 
 
-def test_flattened_parameters_without_a_coupled_group_are_told_of_fsdp1() -> None:
-    """Not told to pass the model, which would be refused too."""
+def test_the_error_for_flattened_parameters_without_a_coupled_group_names_fsdp1() -> None:
+    """It does not suggest passing the model, which would be refused too."""
     flat = nn.Parameter(torch.zeros(12))
-    flat._fsdp_flattened = True  # what FSDP1 marks its flat parameters with
+    flat._fsdp_flattened = True  # FSDP1 marks its flat parameters with this attribute
     with pytest.raises(ValueError, match=r"FSDP1.*fully_shard"):
         CoupledAdamW([nn.Parameter(torch.zeros(2)), flat])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_second_moment_for_every_row_is_refused_where_one_is_shared(dtype: torch.dtype) -> None:
-    """A hook that makes AdamW's state before the first step would turn the coupling off."""
+def test_a_full_second_moment_is_refused_in_a_coupled_group(dtype: torch.dtype) -> None:
+    """A hook that creates AdamW's state before the first step would turn off the coupling."""
 
     def make_state(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""Tables beside the first: an encoder's vocabulary of its own, and heads whose weights are computed."""
+"""Further tables: an encoder with its own vocabulary, and heads whose weights are computed."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ V, H = 40, 8
 
 
 class TwoVocabularies(nn.Module):
-    """An encoder with a vocabulary of its own; the decoder's embedding is tied to the head."""
+    """An encoder with its own vocabulary; the decoder's embedding is tied to the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class TwoVocabularies(nn.Module):
 
 
 class TwoHeads(nn.Module):
-    """A head that is tied, and one whose weight is computed."""
+    """A tied head, and one whose weight is computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class TwoHeads(nn.Module):
         self.second_head = torch.nn.utils.parametrizations.weight_norm(nn.Linear(H, V, bias=False))
 
 
-def test_a_head_tied_to_the_decoder_is_tied_though_the_input_is_the_encoders() -> None:
+def test_a_head_tied_to_the_decoder_is_tied_even_if_the_input_table_is_the_encoders() -> None:
     model = TwoVocabularies()
     for couple, coupled in (("output", {"decoder"}), ("input", {"encoder", "decoder"})):
         groups = param_groups(model, couple=couple)
@@ -47,7 +47,7 @@ def test_a_head_tied_to_the_decoder_is_tied_though_the_input_is_the_encoders() -
         assert names == coupled
 
 
-def test_a_computed_head_beside_a_tied_one_is_never_left_to_adamw_without_a_word() -> None:
+def test_a_computed_head_next_to_a_tied_one_is_never_silently_left_to_adamw() -> None:
     model = TwoHeads()
     with pytest.raises(ValueError, match=r"couple='output'.*'second_head' \(40, 8\)"):
         param_groups(model)

@@ -1,4 +1,4 @@
-"""torch.amp.GradScaler: a skipped step leaves everything as it was, a taken one sees the unscaled gradients."""
+"""torch.amp.GradScaler: a skipped step changes nothing, other steps use the unscaled gradients."""
 
 import copy
 from types import ModuleType
@@ -84,7 +84,7 @@ def test_scaler_leaves_no_scale_behind() -> None:
     assert not hasattr(optimizer, "found_inf")
 
 
-def test_check_for_nonfinite_gradients_lets_the_scaler_skip() -> None:
+def test_the_check_for_nonfinite_gradients_does_not_raise_when_the_scaler_skips() -> None:
     model = LanguageModel()
     optimizer = CoupledAdamW(model, fused=True, error_if_nonfinite=True)
     train_scaled(model, optimizer, unscale=False, overflow_at=1)

@@ -38,7 +38,7 @@ def test_settings_reach_their_group_and_no_other(how: str) -> None:
 
 
 def test_settings_change_the_step_of_their_group() -> None:
-    """Against one optimizer per group, each with its settings as defaults."""
+    """Compared with one optimizer per group, each with the settings as defaults."""
     torch.manual_seed(0)
     start = GPT(tied=False)
     model, reference = copy.deepcopy(start), copy.deepcopy(start)
@@ -122,7 +122,7 @@ def test_a_state_dict_keeps_the_settings() -> None:
     ],
     ids=str,
 )
-def test_what_would_have_no_effect_or_is_no_value_is_refused(options: dict[str, Any], words: list[str]) -> None:
+def test_settings_without_effect_and_invalid_values_are_refused(options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ValueError, match=words[0]) as raised:
         CoupledAdamW(GPT(tied=True), options=options)
     for word in words:
@@ -130,12 +130,12 @@ def test_what_would_have_no_effect_or_is_no_value_is_refused(options: dict[str, 
 
 
 @pytest.mark.parametrize("options", [{"decay": 1e-3}, [("decay", {"lr": 1e-3})]], ids=str)
-def test_settings_that_are_no_dict_of_dicts_are_refused(options: Any) -> None:
+def test_settings_must_be_a_dict_of_dicts(options: Any) -> None:
     with pytest.raises(TypeError, match="options"):
         param_groups(GPT(tied=True), options=options)
 
 
-def test_a_pattern_makes_a_group_that_takes_settings() -> None:
+def test_a_group_made_by_a_pattern_accepts_settings() -> None:
     groups = param_groups(GPT(tied=False), couple=["wte.*"], options={"coupled": {"lr": 2e-3, "mean_free": True}})
     optimizer = CoupledAdamW(groups)
     assert {"lr": 2e-3, "mean_free": True, "name": "coupled"}.items() <= optimizer.param_groups[0].items()
@@ -148,7 +148,7 @@ def test_settings_and_exclusions_need_a_model(option: str) -> None:
         CoupledAdamW(param_groups(model), **{option: {} if option == "options" else []})
 
 
-def test_the_summary_shows_settings_only_where_some_are_given() -> None:
+def test_the_summary_shows_settings_only_if_some_are_given() -> None:
     model = GPT(tied=False)
     assert "options" not in str(param_groups(model))
     with_options = str(param_groups(model, options=OPTIONS))
@@ -156,7 +156,7 @@ def test_the_summary_shows_settings_only_where_some_are_given() -> None:
     assert "lr=0.0005, weight_decay=0.3, eps=1e-06" in line
 
 
-def test_excluded_parameters_are_in_no_group_and_the_rest_is_as_before() -> None:
+def test_excluded_parameters_are_in_no_group_and_the_rest_is_unchanged() -> None:
     model = GPT(tied=False)
     excluded = [("any name", model.h[0].fc.weight), model.wpe.weight]
     expected = names(param_groups(model))
@@ -176,13 +176,13 @@ def test_an_excluded_input_table_is_shown_as_such() -> None:
     assert "no (excluded)" in line
 
 
-def test_a_table_to_couple_cannot_be_excluded() -> None:
+def test_a_coupled_table_cannot_be_excluded() -> None:
     model = GPT(tied=False)
     with pytest.raises(ValueError, match=r"'lm_head\.weight' \(100, 16\).*couple='output'"):
         param_groups(model, exclude=[p for p in model.parameters() if p.ndim == 2])
 
 
-def test_what_is_no_parameter_of_the_model_cannot_be_excluded() -> None:
+def test_only_parameters_of_the_model_can_be_excluded() -> None:
     with pytest.raises(ValueError, match=r"shape \(2, 3\)"):
         param_groups(GPT(tied=True), exclude=[nn.Parameter(torch.ones(2, 3))])
     with pytest.raises(TypeError, match="str"):

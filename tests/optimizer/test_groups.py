@@ -1,4 +1,4 @@
-"""The groups that `param_groups` builds, by roles, by patterns and by what is decayed.
+"""The groups that `param_groups` builds: by role, by pattern and by weight decay.
 
 Letters: V vocabulary rows, H hidden size, T positions.
 """
@@ -39,7 +39,7 @@ def test_tied_model_is_split_into_its_table_matrices_and_the_rest() -> None:
     assert re.search(r"Linear\b.*nn\.Embedding 'wte'", rule)
 
 
-def test_params_are_the_tensors_of_the_model_each_once() -> None:
+def test_groups_contain_every_tensor_of_the_model_once() -> None:
     model = GPT(tied=True)
     pairs = [pair for group in param_groups(model) for pair in group["params"]]
     assert len(pairs) == len(list(model.parameters()))
@@ -80,7 +80,7 @@ def test_groups_that_are_not_coupled_have_no_such_key() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_partition_is_the_same_for_every_word(tied: bool) -> None:
+def test_partition_is_the_same_for_every_value_of_couple(tied: bool) -> None:
     model = GPT(tied=tied)
     partitions = [names(param_groups(model, couple=word)) for word in ("output", "input", "all", "none")]
     assert partitions == [partitions[0]] * 4
@@ -125,7 +125,7 @@ def test_all_candidates_stay_undecayed_when_patterns_settle_nothing() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["places.weight", "fc.weight"])
-def test_no_pattern_makes_a_head_decayed(pattern: str) -> None:
+def test_a_head_is_never_decayed_whatever_the_pattern(pattern: str) -> None:
     model = Parts(chars=nn.Embedding(65, H), places=nn.Embedding(256, H), fc=nn.Linear(H, 40), lm_head=nn.Linear(H, 65))
     groups = param_groups(model, weight_decay=0.1, couple=[pattern])
     decayed = [name for group in groups if group["weight_decay"] for name, _ in group["params"]]
@@ -134,7 +134,7 @@ def test_no_pattern_makes_a_head_decayed(pattern: str) -> None:
 
 @pytest.mark.parametrize("name", ["fc_out", "lm_head", "score"])
 @pytest.mark.parametrize("outputs", [65, 96, 40])
-def test_no_pattern_makes_a_head_of_any_name_decayed(name: str, outputs: int) -> None:
+def test_a_head_of_any_name_is_never_decayed_whatever_the_pattern(name: str, outputs: int) -> None:
     """As tall as the embedding, padded, or shorter."""
     model = Parts(chars=nn.Embedding(65, H), fc=nn.Linear(H, 200))
     setattr(model, name, nn.Linear(H, outputs))
@@ -145,7 +145,7 @@ def test_no_pattern_makes_a_head_of_any_name_decayed(name: str, outputs: int) ->
     assert f"{name}.weight" not in names(groups).get("decay", [])
 
 
-def test_pattern_without_match_names_near_parameters() -> None:
+def test_pattern_without_match_names_similar_parameters() -> None:
     with pytest.raises(ValueError, match=r"'lm_heads\.\*'.*'lm_head\.weight'"):
         param_groups(GPT(tied=False), couple=["wte.weight", "lm_heads.*"])
 
@@ -156,12 +156,12 @@ def test_pattern_that_matches_a_vector_names_it_and_its_shape() -> None:
 
 
 @pytest.mark.parametrize("couple", [[], (), None, 3, ["wte.weight", 3], b"wte"])
-def test_couple_of_another_kind_is_refused(couple: Any) -> None:
+def test_couple_of_another_type_is_refused(couple: Any) -> None:
     with pytest.raises(ValueError, match=rf"couple\b.* {re.escape(repr(couple))}.*'output', 'input', 'all'"):
         param_groups(GPT(tied=True), couple=couple)
 
 
-def test_single_string_pattern_is_told_to_go_into_a_list() -> None:
+def test_error_for_a_single_string_pattern_suggests_a_list() -> None:
     with pytest.raises(ValueError, match=r"couple=\['lm_head\.\*'\]"):
         param_groups(GPT(tied=True), couple="lm_head.*")
 
@@ -212,7 +212,7 @@ def test_raw_position_table_is_not_decayed(name: str) -> None:
     assert names(groups)["decay"] == [f"not_{name}", f"{name}_projection", "fc.weight"]
 
 
-def test_position_table_in_a_module_of_its_own_is_not_decayed_but_a_network_is() -> None:
+def test_position_table_in_its_own_module_is_not_decayed_but_a_network_is() -> None:
     model = Headless(tokens=V)
     model.pos_emb = nn.Module()
     model.pos_emb.weight = nn.Parameter(torch.zeros(T, H))
@@ -222,7 +222,7 @@ def test_position_table_in_a_module_of_its_own_is_not_decayed_but_a_network_is()
     assert names(groups)["decay"] == ["fc.weight", "pos_emb.network.weight"]
 
 
-def test_norms_are_not_decayed_whatever_their_shape_but_what_they_wrap_is() -> None:
+def test_norms_of_any_shape_are_not_decayed_but_the_modules_they_wrap_are() -> None:
     class PreNormBlock(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -265,7 +265,7 @@ def test_only_whole_components_are_stripped_from_names() -> None:
     assert names(groups)["decay"] == ["submodule.fc.weight", "weight"]
 
 
-def test_parameters_beside_a_wrapped_module_are_kept_and_names_stay_unique() -> None:
+def test_parameters_next_to_a_wrapped_module_are_kept_and_names_stay_unique() -> None:
     model = Wrapper(Headless(tokens=V))
     model.fc = nn.Linear(H, 40, bias=False)
     assert names(param_groups(model))["decay"] == ["module.fc.weight", "fc.weight"]
@@ -282,13 +282,13 @@ def test_summary_shows_tables_groups_and_the_saved_bytes() -> None:
     assert ["decay", "4", "2,560", "0.1"] in lines
 
     adamw = 2 * 2 * sum(parameter.numel() for parameter in model.parameters())
-    saving = 2 * V * H - 4 * H  # one bfloat16 (V, H) tensor gives way to H float32 numbers
+    saving = 2 * V * H - 4 * H  # one bfloat16 (V, H) tensor is replaced by H float32 numbers
     assert ["these groups", f"{adamw - saving:,}"] in lines
     assert ["AdamW", f"{adamw:,}"] in lines
-    assert ["saving", f"{saving:,} ({100 * saving / adamw:.1f} %)"] in lines
+    assert ["saving", f"{saving:,} ({saving / adamw:.0%})"] in lines
 
 
-def test_groups_serve_any_number_of_coupled_optimizers_each_with_its_own_options() -> None:
+def test_groups_can_be_used_by_several_coupled_optimizers_with_their_own_options() -> None:
     groups = param_groups(GPT(tied=False))
     before = [dict(group) for group in groups]
     first = CoupledAdamW(groups, lr=1e-3)
@@ -299,7 +299,7 @@ def test_groups_serve_any_number_of_coupled_optimizers_each_with_its_own_options
     assert torch.optim.AdamW(groups, lr=3e-4).param_groups[0]["lr"] == 3e-4
 
 
-def test_groups_that_torch_has_written_its_options_into_are_refused() -> None:
+def test_groups_with_options_written_by_torch_are_refused() -> None:
     groups = param_groups(GPT(tied=False))
     torch.optim.AdamW(groups, lr=0.125)
     with pytest.raises(ValueError, match=r"group 0: .*lr=0\.125.*param_groups\(model\)"):
@@ -324,7 +324,7 @@ def test_invalid_weight_decay_is_refused(weight_decay: Any) -> None:
         param_groups(GPT(tied=True), weight_decay=weight_decay)
 
 
-def test_model_that_is_no_module_is_refused() -> None:
+def test_model_that_is_not_a_module_is_refused() -> None:
     with pytest.raises(TypeError, match=r"model\b.*\blist\b.*torch\.nn\.Module"):
         param_groups([nn.Parameter(torch.zeros(V, H))])  # type: ignore[arg-type]
 

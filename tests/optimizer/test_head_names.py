@@ -1,4 +1,4 @@
-"""Which Linears are heads by their name, place and size, one condition at a time; and what is advised where none is."""
+"""Which Linears are heads by name, place and size, one condition at a time; and the advice if there is none."""
 
 import pytest
 from group_models import Parts, coupled_names, names
@@ -35,7 +35,7 @@ def test_a_name_that_only_heads_have_makes_a_head_of_any_size_and_place(name: st
         (V, "in a layer", False),
     ],
 )
-def test_a_name_that_layers_have_too_makes_a_head_outside_the_layers_and_not_much_shorter_than_the_table(
+def test_a_name_shared_with_layers_makes_a_head_only_outside_the_layers_and_near_the_size_of_the_table(
     name: str, outputs: int, place: str, is_head: bool
 ) -> None:
     part = Parts(**{name: linear(outputs)})
@@ -49,7 +49,7 @@ def test_a_linear_with_another_name_is_not_called_a_head() -> None:
 
 
 @pytest.mark.parametrize("outputs", [2, 7 * V])
-def test_a_head_by_its_name_is_never_decayed_nor_left_to_adamw_without_a_word(outputs: int) -> None:
+def test_a_head_found_by_its_name_is_never_decayed_or_silently_left_to_adamw(outputs: int) -> None:
     model = Parts(tokens=nn.Embedding(V, H), fc=linear(40), lm_head=linear(outputs))
     with pytest.raises(ValueError, match=rf"'lm_head.weight' \({outputs}, {H}\)"):
         param_groups(model)
@@ -57,7 +57,7 @@ def test_a_head_by_its_name_is_never_decayed_nor_left_to_adamw_without_a_word(ou
 
 
 class Tied(nn.Module):
-    """A tied head, V = H, and parts beside it."""
+    """A tied head with V = H, and further parts."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Tied(nn.Module):
             setattr(self, name, part)
 
 
-def test_beside_a_tied_table_with_as_many_rows_as_columns_a_square_linear_is_no_head() -> None:
+def test_next_to_a_square_tied_table_a_square_linear_is_not_a_head() -> None:
     groups = param_groups(Tied(pooler=linear(H)))
     assert coupled_names(groups) == ["tokens.weight"]
     assert names(groups)["decay"] == ["pooler.weight"]
@@ -82,7 +82,7 @@ def test_a_square_linear_called_a_head_is_one(place: str) -> None:
     assert "decay" not in names(groups)
 
 
-def test_a_linear_that_is_not_square_is_a_further_head_outside_the_layers_alone() -> None:
+def test_a_linear_that_is_not_square_is_a_further_head_only_outside_the_layers() -> None:
     groups = param_groups(Tied(second=linear(H, 8), layers=nn.ModuleList([Parts(fc=linear(H, 8))])))
     assert coupled_names(groups) == ["tokens.weight", "second.weight"]
     assert names(groups)["decay"] == ["layers.0.fc.weight"]
@@ -105,7 +105,7 @@ class Bert(nn.Module):
 
 
 def advice(model: nn.Module) -> str | None:
-    """The pattern that the message about several candidates shows as an example."""
+    """The example pattern in the message about several candidates."""
     with pytest.raises(ValueError, match="ambiguous") as error:
         param_groups(model)
     found = str(error.value).partition("for example couple=['")[2]
@@ -124,5 +124,5 @@ def advice(model: nn.Module) -> str | None:
     ],
     ids=["no head", "head first", "head last", "head between", "no head known", "not square"],
 )
-def test_a_square_pooler_is_never_advised(model: nn.Module, advised: str | None) -> None:
+def test_a_square_pooler_is_never_suggested(model: nn.Module, advised: str | None) -> None:
     assert advice(model) == advised

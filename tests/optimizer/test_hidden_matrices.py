@@ -1,4 +1,4 @@
-"""Which parameters Muon is for, in many model families, named by hand; and the check that it has no others.
+"""Parameters for Muon in many model families, listed by hand; and the check that Muon gets no others.
 
 Letters: V vocabulary rows, H hidden size, E experts.
 """
@@ -35,7 +35,7 @@ from coupled_adam import BatchedMuon, CoupledAdamW, check_muon, hidden_matrices,
 
 Muon = getattr(torch.optim, "Muon", BatchedMuon)  # torch has one from 2.9 on
 
-# The matrices of a layer by the class of the config, each in every layer and in nothing else.
+# By config class: the matrices that every layer has and that occur only in layers.
 GPT2 = "h.*.attn.c_attn h.*.attn.c_proj h.*.mlp.c_fc h.*.mlp.c_proj"
 ATTENTION = "layers.*.self_attn.q_proj layers.*.self_attn.k_proj layers.*.self_attn.v_proj"
 LLAMA = f"{ATTENTION} layers.*.self_attn.o_proj layers.*.mlp.gate_proj layers.*.mlp.up_proj layers.*.mlp.down_proj"
@@ -64,7 +64,7 @@ EXPECTED: dict[str, set[str]] = {
         f"{family}ForCausalLM": under("model.", LLAMA)
         for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3")
     },
-    # Its router and its experts, which are three-dimensional, stay with the other optimizer.
+    # Its router and its three-dimensional experts stay with the other optimizer.
     "MixtralForCausalLM": under("model.", f"{ATTENTION} layers.*.self_attn.o_proj"),
     "PhiForCausalLM": under("model.", f"{ATTENTION} layers.*.self_attn.dense layers.*.mlp.fc1 layers.*.mlp.fc2"),
     "GPTNeoXForCausalLM": under(
@@ -134,7 +134,7 @@ def test_all_other_parameters_go_to_coupled_adamw(
 
 
 @pytest.mark.parametrize(("model", "config", "options", "tables"), HUGGING_FACE)
-def test_tables_in_muon_are_seen(model: str, config: str, options: dict[str, Any], tables: dict[str, str]) -> None:
+def test_tables_in_muon_are_detected(model: str, config: str, options: dict[str, Any], tables: dict[str, str]) -> None:
     """torch's own example gives Muon every two-dimensional parameter."""
     built = build(model, config, options)
     muon = Muon([p for p in built.parameters() if p.ndim == 2])
@@ -189,7 +189,7 @@ BLOCK = under("h.*.", "fc proj")
                 )
             },
         ),
-        (bigram, {"1.weight"}),  # it has no numbered layers with linear layers in them
+        (bigram, {"1.weight"}),  # it has no numbered layers that contain linear layers
     ],
 )
 def test_matrices_of_a_hand_written_model(model: Callable[[], nn.Module], expected: set[str]) -> None:
@@ -203,7 +203,7 @@ def test_a_model_without_hidden_matrices_is_an_error(model: Callable[[], nn.Modu
 
 
 @pytest.mark.parametrize("layer", ["gate", "router"])
-def test_a_router_is_told_from_a_gate_by_its_size(layer: str) -> None:
+def test_a_router_is_distinguished_from_a_gate_by_its_size(layer: str) -> None:
     def model(outputs: int) -> nn.Module:
         blocks = nn.ModuleList(Parts(fc=nn.Linear(H, MLP), **{layer: nn.Linear(H, outputs)}) for _ in range(2))
         return Parts(wte=nn.Embedding(V, H), h=blocks, lm_head=nn.Linear(H, V))
@@ -235,7 +235,7 @@ def test_a_matrix_shared_by_layers_appears_once() -> None:
     assert [name for name, _ in hidden_matrices(model)] == ["h.0.fc.weight", "h.0.proj.weight", "h.1.proj.weight"]
 
 
-def test_the_groups_are_those_of_before_where_nothing_is_excluded() -> None:
+def test_without_exclusions_the_groups_are_unchanged() -> None:
     model = nano_gpt()
     before = param_groups(model)
     hidden_matrices(model)
@@ -243,19 +243,19 @@ def test_the_groups_are_those_of_before_where_nothing_is_excluded() -> None:
     assert {name for name, _ in hidden_matrices(model)} == {name for name, _ in before[1]["params"]}
 
 
-def test_printed_the_matrices_are_counted_and_the_rest_has_a_reason() -> None:
+def test_the_printed_summary_counts_the_matrices_and_gives_a_reason_for_the_rest() -> None:
     rows = [line.split() for line in str(hidden_matrices(nano_gpt())).splitlines()]
     assert ["transformer.h.*.fc.weight", "(64,", "16)", "2"] in rows
     assert ["transformer.wte.weight", "(128,", "16)", "1", "vocabulary", "table", "or", "head"] in rows
 
 
-def test_a_parameter_in_two_optimizers_is_seen() -> None:
+def test_a_parameter_in_two_optimizers_is_detected() -> None:
     model = nano_gpt()
     with pytest.raises(ValueError, match=r"'transformer\.h\.0\.fc\.weight' is in 2 optimizers"):
         check_muon(model, Muon(hidden_matrices(model)), CoupledAdamW(model))
 
 
-def test_a_parameter_in_no_optimizer_is_seen_and_a_frozen_one_need_not_be_in_any() -> None:
+def test_a_parameter_in_no_optimizer_is_detected_unless_it_is_frozen() -> None:
     model = nano_gpt()
     matrices = hidden_matrices(model)
     muon, coupled = Muon(matrices[1:]), CoupledAdamW(model, exclude=matrices)
@@ -265,7 +265,7 @@ def test_a_parameter_in_no_optimizer_is_seen_and_a_frozen_one_need_not_be_in_any
     check_muon(model, muon, coupled)
 
 
-def test_a_tensor_that_the_model_no_longer_has_is_seen() -> None:
+def test_a_tensor_that_the_model_no_longer_has_is_detected() -> None:
     model = nano_gpt()
     muon = Muon(hidden_matrices(model))
     model.transformer.h[0].fc.weight = nn.Parameter(torch.zeros(MLP, H))

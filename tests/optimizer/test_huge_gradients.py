@@ -1,4 +1,4 @@
-"""Finite gradients whose squares float32 cannot hold: what torch.optim.AdamW survives, CoupledAdamW survives."""
+"""Finite gradients whose squares overflow float32: CoupledAdamW survives whatever torch.optim.AdamW survives."""
 
 import copy
 from types import ModuleType
@@ -15,7 +15,7 @@ from coupled_adam.optimizer import clipping
 
 HUGE = [1e10, 3e18, 1e19, 1e25, 3e38]
 FLAGS: list[dict[str, Any]] = [{}, {"fused": True}]
-SHAPE = (35, 5)  # several tiles and row blocks, the last ones not full
+SHAPE = (35, 5)  # several tiles and row blocks; the last ones are not full
 TALL = (300, 5)
 
 
@@ -35,7 +35,7 @@ def state_is_finite(optimizer: torch.optim.Optimizer, key: str = "exp_avg") -> b
 
 @pytest.fixture
 def few_programs(path: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a Triton program walk over many tiles, as those of large tables do."""
+    """Let a Triton program process many tiles, as for large tables."""
     if hasattr(path, "SUM_PROGRAMS"):
         monkeypatch.setattr(path, "SUM_PROGRAMS", 2)
 
@@ -43,7 +43,7 @@ def few_programs(path: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", HUGE)
-def test_column_sums_are_those_of_float64(path: ModuleType, size: float, dtype: torch.dtype) -> None:
+def test_column_sums_equal_float64_sums(path: ModuleType, size: float, dtype: torch.dtype) -> None:
     grad = (torch.rand(TALL, generator=torch.Generator().manual_seed(0)) * size).to(dtype)
     sums = path.column_square_sums(grad)
     assert sums.dtype == torch.float64
@@ -51,7 +51,7 @@ def test_column_sums_are_those_of_float64(path: ModuleType, size: float, dtype: 
 
 
 @pytest.mark.usefixtures("few_programs")
-def test_a_column_that_overflows_leaves_the_others_as_they_are(path: ModuleType) -> None:
+def test_a_column_that_overflows_does_not_change_the_others(path: ModuleType) -> None:
     grad = torch.randn(TALL, generator=torch.Generator().manual_seed(1))
     plain = path.column_square_sums(grad).sum(0)
     grad[200, 2] = 1e30
@@ -61,7 +61,7 @@ def test_a_column_that_overflows_leaves_the_others_as_they_are(path: ModuleType)
 
 
 @pytest.mark.usefixtures("few_programs")
-def test_an_infinity_or_nan_is_still_one_beside_an_overflow(path: ModuleType) -> None:
+def test_an_infinity_or_nan_survives_next_to_an_overflow(path: ModuleType) -> None:
     grad = torch.full(TALL, 1e25)
     grad[7, 1], grad[9, 2] = float("inf"), float("nan")
     sums = path.column_square_sums(grad).sum(0)
@@ -71,7 +71,7 @@ def test_an_infinity_or_nan_is_still_one_beside_an_overflow(path: ModuleType) ->
 
 
 @pytest.mark.parametrize("size", [3e18, 1e19, 5e20])
-def test_a_spike_is_followed_as_by_algorithm_1(path: ModuleType, size: float) -> None:
+def test_after_a_spike_updates_follow_algorithm_1(path: ModuleType, size: float) -> None:
     """Up to 5e20 AdamW's own second moment of one element stays finite."""
     param = table(SHAPE)
     grads = [signs(*SHAPE) * size, *gradients(SHAPE, 3)]
@@ -84,7 +84,7 @@ def test_a_spike_is_followed_as_by_algorithm_1(path: ModuleType, size: float) ->
 
 
 def test_one_spike_in_the_whole_table_does_not_freeze_its_column(path: ModuleType) -> None:
-    """Here the mean is small enough for float32, and the square of the spike is not."""
+    """The mean fits into float32, the square of the spike does not."""
     param = table(SHAPE)
     grads = [*gradients(SHAPE, 3)]
     grads[0][17, 3] = 2e20
@@ -100,7 +100,7 @@ def test_clipping_huge_gradients_is_exact(path: ModuleType, size: float, flags: 
     param, other = table(SHAPE), nn.Parameter(torch.randn(7, generator=torch.Generator().manual_seed(2)))
     grads = [signs(*SHAPE) * size, signs(7) * size * 0.5]
     if size == 3e38:
-        grads = [grad / 64 for grad in grads]  # float32 must hold the norm, to compare it
+        grads = [grad / 64 for grad in grads]  # the norm must fit into float32 to be compared
     norm = torch.cat([grad.double().flatten() for grad in grads]).norm()
     ours, others = clipped(grads, 1.0)
     expected = oracle(param, [ours, *gradients(SHAPE, 2)])
@@ -116,7 +116,7 @@ def test_clipping_huge_gradients_is_exact(path: ModuleType, size: float, flags: 
     assert optimizer.grad_norm is not None
     assert optimizer.grad_norm.dtype == torch.float32
     assert relative_error(optimizer.grad_norm, norm) < 1e-6
-    # The update of `other` is a hundredth of its size, and only that is under test.
+    # Only the update of `other` is tested; it is a hundredth of its size.
     assert relative_error(other - start, expected_other - start) < 1e-3
     optimizer.max_grad_norm = None
     other.grad = None
@@ -125,7 +125,7 @@ def test_clipping_huge_gradients_is_exact(path: ModuleType, size: float, flags: 
 
 
 def reference_adamw(param: nn.Parameter, grad: Tensor) -> Tensor:
-    """What torch.optim.AdamW makes of a parameter in one step, in float64."""
+    """A parameter after one step of torch.optim.AdamW in float64."""
     copied = nn.Parameter(param.detach().double())
     copied.grad = grad.double()
     torch.optim.AdamW([copied]).step()
@@ -136,7 +136,7 @@ def reference_adamw(param: nn.Parameter, grad: Tensor) -> Tensor:
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize("size", [3e18, 1e25, 3e38])
 @pytest.mark.parametrize("where", ["table", "standard", "both"])
-def test_what_adamw_survives_is_survived(
+def test_gradients_that_adamw_survives_are_survived(
     path: ModuleType, where: str, size: float, max_norm: float | None, flags: dict[str, Any]
 ) -> None:
     ours = [table(SHAPE), nn.Parameter(torch.randn(40, 3))]
@@ -168,7 +168,7 @@ def test_what_adamw_survives_is_survived(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_square_norm_of_standard_gradients_is_that_of_float64(dtype: torch.dtype) -> None:
+def test_square_norm_of_standard_gradients_equals_the_float64_norm(dtype: torch.dtype) -> None:
     grads = [(signs(50) * 1e25).to(dtype), (signs(3, 4) * 3e38).to(dtype), signs(5).to(dtype)]
     expected = sum(grad.double().square().sum() for grad in grads)
     torch.testing.assert_close(clipping.square_norm(grads), expected, rtol=1e-6, atol=0)

@@ -1,4 +1,4 @@
-"""A coupled table that the model no longer uses gets no gradient: a step says so, once."""
+"""A coupled table that the model no longer uses gets no gradient: a step warns about it once."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ WARNING = "no coupled table"
 
 
 def step_warnings(step: Callable[[], Any]) -> list[str]:
-    """What a step warns of, if it concerns tables."""
+    """The warnings of a step that concern tables."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step()
@@ -56,7 +56,7 @@ def backward(model: nn.Module, optimizer: CoupledAdamW) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_tables_tied_after_the_optimizer_was_built_are_warned_of(name: str) -> None:
+def test_tables_tied_after_the_optimizer_was_built_are_warned_about(name: str) -> None:
     model = causal_model(name, tie_word_embeddings=False)
     optimizer = CoupledAdamW(model)
     backward(model, optimizer)
@@ -75,7 +75,7 @@ def test_tables_tied_after_the_optimizer_was_built_are_warned_of(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_tables_resized_after_the_optimizer_was_built_are_warned_of(name: str) -> None:
+def test_tables_resized_after_the_optimizer_was_built_are_warned_about(name: str) -> None:
     model = causal_model(name, tie_word_embeddings=False)
     optimizer = CoupledAdamW(model, max_grad_norm=1.0)
     model.resize_token_embeddings(41)
@@ -88,8 +88,8 @@ def test_tables_resized_after_the_optimizer_was_built_are_warned_of(name: str) -
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_resized_tied_table_is_coupled_or_warned_of(name: str) -> None:
-    """Some releases of transformers put the new rows into the parameter that there was."""
+def test_a_resized_tied_table_is_coupled_or_warned_about(name: str) -> None:
+    """Some releases of transformers put the new rows into the existing parameter."""
     model = causal_model(name, tie_word_embeddings=True)
     optimizer = CoupledAdamW(model)
     model.resize_token_embeddings(41)
@@ -114,8 +114,8 @@ def test_a_table_resized_in_place_after_its_first_step_is_refused() -> None:
         optimizer.step()
 
 
-def test_tables_materialized_after_the_optimizer_was_built_are_warned_of() -> None:
-    """`to_empty` of a part replaces its parameters; of the whole model, none of the optimizer's is left to train."""
+def test_tables_materialized_after_the_optimizer_was_built_are_warned_about() -> None:
+    """`to_empty` replaces the parameters of a module; for the whole model, the optimizer has none left to train."""
     with torch.device("meta"):
         model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False))
     model[0].to_empty(device="cpu")
@@ -134,15 +134,15 @@ def test_training_never_warns() -> None:
         assert step_warnings(optimizer.step) == []
 
 
-def test_a_step_without_any_gradient_is_not_warned_of() -> None:
-    """Some call a step before the first backward pass, for their learning rate schedule."""
+def test_a_step_without_any_gradient_does_not_warn() -> None:
+    """Some loops call a step before the first backward pass, for their learning rate schedule."""
     _, other, optimizer = two_groups()
     assert step_warnings(optimizer.step) == []
     other.grad = torch.ones(3)
     assert len(step_warnings(optimizer.step)) == 1
 
 
-def test_frozen_tables_rest_on_purpose() -> None:
+def test_frozen_tables_are_not_warned_about() -> None:
     param, other, optimizer = two_groups()
     param.requires_grad_(False)
     other.grad = torch.ones(3)
@@ -151,7 +151,7 @@ def test_frozen_tables_rest_on_purpose() -> None:
     assert len(step_warnings(optimizer.step)) == 1
 
 
-def test_steps_that_alternate_between_the_groups_are_warned_of_once() -> None:
+def test_steps_that_alternate_between_the_groups_warn_once() -> None:
     param, other, optimizer = two_groups()
     said = []
     for step in range(6):
@@ -162,7 +162,7 @@ def test_steps_that_alternate_between_the_groups_are_warned_of_once() -> None:
     assert len(said) == 1
 
 
-def test_the_gradients_that_count_are_those_of_the_closure() -> None:
+def test_only_the_gradients_after_the_closure_count() -> None:
     param, other, optimizer = two_groups()
     other.grad = torch.ones(3)
 
@@ -182,8 +182,8 @@ def test_one_of_two_tables_may_be_unused() -> None:
     assert step_warnings(optimizer.step) == []
 
 
-def test_a_coupled_group_without_tables_is_not_warned_of() -> None:
-    """What a rank that got no table has under ZeroRedundancyOptimizer."""
+def test_a_coupled_group_without_tables_does_not_warn() -> None:
+    """A rank without a table has such a group under ZeroRedundancyOptimizer."""
     other = nn.Parameter(torch.ones(3))
     optimizer = CoupledAdamW([{"params": [], "coupled": True}, {"params": [other]}])
     other.grad = torch.ones(3)
@@ -194,7 +194,7 @@ def test_a_coupled_group_without_tables_is_not_warned_of() -> None:
     "how", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["deepcopy", "pickle"]
 )
 @pytest.mark.parametrize("warned", [False, True])
-def test_a_copy_remembers_whether_it_was_said(how: Callable[[Any], Any], warned: bool) -> None:
+def test_a_copy_remembers_whether_it_has_warned(how: Callable[[Any], Any], warned: bool) -> None:
     _, other, optimizer = two_groups()
     if warned:
         other.grad = torch.ones(3)

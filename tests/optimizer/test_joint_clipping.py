@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients of two optimizers equals clip_grad_norm_ over all parameters before both."""
+"""Clipping two optimizers by their joint gradient norm equals clip_grad_norm_ over all parameters before both steps."""
 
 import copy
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class LanguageModel(nn.Module):
 
 def two_optimizers(model: nn.Module, **options: Any) -> tuple[CoupledAdamW, torch.optim.Optimizer]:
     matrices = hidden_matrices(model)
-    # Not Muon: its bfloat16 products would hide a factor that is slightly wrong, and it does not depend on the scale.
+    # Not Muon: it ignores the gradients' scale, and its bfloat16 products would hide a slightly wrong factor.
     return CoupledAdamW(model, lr=0.01, exclude=matrices, **options), torch.optim.SGD(matrices, lr=1.0, momentum=0.5)
 
 
@@ -128,7 +128,7 @@ def test_three_optimizers_share_one_norm(start: nn.Module) -> None:
 
 
 def test_the_norm_and_the_factor_can_be_passed_by_hand(start: nn.Module) -> None:
-    """What clip_together does, for loops that want to do it themselves."""
+    """The steps of clip_together, for loops that do them by hand."""
     model = copy.deepcopy(start)
     coupled, other = two_optimizers(model, max_grad_norm=0.1)
     for step in range(4):
@@ -141,7 +141,7 @@ def test_the_norm_and_the_factor_can_be_passed_by_hand(start: nn.Module) -> None
     assert_same_weights(model, trained_with_clip_grad_norm(start, 0.1))
 
 
-def test_a_step_in_which_only_the_others_have_gradients_is_clipped_too(start: nn.Module) -> None:
+def test_a_step_is_clipped_even_if_only_the_others_have_gradients(start: nn.Module) -> None:
     coupled, other = two_optimizers(start)
     clip_together(coupled, other, max_norm=0.5)
     for _, matrix in hidden_matrices(start):
@@ -152,7 +152,7 @@ def test_a_step_in_which_only_the_others_have_gradients_is_clipped_too(start: nn
     torch.testing.assert_close(nn.utils.get_total_norm([p.grad for _, p in hidden_matrices(start)]), torch.tensor(0.5))
 
 
-def test_others_without_gradients_count_nothing(start: nn.Module) -> None:
+def test_others_without_gradients_do_not_count(start: nn.Module) -> None:
     coupled, other = two_optimizers(start)
     clip_together(coupled, other, max_norm=0.5)
     start.head.weight.grad = torch.ones_like(start.head.weight)
@@ -161,7 +161,7 @@ def test_others_without_gradients_count_nothing(start: nn.Module) -> None:
     torch.testing.assert_close(coupled.grad_norm, torch.tensor(320.0).sqrt())
 
 
-def test_closures_are_called_before_the_norm_is_taken(start: nn.Module) -> None:
+def test_closures_are_called_before_the_norm_is_computed(start: nn.Module) -> None:
     model = copy.deepcopy(start)
     coupled, other = two_optimizers(model)
     clip_together(coupled, other, max_norm=0.1)
@@ -178,7 +178,7 @@ def test_closures_are_called_before_the_norm_is_taken(start: nn.Module) -> None:
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_compiled_step_is_clipped_together_too(start: nn.Module, by_hand: bool) -> None:
-    """The norm of the others, which differs from step to step, is most of it."""
+    """Most of the norm comes from the others and differs from step to step."""
     model, expected = copy.deepcopy(start), copy.deepcopy(start)
     (coupled, other), references = two_optimizers(model, max_grad_norm=0.1), two_optimizers(expected)
     if not by_hand:
@@ -206,7 +206,7 @@ def test_a_compiled_step_is_clipped_together_too(start: nn.Module, by_hand: bool
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)  # a step is about 1e-2 long
 
 
-def test_schedulers_over_both_do_not_disturb_it(start: nn.Module) -> None:
+def test_schedulers_on_both_do_not_interfere(start: nn.Module) -> None:
     model, expected = copy.deepcopy(start), copy.deepcopy(start)
     optimizers, references = two_optimizers(model), two_optimizers(expected)
     clip_together(*optimizers, max_norm=0.1)
@@ -270,8 +270,8 @@ def test_grad_scaler_is_refused(start: nn.Module, fused: bool, unscaled: bool) -
         assert torch.equal(value, before[name])
 
 
-def test_a_disabled_grad_scaler_is_none(start: nn.Module) -> None:
-    """Loops that choose the precision by an option keep it, switched off."""
+def test_a_disabled_grad_scaler_is_ignored(start: nn.Module) -> None:
+    """Loops that select the precision by an option keep a disabled scaler."""
     model = copy.deepcopy(start)
     coupled, other = two_optimizers(model)
     clip_together(coupled, other, max_norm=0.1)
@@ -309,8 +309,8 @@ def test_the_limit_can_be_changed_during_training(start: nn.Module) -> None:
     torch.testing.assert_close(clipped, share * 0.25 / coupled.grad_norm)
 
 
-def test_a_loss_without_other_gradients_is_bitwise_as_before(start: nn.Module) -> None:
-    """The attribute that is not used changes nothing."""
+def test_without_other_gradients_the_result_is_bitwise_unchanged(start: nn.Module) -> None:
+    """The unused attribute changes nothing."""
     models = [copy.deepcopy(start) for _ in range(2)]
     plain = CoupledAdamW(models[0], lr=0.01, max_grad_norm=0.1)
     zero = CoupledAdamW(models[1], lr=0.01, max_grad_norm=0.1)
@@ -323,7 +323,7 @@ def test_a_loss_without_other_gradients_is_bitwise_as_before(start: nn.Module) -
         assert torch.equal(mine, theirs)
 
 
-def test_what_cannot_be_clipped_together_is_refused(start: nn.Module) -> None:
+def test_optimizers_that_cannot_be_clipped_together_are_refused(start: nn.Module) -> None:
     coupled, other = two_optimizers(start)
     with pytest.raises(ValueError, match="max_norm"):
         clip_together(coupled, other)

@@ -1,4 +1,4 @@
-"""The tables of many model families, transformers' and hand-written ones, named by hand.
+"""The tables of many model families, from transformers and hand-written, listed by hand.
 
 Letters: V vocabulary rows, H hidden size, T positions.
 """
@@ -15,7 +15,7 @@ from torch import nn
 from coupled_adam.optimizer.groups import param_groups
 
 V, H, T = 128, 16, 24
-MLP = 4 * H  # half of V: taken for a padded head if it were outside the layers
+MLP = 4 * H  # half of V: outside the layers it would be taken for a padded head
 
 GPT2 = {"vocab_size": V, "n_embd": H, "n_layer": 2, "n_head": 2, "n_positions": T}
 SIZES = {
@@ -242,7 +242,7 @@ def nano_chat() -> nn.Module:
 
 
 def functional_tie() -> nn.Module:
-    """Logits are `F.linear(x, wte.weight)`: no module shows it."""
+    """Logits are `F.linear(x, wte.weight)`: no module reveals it."""
     return Parts(wte=nn.Embedding(V, H), wpe=nn.Embedding(T, H), h=nn.ModuleList(Block(MLP) for _ in range(2)))
 
 

@@ -1,4 +1,4 @@
-"""docs/models.md: each row is compared with the groups of a small model, with what autograd says, and with one step.
+"""docs/models.md: each row is compared with the groups of a small model, its gradients from autograd, and one step.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -19,7 +19,7 @@ from torch import nn
 from coupled_adam import CoupledAdamW, param_groups
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-# What a logit of one token reaches: its row of the head, the rows of the tokens that were read, or both.
+# The logit of one token has gradients in its row of the head, in the rows of the input tokens, or in both.
 ROWS_OF_ROLE = {
     "output": {PREDICTED},
     "input": set(SEEN),
@@ -71,14 +71,14 @@ def test_the_page_has_a_row_for_every_model_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_class_is_that_of_the_page(name: str) -> None:
+def test_class_matches_the_page(name: str) -> None:
     model = model_of(name)
     inside = model.get_base_model() if hasattr(model, "get_base_model") else model
     assert quoted(TABLES[name][1]) == [type(inside).__name__]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_tables_are_those_of_the_page(name: str) -> None:
+def test_tables_match_the_page(name: str) -> None:
     groups = param_groups(model_of(name))
     roles = roles_on_page(name)
     assert {table: role for table, (role, _) in found_by(groups).items()} == roles
@@ -88,7 +88,7 @@ def test_tables_are_those_of_the_page(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_autograd_gives_the_tables_the_roles_of_the_page(name: str) -> None:
-    """Of all matrices with V rows, those whose gradient has the rows of a table and no others."""
+    """Of all matrices with V rows, only the tables have gradients in exactly these rows."""
     model = model_of(name).eval()
     model.zero_grad()
     model(**MODELS[name].text()).logits[..., PREDICTED].sum().backward()
@@ -103,7 +103,7 @@ def test_autograd_gives_the_tables_the_roles_of_the_page(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_what_is_decayed_and_what_is_not_is_that_of_the_page(name: str) -> None:
+def test_weight_decay_matches_the_page(name: str) -> None:
     model = model_of(name)
     groups = names(param_groups(model, weight_decay=0.1, couple="none"))
     _, decayed, undecayed, *_ = OTHERS[name]
@@ -127,7 +127,7 @@ def test_one_step_moves_every_table_with_a_second_moment_of_one_row(name: str) -
 
 
 @pytest.mark.parametrize("name", FROZEN)
-def test_frozen_tables_are_an_error_that_names_them_and_adamw_is_still_there(name: str) -> None:
+def test_frozen_tables_are_an_error_that_names_them_and_adamw_still_works(name: str) -> None:
     model = model_of(name)
     head = model.get_base_model().get_output_embeddings()
     weight = getattr(head, "base_layer", head).weight
@@ -143,13 +143,13 @@ def test_frozen_tables_are_an_error_that_names_them_and_adamw_is_still_there(nam
 AS_MANY_POSITIONS_AS_TOKENS: list[tuple[str, str, dict[str, Any]]] = [
     ("GPT-2", "GPT2LMHeadModel GPT2Config", GPT2 | {"n_positions": V}),
     ("BERT", "BertForMaskedLM BertConfig", BERT | {"max_position_embeddings": V}),
-    ("BART", "BartForConditionalGeneration BartConfig", BART | {"max_position_embeddings": V - 2}),  # and two rows more
+    ("BART", "BartForConditionalGeneration BartConfig", BART | {"max_position_embeddings": V - 2}),  # and two more rows
     ("Whisper", "WhisperForConditionalGeneration WhisperConfig", BART | WHISPER | {"max_target_positions": V}),
 ]
 
 
 @pytest.mark.parametrize(("name", "classes", "options"), AS_MANY_POSITIONS_AS_TOKENS)
-def test_a_position_table_with_as_many_rows_as_the_vocabulary_is_none_of_its_tables(
+def test_a_position_table_with_as_many_rows_as_the_vocabulary_is_not_a_table(
     name: str, classes: str, options: dict[str, Any]
 ) -> None:
     model = from_config(*classes.split(), **options)()
@@ -165,7 +165,7 @@ def test_a_position_table_with_as_many_rows_as_the_vocabulary_is_none_of_its_tab
         ("ModernBertForMaskedLM ModernBertConfig", BERT | MODERN_BERT),
     ],
 )
-def test_with_as_many_columns_as_rows_the_transform_before_the_decoder_is_no_head(
+def test_with_as_many_columns_as_rows_the_transform_before_the_decoder_is_not_a_head(
     classes: str, options: dict[str, Any]
 ) -> None:
     groups = param_groups(from_config(*classes.split(), **options | {"hidden_size": V})())
@@ -174,7 +174,7 @@ def test_with_as_many_columns_as_rows_the_transform_before_the_decoder_is_no_hea
 
 
 class NamedHead(Parts):
-    """A Hugging Face model with a head of its own, and what else is given."""
+    """A Hugging Face model with its own head, and further modules."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__(tokens=nn.Embedding(V, H), lm_head=nn.Linear(H, V, bias=False), **parts)
@@ -186,8 +186,8 @@ class NamedHead(Parts):
         return self.lm_head
 
 
-def test_beside_a_named_head_a_projection_from_another_width_is_no_head() -> None:
-    """Such as one of images to hidden states, in a model with as many hidden states as tokens."""
+def test_next_to_a_named_head_a_projection_from_another_width_is_not_a_head() -> None:
+    """Such as a projection of images to hidden states, if the hidden size equals the number of tokens."""
     model = NamedHead(projection=nn.Linear(40, V, bias=False), second=nn.Linear(H, V, bias=False))
     groups = names(param_groups(model))
     assert groups["output_embeddings"] == ["lm_head.weight", "second.weight"]
@@ -220,7 +220,7 @@ def test_vectors_biases_and_position_tables_of_any_shape_are_not_decayed(
 
 
 def test_a_narrow_table_with_as_many_rows_is_an_input_table_too() -> None:
-    """As the one that Gemma 4 has for its layers."""
+    """Like the per-layer table of Gemma 4."""
     model = from_config("LlamaForCausalLM", "LlamaConfig", **SIZES)()
     model.per_layer = nn.Embedding(V, 8)
     assert names(param_groups(model))["input_embeddings"] == ["model.embed_tokens.weight", "per_layer.weight"]

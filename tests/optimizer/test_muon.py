@@ -1,4 +1,4 @@
-"""BatchedMuon against Muon written down literally, against torch.optim.Muon, and what people do with an optimizer."""
+"""BatchedMuon compared with a literal Muon and with torch.optim.Muon, and the usual uses of an optimizer."""
 
 import copy
 import io
@@ -44,7 +44,7 @@ def test_float32_iteration_follows_the_literal_one_in_float64(
     )
 
 
-def test_all_options_of_the_iteration_are_used() -> None:
+def test_every_option_of_the_iteration_has_an_effect() -> None:
     params = matrices((5, 9))
     start, steps = params[0].detach().clone(), gradients_like(params, 3)
     coefficients = (2.0, -1.5, 0.5)
@@ -63,7 +63,7 @@ def test_all_options_of_the_iteration_are_used() -> None:
     assert relative_error(params[0], expected) < 1e-5
 
 
-def test_eps_is_the_smallest_norm_that_a_matrix_is_divided_by() -> None:
+def test_a_matrix_is_divided_by_a_norm_of_at_least_eps() -> None:
     tiny = torch.full((1, 2, 3), 1e-9, dtype=torch.float32)
     expected = newton_schulz(tiny[0].double(), eps=1e-4)
     assert relative_error(orthogonalised(tiny.clone(), COEFFICIENTS, 5, 1e-4)[0], expected) < 1e-5
@@ -85,14 +85,14 @@ def test_bfloat16_iteration_agrees_with_torch_within_bfloat16(dtype: torch.dtype
     run(other, theirs, steps)
     for p, q, start in zip(ours, theirs, starts, strict=True):
         moved, expected = p.double() - start, q.double() - start
-        # Each of five updates is rounded to eight bits, and so is a bfloat16 parameter after it.
+        # Each of five updates is rounded to eight bits, and a bfloat16 parameter again after each.
         tolerance = 0.02 if dtype == torch.float32 else 0.03
         assert (moved - expected).norm() < tolerance * expected.norm()
         assert torch.equal(mine.state[p]["momentum_buffer"], other.state[q]["momentum_buffer"])
 
 
 def test_weight_decay_of_a_bfloat16_matrix_is_not_rounded_away_under_a_tensor_lr() -> None:
-    """1 - lr * decay is 1 in bfloat16; a thousand steps of it are not nothing."""
+    """1 - lr * decay rounds to 1 in bfloat16, but over a thousand steps it matters."""
     moved = []
     for lr in (1e-2, torch.tensor(1e-2)):
         p = nn.Parameter(torch.full((4, 4), 1.0, dtype=torch.bfloat16))
@@ -109,10 +109,10 @@ def test_weight_decay_of_a_bfloat16_matrix_is_not_rounded_away_under_a_tensor_lr
     most_elements=st.integers(1, 100),
     small_elements=st.sampled_from([0, 12, 1000]),
 )
-def test_matrices_together_are_updated_as_one_by_one(
+def test_batched_matrices_are_updated_as_one_by_one(
     shapes: list[tuple[int, int]], most_elements: int, small_elements: int
 ) -> None:
-    """Also with small ones of different shapes in one batch, as on a GPU."""
+    """Including small ones of different shapes in one batch, as on a GPU."""
     together, alone = matrices(*shapes), matrices(*shapes)
     steps = gradients_like(together, 2)
     with pytest.MonkeyPatch.context() as patched:
@@ -127,7 +127,7 @@ def test_matrices_together_are_updated_as_one_by_one(
 
 @settings(max_examples=20, deadline=None)
 @given(rows=st.integers(2, 7), columns=st.integers(2, 7), seed=st.integers(0, 1000))
-def test_update_turns_with_its_gradient(rows: int, columns: int, seed: int) -> None:
+def test_update_rotates_with_its_gradient(rows: int, columns: int, seed: int) -> None:
     """The update of Q G R is Q (update of G) R for orthogonal Q and R."""
     generator = torch.Generator().manual_seed(seed)
     gradient = torch.randn(rows, columns, generator=generator)
@@ -140,7 +140,7 @@ def test_update_turns_with_its_gradient(rows: int, columns: int, seed: int) -> N
     torch.testing.assert_close(Q @ moved[0] @ R, moved[1], rtol=1e-3, atol=1e-4)
 
 
-def test_small_matrices_of_a_gpu_share_a_batch_and_large_or_long_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_small_matrices_share_a_batch_and_large_or_long_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muon_step, "small_elements", lambda device: 64)
     found = [
         [tuple(matrix.param.shape) for matrix in batch]
@@ -165,7 +165,7 @@ def test_update_has_singular_values_near_one() -> None:
 
 @beside_torch
 @pytest.mark.parametrize("direction", ["from torch", "to torch"])
-def test_state_dicts_go_both_ways(direction: str) -> None:
+def test_state_dicts_are_exchangeable_with_torch(direction: str) -> None:
     kinds = (torch.optim.Muon, BatchedMuon) if direction == "from torch" else (BatchedMuon, torch.optim.Muon)
     params = matrices((6, 10), (10, 6))
     steps = gradients_like(params, 4)
@@ -185,7 +185,7 @@ def test_state_dicts_go_both_ways(direction: str) -> None:
 
 
 @beside_torch
-def test_options_that_a_file_of_torch_lacks_stay_those_of_the_live_group() -> None:
+def test_the_live_group_keeps_options_that_a_torch_file_lacks() -> None:
     params = matrices((3, 4), (4, 3))
     groups = [{"params": params[:1], "ns_dtype": "float32"}, {"params": params[1:], "capturable": True}]
     optimizer = BatchedMuon(groups)
@@ -195,7 +195,7 @@ def test_options_that_a_file_of_torch_lacks_stay_those_of_the_live_group() -> No
     assert [group["capturable"] for group in optimizer.param_groups] == [False, True]
 
 
-def test_resumed_run_is_bit_exact() -> None:
+def test_resumed_run_is_bitwise_equal() -> None:
     straight, resumed = matrices(*SHAPES), matrices(*SHAPES)
     steps = gradients_like(straight, 6)
     run(BatchedMuon(straight, lr=0.02), straight, steps)
@@ -219,7 +219,7 @@ def test_copies_and_pickles_continue_as_the_original() -> None:
         assert torch.equal(other_model.weight, model.weight)
 
 
-def test_state_made_before_the_first_step_changes_nothing() -> None:
+def test_creating_the_state_before_the_first_step_changes_nothing() -> None:
     early, late = matrices((4, 6)), matrices((4, 6))
     steps = gradients_like(early, 2)
     optimizer = BatchedMuon(early, lr=0.02)
@@ -230,7 +230,7 @@ def test_state_made_before_the_first_step_changes_nothing() -> None:
     assert torch.equal(early[0], late[0])
 
 
-def test_tensor_lr_gives_what_the_number_gives_and_follows_its_changes() -> None:
+def test_tensor_lr_equals_a_number_and_follows_its_changes() -> None:
     number, tensor = matrices(*SHAPES), matrices(*SHAPES)
     steps = gradients_like(number, 4)
     lr = torch.tensor(0.02)
@@ -255,7 +255,7 @@ def test_schedulers_and_closures_work_as_with_torch() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
 
 
-def test_matrices_without_a_gradient_and_of_zero_gradient() -> None:
+def test_matrices_without_a_gradient_or_with_a_zero_gradient() -> None:
     params = matrices((3, 4), (3, 4), (4, 3))
     starts = [p.detach().clone() for p in params]
     optimizer = BatchedMuon(params, lr=0.1, weight_decay=0.0)
@@ -277,7 +277,7 @@ def test_a_nan_spoils_its_own_matrix_and_no_other() -> None:
     assert params[1].isfinite().all()
 
 
-def test_gradients_are_left_as_they_are() -> None:
+def test_gradients_are_not_modified() -> None:
     params = matrices((3, 4), (4, 3))
     steps = gradients_like(params, 1)
     run(BatchedMuon(params), params, steps)
@@ -285,7 +285,7 @@ def test_gradients_are_left_as_they_are() -> None:
         assert torch.equal(p.grad, gradient)
 
 
-def test_transposed_parameters_are_written_where_they_lie() -> None:
+def test_transposed_parameters_are_updated_in_place() -> None:
     base = torch.zeros(4, 6)
     p = nn.Parameter(base.T)
     twin = nn.Parameter(torch.zeros(6, 4))
@@ -312,7 +312,7 @@ def test_grad_scaler_unscales_before_the_step_and_skips_infinite_gradients() -> 
     assert torch.equal(scaled[0], before)
 
 
-def test_compiled_step_gives_what_the_eager_one_gives() -> None:
+def test_compiled_step_equals_the_eager_one() -> None:
     compiled, eager = matrices((4, 6), (6, 4), (5, 5)), matrices((4, 6), (6, 4), (5, 5))
     steps = gradients_like(eager, 3)
     optimizer = BatchedMuon(compiled, lr=torch.tensor(0.02), capturable=True, ns_dtype="float32")
@@ -327,7 +327,7 @@ def test_compiled_step_gives_what_the_eager_one_gives() -> None:
 
 
 @pytest.mark.parametrize("ns_dtype", ["bfloat16", "float32"])
-def test_temporary_memory_is_that_of_a_batch_whatever_the_number_of_matrices(
+def test_temporary_memory_depends_on_the_batch_and_not_on_the_number_of_matrices(
     ns_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(muon_step, "BATCH_ELEMENTS", 4 * 64 * 256)
@@ -344,7 +344,7 @@ def test_temporary_memory_is_that_of_a_batch_whatever_the_number_of_matrices(
 
 
 @pytest.mark.parametrize("shape", [(3,), (), (2, 3, 4)])
-def test_a_tensor_that_is_no_matrix_is_named(shape: tuple[int, ...]) -> None:
+def test_a_tensor_that_is_not_a_matrix_is_named(shape: tuple[int, ...]) -> None:
     named = [("w", nn.Parameter(torch.zeros(2, 3))), ("odd.weight", nn.Parameter(torch.zeros(shape)))]
     with pytest.raises(ValueError, match=r"odd\.weight"):
         BatchedMuon(named)

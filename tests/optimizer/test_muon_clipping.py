@@ -1,4 +1,4 @@
-"""BatchedMuon multiplies its gradients with a clipping factor while it reads them: the result of clip_grad_norm_."""
+"""BatchedMuon multiplies gradients by a clipping factor while reading them; the result equals clip_grad_norm_."""
 
 import copy
 import math
@@ -44,7 +44,7 @@ def assert_same_training(
 @pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("shape", [(), (1,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_factor_is_used_by_one_step_and_gradients_stay_as_they_are(
+def test_the_factor_is_used_by_one_step_and_gradients_are_not_modified(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     params = matrices((5, 9), (9, 5))
@@ -90,7 +90,7 @@ def test_clipping_together_equals_clip_grad_norm_before_and_writes_no_gradient_o
     assert_same_training(model, muon, expected, references[1])
 
 
-def test_closures_and_a_limit_that_is_taken_away() -> None:
+def test_closures_work_and_the_limit_can_be_removed() -> None:
     torch.manual_seed(0)
     model = LanguageModel()
     expected = copy.deepcopy(model)
@@ -143,7 +143,7 @@ def test_a_compiled_step_uses_the_factor_too() -> None:
         assert relative_error(*momenta) < 1e-6
 
 
-def test_temporary_memory_stays_that_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_memory_is_that_of_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muon_step, "BATCH_ELEMENTS", 4 * 64 * 256)
     params = matrices(*[(64, 256), (256, 64)] * 16)
     optimizer = BatchedMuon(params, ns_dtype="float32")

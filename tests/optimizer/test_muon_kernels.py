@@ -1,4 +1,4 @@
-"""The Triton kernels of BatchedMuon, in Triton's interpreter, against the literal Muon and against torch operations."""
+"""BatchedMuon's Triton kernels in Triton's interpreter, compared with the literal Muon and with torch operations."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from coupled_adam.optimizer.newton_schulz import orthogonalised
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU here, see tests/gpu")
 
-# Square, wide and tall, single rows and columns, primes; several tiles of 16 x 32, of which the last are not full.
+# Square, wide and tall, single rows and columns, primes; several tiles of 16 x 32, the last ones not full.
 SHAPES = ((17, 17), (17, 67), (53, 17), (1, 7), (7, 1), (1, 1), (17, 67), (40, 35))
 
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The kernels for matrices on the CPU, with tiles so small that a small matrix has several for each program."""
+    """Use the kernels for CPU matrices, with tiles so small that a small matrix has several per program."""
     from coupled_adam.optimizer import muon_kernels
 
     for name, size in (("BLOCK_M", 16), ("BLOCK_N", 32), ("SCALE_BLOCK", 1024), ("MOST_PARTIALS", 2)):
@@ -76,7 +76,7 @@ def test_float32_iteration_follows_the_literal_one_in_float64(
     ],
     ids=str,
 )
-def test_every_option_gives_what_torch_operations_give(kernels: ModuleType, options: dict[str, Any]) -> None:
+def test_every_option_agrees_with_torch_operations(kernels: ModuleType, options: dict[str, Any]) -> None:
     ours, theirs = matrices(*SHAPES[:5]), matrices(*SHAPES[:5])
     steps = gradients_like(ours, 2)
     settings = {"lr": 0.02, "ns_dtype": "float32"} | options
@@ -100,7 +100,7 @@ def test_bfloat16_iteration_agrees_with_torch_operations_within_bfloat16(
     reference = torch_run(theirs, steps, lr=0.02)
     for p, q, start in zip(ours, theirs, starts, strict=True):
         moved, expected = p.double() - start, q.double() - start
-        assert (moved - expected).norm() < 0.03 * expected.norm()  # the interpreter cuts bfloat16 off
+        assert (moved - expected).norm() < 0.03 * expected.norm()  # the interpreter truncates to bfloat16
         assert p.dtype == optimizer.state[p]["momentum_buffer"].dtype == dtype
         momentum = reference.state[q]["momentum_buffer"]
         assert relative_error(optimizer.state[p]["momentum_buffer"], momentum) < 2**-7
@@ -111,7 +111,7 @@ def test_weight_decay_of_a_bfloat16_matrix_is_not_rounded_away(kernels: ModuleTy
         p = nn.Parameter(torch.full((4, 4), 1.0, dtype=torch.bfloat16))
         p.grad = torch.zeros_like(p)
         BatchedMuon([p], lr=lr, weight_decay=0.3).step()
-        assert p[0, 0].item() == 1 - 2**-8  # 0.997 rounded, or cut off
+        assert p[0, 0].item() == 1 - 2**-8  # 0.997 rounded or truncated
 
 
 @pytest.mark.parametrize("layout", ["param transposed", "gradient transposed", "sliced", "not aligned"])
@@ -138,7 +138,7 @@ def test_any_stride_and_alignment_is_accepted(kernels: ModuleType, layout: str) 
     assert_same_state(optimizer, torch_run(theirs, steps, ns_dtype="float32", lr=0.02), 1e-6)
 
 
-def test_more_matrices_than_a_launch_takes_and_layouts_in_turn(kernels: ModuleType) -> None:
+def test_more_matrices_than_fit_into_a_launch_and_alternating_layouts(kernels: ModuleType) -> None:
     shapes = [(5, 9)] * 12 + [(9, 5)] * 3
     ours, theirs = matrices(*shapes), matrices(*shapes)
     ours[1], ours[13] = (nn.Parameter(p.detach().T.contiguous().T) for p in (ours[1], ours[13]))
@@ -163,7 +163,7 @@ def test_groups_keep_their_own_options(kernels: ModuleType) -> None:
     assert_same_state(optimizer, reference, 1e-6)
 
 
-def test_a_batch_has_zeros_in_the_columns_that_a_matrix_lacks_and_its_sums_are_those_of_the_norm(
+def test_a_batch_is_padded_with_zeros_and_its_sums_give_the_norm(
     kernels: ModuleType,
 ) -> None:
     grads = gradients_like(matrices((17, 17), (17, 67), (53, 17)), 1)[0]
@@ -182,17 +182,17 @@ def test_a_batch_has_zeros_in_the_columns_that_a_matrix_lacks_and_its_sums_are_t
     torch.testing.assert_close(stacked, expected / expected.norm(dim=(1, 2), keepdim=True))
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's, in the interpreter
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy's sum, in the interpreter
 @pytest.mark.parametrize("size", [0.0, 1e-25, 1e-8, 1e12, 1e18, 1e30])
 @pytest.mark.parametrize("ns_dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_small_and_huge_matrices_are_divided_as_by_torch_operations(
     kernels: ModuleType, size: float, ns_dtype: torch.dtype
 ) -> None:
-    """A square that overflows makes the norm infinite and the matrix zero, in torch operations too."""
+    """If a square overflows, the norm is infinite and the matrix zero, as with torch operations."""
     values = gradients_like(matrices((5, 7)), 1)[0][0] * size
     stacked = torch.empty(1, 5, 7, dtype=ns_dtype)
     sums = kernels.gather([values], [values.clone()], stacked, mu=0.5, is_nesterov=True, grad_factor=None)
-    expected = orthogonalised(stacked.clone(), (1.0, 0.0, 0.0), 1, 1e-7)  # divided, nothing else
+    expected = orthogonalised(stacked.clone(), (1.0, 0.0, 0.0), 1, 1e-7)  # only divided
     kernels.scale(stacked, sums, 1e-7)
     torch.testing.assert_close(stacked, expected, rtol=1e-6 if ns_dtype == torch.float32 else 2**-7, atol=0)
     assert bool(stacked.any()) == (size not in (0.0, 1e30))
@@ -209,7 +209,7 @@ def test_a_nan_spoils_its_own_matrix_and_no_other(kernels: ModuleType) -> None:
     assert params[2].isnan().all()
 
 
-def test_matrices_without_a_gradient_of_zero_gradient_and_without_elements(kernels: ModuleType) -> None:
+def test_matrices_without_a_gradient_with_a_zero_gradient_or_without_elements(kernels: ModuleType) -> None:
     params = matrices((3, 4), (3, 4), (4, 3), (0, 4), (3, 0), (0, 0))
     starts = [p.detach().clone() for p in params]
     optimizer = BatchedMuon(params, lr=0.1, weight_decay=0.0)
@@ -223,7 +223,7 @@ def test_matrices_without_a_gradient_of_zero_gradient_and_without_elements(kerne
     assert all(params[i].numel() == 0 for i in (3, 4, 5))
 
 
-def test_two_runs_are_bitwise_equal_and_gradients_are_left_as_they_are(kernels: ModuleType) -> None:
+def test_two_runs_are_bitwise_equal_and_gradients_are_not_modified(kernels: ModuleType) -> None:
     runs = []
     for _ in range(2):
         params = matrices((17, 67), (53, 17))
@@ -234,7 +234,7 @@ def test_two_runs_are_bitwise_equal_and_gradients_are_left_as_they_are(kernels: 
     assert all(torch.equal(p, q) for p, q in zip(*runs, strict=True))
 
 
-def test_kernels_are_for_plain_matrices_of_real_memory(kernels: ModuleType) -> None:
+def test_kernels_are_only_used_for_plain_matrices_with_real_memory(kernels: ModuleType) -> None:
     class Wrapped(Tensor):
         pass
 
@@ -252,6 +252,6 @@ def test_kernels_are_for_plain_matrices_of_real_memory(kernels: ModuleType) -> N
     assert chosen(param=empty, local=empty, grad=empty, momentum=empty) is None
 
 
-def test_matrices_on_the_cpu_are_left_to_torch_operations() -> None:
+def test_matrices_on_the_cpu_use_torch_operations() -> None:
     p = matrices((3, 4))[0]
     assert muon_step.kernels_for([muon_step.MuonMatrix(p, p, p, p)]) is None

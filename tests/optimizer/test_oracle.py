@@ -1,4 +1,4 @@
-"""Every path of the coupled update against the literal Algorithm 1."""
+"""Every path of the coupled update, compared with the literal Algorithm 1."""
 
 from types import ModuleType
 
@@ -109,7 +109,7 @@ def test_lr_may_be_a_tensor_that_changes(path: ModuleType) -> None:
     assert_matches(optimizer, param, expected)
 
 
-def test_triton_sums_are_the_same_in_every_run() -> None:
+def test_triton_sums_are_bitwise_reproducible() -> None:
     grad = gradients((300, 70), 1)[0]
     if torch.cuda.is_available():
         grad = grad.cuda()

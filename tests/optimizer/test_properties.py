@@ -1,4 +1,4 @@
-"""What must hold for any gradients: the invariants that make Coupled Adam what it is."""
+"""Invariants of Coupled Adam for any gradients."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from coupled_adam.optimizer import blockwise
 from coupled_adam.optimizer.table import Hyperparameters, Table
 
 ROWS, COLUMNS = 12, 3
-# Zero, or not so small that its square vanishes in float32.
+# Zero, or large enough that its square does not vanish in float32.
 numbers = st.floats(-100, 100, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3)
 gradient_lists = st.lists(arrays("float32", (ROWS, COLUMNS), elements=numbers), min_size=1, max_size=4).map(
     lambda values: [torch.from_numpy(value) for value in values]
@@ -42,7 +42,7 @@ def test_sum_of_updates_vanishes_when_the_gradients_sum_to_zero(grads: list[Tens
 
 
 def test_sum_of_updates_does_not_vanish_with_adamw() -> None:
-    """The paper's point, and the proof that the test above can fail."""
+    """The paper's point; it also proves that the test above can fail."""
     grad = torch.tensor([[3.0], [-1.0], [-2.0]])
     param = nn.Parameter(torch.zeros(3, 1))
     optimizer = torch.optim.AdamW([param], lr=0.1, weight_decay=0.0)
@@ -68,8 +68,8 @@ def test_any_gradients_give_the_updates_of_algorithm_1(grads: list[Tensor], expo
 
 
 @given(gradient_lists, st.lists(st.integers(1, ROWS - 1), unique=True, max_size=4))
-def test_table_split_into_shards_is_updated_as_the_whole(grads: list[Tensor], cuts: list[int]) -> None:
-    """Each shard is updated by itself; only the column sums of squares are added up over the shards."""
+def test_sharded_table_is_updated_as_a_whole_one(grads: list[Tensor], cuts: list[int]) -> None:
+    """Each shard is updated separately; only the column sums of squares are added over the shards."""
     sizes = [end - start for start, end in itertools.pairwise([0, *sorted(cuts), ROWS])]
     whole = nn.Parameter(torch.linspace(-1, 1, ROWS * COLUMNS, dtype=torch.float64).reshape(ROWS, COLUMNS))
     hyper = Hyperparameters(0.1, 0.9, 0.999, 1e-8, 0.0, 1.0, False)
@@ -98,7 +98,7 @@ def test_table_split_into_shards_is_updated_as_the_whole(grads: list[Tensor], cu
 
 
 @given(gradient_lists)
-def test_scale_exponent_two_is_twice_the_step_of_zero(grads: list[Tensor]) -> None:
+def test_scale_exponent_two_doubles_the_step(grads: list[Tensor]) -> None:
     """2^-n under the square root: n = 2 halves the denominator, so the effective learning rate doubles."""
     start = trained([torch.zeros(ROWS, COLUMNS)])
     normal = trained(grads, eps=0.0) - start

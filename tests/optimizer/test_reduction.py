@@ -1,4 +1,4 @@
-"""Sums that cross ranks: one message per process group, whatever is sharded over what."""
+"""Sums over ranks: one message per process group, for any sharding."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class Delivered:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Record the messages of a world in which every group has two ranks with equal values."""
+    """Record the messages in a world where every group has two ranks with equal values."""
     messages: list[tuple[str, int]] = []
 
     def all_reduce(message: Tensor, group: Any, async_op: bool) -> Delivered:
@@ -29,7 +29,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return messages
 
 
-def test_each_group_gets_one_message_and_each_sum_all_its_groups(sent: list[tuple[str, int]]) -> None:
+def test_each_group_gets_one_message_and_each_sum_is_reduced_over_all_its_groups(sent: list[tuple[str, int]]) -> None:
     by_tensor = PartialSum(torch.ones(1, 3), ("tp",))
     by_both = PartialSum(torch.ones(1, 4), ("dp", "tp"))
     by_data = PartialSum(torch.ones(()), ("dp",))
@@ -42,7 +42,7 @@ def test_each_group_gets_one_message_and_each_sum_all_its_groups(sent: list[tupl
     assert local.values.tolist() == [1.0, 1.0]
 
 
-def test_sums_beyond_float32_travel_beside_float32_ones(sent: list[tuple[str, int]]) -> None:
+def test_sums_beyond_float32_are_sent_together_with_float32_ones(sent: list[tuple[str, int]]) -> None:
     wide, narrow = (
         PartialSum(torch.full((1, 2), 1e60, dtype=torch.float64), ("dp",)),
         PartialSum(torch.ones(3), ("dp",)),
@@ -54,7 +54,7 @@ def test_sums_beyond_float32_travel_beside_float32_ones(sent: list[tuple[str, in
     assert (wide.values.dtype, narrow.values.dtype) == (torch.float64, torch.float32)
 
 
-def test_messages_without_common_parts_are_all_on_their_way_at_once(sent: list[tuple[str, int]]) -> None:
+def test_independent_messages_are_sent_at_the_same_time(sent: list[tuple[str, int]]) -> None:
     reduction = Reduction([PartialSum(torch.ones(2), ("dp",)), PartialSum(torch.ones(3), ("tp",))])
     assert sent == [("dp", 2), ("tp", 3)]
     reduction.wait()

@@ -1,4 +1,4 @@
-"""State dicts: round trips, files of AdamW, other groups, other dtypes, and the way back."""
+"""State dicts: round trips, files of AdamW, other groups, other dtypes, and conversion back to AdamW."""
 
 import copy
 import io
@@ -17,7 +17,7 @@ from coupled_adam.optimizer.reference import ReferenceState, reference_step
 
 
 class UntiedModel(LanguageModel):
-    """The same with a table and a head of their own."""
+    """The same model with separate table and head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def through_a_file(state_dict: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("flags", [{}, {"fused": True}, {"capturable": True}], ids=str)
 def test_round_trip_is_exact(dtype: torch.dtype, flags: dict[str, Any]) -> None:
-    """Also for bfloat16, where torch alone would cast the second moment down."""
+    """Also for bfloat16, for which torch alone would cast the second moment."""
     param = table((11, 4), dtype)
     grads = gradients((11, 4), 6, dtype)
     optimizer = coupled(param, **flags)
@@ -70,13 +70,13 @@ def test_a_run_can_switch_from_adamw_in_the_middle(dtype: torch.dtype) -> None:
     assert group["weight_decay"] == 0.02
     assert group["scale_exponent"] == 1.0
     assert group["max_grad_norm"] == optimizer.defaults["max_grad_norm"] == 1e9
-    assert group["lr"] == 0.05  # torch's rule: options come from the file
+    assert group["lr"] == 0.05  # as in torch, options are loaded from the file
     assert optimizer.state[param]["exp_avg_sq"].dtype == torch.float32
     run(optimizer, param, [grads[4]])
     assert_matches(optimizer, param, expected)
 
 
-def test_clipping_and_scale_exponent_come_from_a_file_that_has_them() -> None:
+def test_clipping_and_scale_exponent_are_loaded_from_a_file_that_has_them() -> None:
     param = table((5, 2))
     written = coupled(param, scale_exponent=3.0, max_grad_norm=0.5).state_dict()
     optimizer = coupled(table((5, 2)))
@@ -106,7 +106,7 @@ def test_baseline_groups_load_without_conversion(model_class: type[LanguageModel
 
 
 def test_the_live_optimizer_decides_what_is_coupled() -> None:
-    """A file that couples the head only goes into an optimizer that couples both tables, and the other way round."""
+    """A file that couples only the head loads into an optimizer that couples both tables, and vice versa."""
     torch.manual_seed(0)
     model = UntiedModel()
     output_only = CoupledAdamW(model, couple="output")
@@ -192,7 +192,7 @@ def test_wrapper_prefixes_do_not_matter_to_conversion() -> None:
 
 @pytest.mark.parametrize("outer_wrote", [True, False])
 def test_a_module_around_the_model_does_not_matter_to_conversion(outer_wrote: bool) -> None:
-    """As in Lightning, where one optimizer gets the module and the other the model in it."""
+    """As in Lightning, where one optimizer gets the module and the other the model inside it."""
     model = UntiedModel()
     outer = nn.ModuleDict({"model": model})
     writer, reader = (outer, model) if outer_wrote else (model, outer)
@@ -207,7 +207,7 @@ def test_a_module_around_the_model_does_not_matter_to_conversion(outer_wrote: bo
         convert_state_dict(half.state_dict(), optimizer)
 
 
-def test_the_way_back_to_adamw_repeats_the_row() -> None:
+def test_conversion_to_adamw_repeats_the_row() -> None:
     torch.manual_seed(0)
     model = LanguageModel()
     optimizer = CoupledAdamW(model)
@@ -220,8 +220,8 @@ def test_the_way_back_to_adamw_repeats_the_row() -> None:
 
 
 @pytest.mark.parametrize("rows", [7, 4096, 50_257])
-def test_to_adamw_and_to_coupled_again_is_exact(rows: int) -> None:
-    """The average of equal rows is that row, to the last bit, however many there are."""
+def test_conversion_to_adamw_and_back_is_exact(rows: int) -> None:
+    """The average of equal rows is bitwise equal to the row, for any number of rows."""
     param = table((rows, 5))
     optimizer = CoupledAdamW([{"params": [("table", param)], "coupled": True}])
     run(optimizer, param, gradients((rows, 5), 2))
@@ -232,7 +232,7 @@ def test_to_adamw_and_to_coupled_again_is_exact(rows: int) -> None:
     assert torch.equal(again.state[param]["exp_avg_sq"], optimizer.state[param]["exp_avg_sq"])
 
 
-def test_a_model_on_the_meta_device_is_enough_to_convert_for() -> None:
+def test_conversion_works_for_a_model_on_the_meta_device() -> None:
     torch.manual_seed(0)
     model = UntiedModel()
     names = [name for name, _ in model.named_parameters()]
@@ -281,7 +281,7 @@ def test_conversion_for_an_optimizer_with_other_state_is_refused(build: Callable
         convert_state_dict(optimizer.state_dict(), build(model.named_parameters()))
 
 
-def test_numbers_of_numpy_do_not_get_into_files() -> None:
+def test_files_contain_no_numpy_numbers() -> None:
     """torch.load would refuse them."""
     optimizer = coupled(table((5, 2)), max_grad_norm=np.float64(2.0), error_if_nonfinite=np.True_)
     for _ in range(2):
@@ -312,13 +312,13 @@ def test_loading_twice_leaves_no_hooks_behind() -> None:
     assert not optimizer._optimizer_load_state_dict_post_hooks
 
 
-def test_the_check_for_nonfinite_gradients_is_the_live_optimizers() -> None:
+def test_the_live_optimizer_keeps_its_check_for_nonfinite_gradients() -> None:
     optimizer = coupled(table((5, 2)), error_if_nonfinite=True)
     optimizer.load_state_dict(coupled(table((5, 2))).state_dict())
     assert optimizer.param_groups[0]["error_if_nonfinite"] is True
 
 
-def test_two_parameters_of_one_name_are_not_mixed_up() -> None:
+def test_two_parameters_with_the_same_name_are_not_mixed_up() -> None:
     first, second = table((6, 3)), nn.Parameter(torch.randn(6, 3))
     adamw = torch.optim.AdamW([("weight", first), ("weight", second)])
     first.grad, second.grad = torch.ones(6, 3), torch.full((6, 3), 2.0)

@@ -1,4 +1,4 @@
-"""First moments in bfloat16: the updates of the literal algorithm, and state that survives files and copies."""
+"""First moments in bfloat16: updates follow the literal algorithm, and the state survives files and copies."""
 
 import copy
 import io
@@ -43,7 +43,7 @@ def clipped(grads: list[Tensor], limit: float) -> list[Tensor]:
 
 
 def saved_and_loaded(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Through a file that is read without running anything in it."""
+    """Save and load through a file, with weights_only=True."""
     file = io.BytesIO()
     torch.save(state_dict, file)
     file.seek(0)
@@ -71,7 +71,7 @@ class TestUpdates:
         run(optimizer, param, grads)
         moment = moment_of(optimizer, param)
         assert moment.dtype == torch.bfloat16
-        # A moment that differs in the last bit of float32 is rounded to another side once in 2^16 times.
+        # A moment that differs in the last bit of float32 is rounded the other way once in 2^16 times.
         assert int((moment.double() != expected.first_moment).sum()) <= 1
         assert relative_error(param, expected.embeddings) < (1e-6 if limit is None else 1e-5)
 
@@ -96,11 +96,11 @@ class TestUpdates:
         scale=st.sampled_from([1e-42, 1e-30, 1.0, 1e30]),
     )
     @settings(max_examples=25, deadline=None)
-    def test_moments_of_any_shape_seed_and_size_are_those_of_the_literal_rounding(
+    def test_moments_of_any_shape_seed_and_size_match_the_literal_rounding(
         self, V: int, H: int, steps: int, seed: int, scale: float
     ) -> None:
         param = nn.Parameter(torch.zeros(V, H))
-        # With beta1 = 0 the moment is the gradient, to the last bit.
+        # With beta1 = 0 the moment is bitwise equal to the gradient.
         optimizer = coupled(param, betas=(0.0, 0.9), state_dtype=torch.bfloat16, state_seed=seed)
         for step in range(1, steps + 1):
             grad = torch.randn(V, H, generator=torch.Generator().manual_seed(V * H + step)) * scale
@@ -122,10 +122,10 @@ class TestUpdates:
         run(coupled(param, row_exponent=0.25, mean_free=True, **BFLOAT16), param, gradients(SHAPE, 5))
         assert float((param.detach().double().mean(dim=0) - before).abs().max()) < 1e-7
 
-    def test_elements_beyond_2_to_the_32_have_the_bits_of_the_literal_hash(
+    def test_elements_beyond_index_2_to_the_32_have_the_bits_of_the_literal_hash(
         self, path: ModuleType, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # The part of a rank that begins a few elements before the index passes 2^32, in the middle of a row.
+        # The shard of a rank that starts in the middle of a row, a few elements before index 2^32.
         from coupled_adam.optimizer import reference_rounding, step
 
         first = 2**32 - 40
@@ -149,10 +149,10 @@ class TestUpdates:
             run(optimizer, param, [torch.ones(20, 20, dtype=torch.bfloat16)] * 300)
             means[state_dtype] = float(moment_of(optimizer, param).float().mean())
         expected = 1 - 0.99**300
-        assert means[None] < expected - 0.1  # one percent of the way that is left is less than half a step of bfloat16
+        assert means[None] < expected - 0.1  # one percent of the remaining distance is less than half a bfloat16 step
         assert abs(means[torch.bfloat16] - expected) < 0.005
 
-    def test_two_tables_and_two_steps_have_other_bits(self) -> None:
+    def test_different_tables_and_steps_have_different_bits(self) -> None:
         params = [nn.Parameter(torch.zeros(64, 64)) for _ in range(3)]
         groups = [{"params": params[:2], "coupled": True}, {"params": params[2:], "coupled": True}]
         optimizer = CoupledAdamW(groups, betas=(0.0, 0.9), **BFLOAT16)
@@ -191,7 +191,9 @@ class TestUpdates:
         assert torch.equal(*(bits(moment_of(o, p)) for o, p in zip(optimizers, params, strict=True)))
 
     @pytest.mark.parametrize("options", MEMBERS, ids=str)
-    def test_a_skipped_step_leaves_moments_and_step_count(self, path: ModuleType, options: dict[str, Any]) -> None:
+    def test_a_skipped_step_does_not_change_moments_and_step_count(
+        self, path: ModuleType, options: dict[str, Any]
+    ) -> None:
         param = table(SHAPE)
         optimizer = coupled(param, fused=True, **BFLOAT16, **options)
         run(optimizer, param, gradients(SHAPE, 1))
@@ -202,7 +204,7 @@ class TestUpdates:
 
     @pytest.mark.parametrize("options", [{}, {"row_exponent": 0.25, "mean_free": True}], ids=str)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_temporaries_keep_their_limits(self, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    def test_temporaries_stay_within_their_limits(self, dtype: torch.dtype, options: dict[str, Any]) -> None:
         shape = (2048, 768)
         param = nn.Parameter(torch.zeros(shape, dtype=dtype))
         optimizer = coupled(param, **BFLOAT16, **options)
@@ -237,7 +239,7 @@ class TestState:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
     @pytest.mark.parametrize("options", [{}, {"row_exponent": 0.25, "mean_free": True}], ids=str)
-    def test_a_resumed_run_has_the_bits_of_one_that_was_never_stopped(
+    def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(
         self, options: dict[str, Any], dtype: torch.dtype
     ) -> None:
         whole, grads = table(SHAPE, dtype), gradients(SHAPE, 6, dtype)
@@ -255,7 +257,7 @@ class TestState:
         assert_same_state(optimizer, whole_optimizer)
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
-    def test_a_copy_goes_on_alike(self, copied: Any) -> None:
+    def test_a_copy_continues_identically(self, copied: Any) -> None:
         param, grads = table(SHAPE), gradients(SHAPE, 4)
         optimizer = coupled(param, **BFLOAT16)
         run(optimizer, param, grads[:2])
@@ -264,7 +266,7 @@ class TestState:
             run(each, each.param_groups[0]["params"][0], grads[2:])
         assert_same_state(optimizer, other)
 
-    def test_a_float32_file_is_rounded_to_nearest_and_the_seed_is_the_optimizers(self) -> None:
+    def test_a_float32_file_is_rounded_to_nearest_and_the_optimizer_keeps_its_seed(self) -> None:
         param, grads = table(SHAPE), gradients(SHAPE, 3)
         before = coupled(param)
         run(before, param, grads)
@@ -277,7 +279,7 @@ class TestState:
         )
 
     @pytest.mark.parametrize("state_dtype", [None, torch.float32])
-    def test_a_bfloat16_file_goes_on_in_float32(self, state_dtype: torch.dtype | None) -> None:
+    def test_a_bfloat16_file_continues_in_float32(self, state_dtype: torch.dtype | None) -> None:
         param, grads = table(SHAPE), gradients(SHAPE, 3)
         before = coupled(param, **BFLOAT16)
         run(before, param, grads)
@@ -311,7 +313,7 @@ class TestState:
         assert old.param_groups[0]["state_dtype"] is None
         run(old, old.param_groups[0]["params"][0], gradients(SHAPE, 1))
 
-    def test_files_of_adamw_come_in_and_go_out(self) -> None:
+    def test_files_of_adamw_are_loaded_and_written(self) -> None:
         model = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 20, bias=False))
         model(torch.arange(5)).logsumexp(-1).sum().backward()
         adamw = torch.optim.AdamW(param_groups(model, couple="none"))
@@ -344,7 +346,7 @@ class TestState:
 
 
 class TestOptions:
-    def test_it_concerns_coupled_tables_only(self) -> None:
+    def test_it_applies_only_to_coupled_tables(self) -> None:
         table_, other = table(SHAPE), nn.Parameter(torch.randn(4, 4))
         groups = [{"params": [table_], "coupled": True}, {"params": [other]}]
         optimizer = CoupledAdamW(groups, **BFLOAT16)
@@ -354,7 +356,7 @@ class TestOptions:
         assert moment_of(optimizer, other).dtype == torch.float32
         assert [group["state_dtype"] for group in optimizer.param_groups] == [torch.bfloat16, None]
 
-    def test_it_can_be_given_for_one_group_of_a_model(self) -> None:
+    def test_it_can_be_set_for_one_group_of_a_model(self) -> None:
         model = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 20, bias=False))
         model(torch.arange(5)).logsumexp(-1).sum().backward()
         options = {"output_embeddings": {"state_dtype": torch.bfloat16, "state_seed": 5}}
@@ -371,12 +373,12 @@ class TestOptions:
             CoupledAdamW([{"params": [table(SHAPE)], "coupled": True, "state_dtype": value}])
 
     @pytest.mark.parametrize("value", [-1, 2**64, 1.5, True, None])
-    def test_seeds_that_are_no_64_bits_are_refused(self, value: object) -> None:
+    def test_seeds_must_fit_into_64_bits(self, value: object) -> None:
         with pytest.raises(ValueError, match="state_seed"):
             coupled(table(SHAPE), state_seed=value)
 
     @pytest.mark.parametrize("option", BFLOAT16)
-    def test_a_group_that_is_not_coupled_has_no_use_for_it(self, option: str) -> None:
+    def test_it_is_refused_for_a_group_that_is_not_coupled(self, option: str) -> None:
         groups = [
             {"params": [table(SHAPE)], "coupled": True},
             {"params": [nn.Parameter(torch.ones(2))], option: BFLOAT16[option]},

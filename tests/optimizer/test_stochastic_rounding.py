@@ -1,5 +1,5 @@
-"""Stochastic rounding to bfloat16: right on average, to a neighbour, with bits that look random and are the same
-everywhere."""
+"""Stochastic rounding to bfloat16: unbiased, to a neighbour, with random-looking bits that are reproducible on every
+device."""
 
 import math
 from typing import Any
@@ -21,12 +21,12 @@ NUMBERS = st.floats(width=32, min_value=-stochastic_rounding.LARGEST, max_value=
 
 
 def rounded(x: float, bits: Tensor) -> Tensor:
-    """A float32 rounded with each of some random bits."""
+    """A float32 number rounded once with each of the given random bits."""
     return stochastic_rounding.round_with_bits(torch.full(bits.shape, x, dtype=torch.float32), bits)
 
 
 def neighbours(x: float) -> tuple[float, float]:
-    """The bfloat16 on both sides of x, found from the nearest one."""
+    """The bfloat16 numbers on both sides of x, found from the nearest one."""
     nearest = torch.tensor(x, dtype=torch.float32).bfloat16()
     if nearest.item() == x:
         return x, x
@@ -46,20 +46,20 @@ def test_the_mean_over_all_random_bits_is_the_number_itself(x: float) -> None:
     low, high = neighbours(x)
     values = rounded(x, ALL_BITS).double()
     assert set(values.tolist()) <= {low, high}
-    # Both terms of the mean are multiples of 2^-16 of the distance, which float64 adds up exactly.
+    # Both terms of the mean are multiples of 2^-16 of the distance; float64 adds them exactly.
     assert low + (high - low) * float((values == high).double().mean()) == pytest.approx(x, rel=0, abs=0)
 
 
 @given(x=NUMBERS, bits=st.integers(0, 2**16 - 1))
 @settings(max_examples=300, deadline=None)
-def test_every_rounding_is_that_of_the_literal_one(x: float, bits: int) -> None:
+def test_every_rounding_matches_the_literal_one(x: float, bits: int) -> None:
     value = rounded(x, torch.tensor([bits], dtype=torch.int32)).item()
     assert value == reference_rounding.rounded_number(x, bits)
     assert math.copysign(1, value) == math.copysign(1, x)
 
 
 @pytest.mark.parametrize("x", [0.0, -0.0, 1.0, -1.5, 2.0**-126, SMALLEST_BFLOAT16, -(2.0**127), math.inf, -math.inf])
-def test_what_bfloat16_can_hold_stays(x: float) -> None:
+def test_bfloat16_numbers_are_unchanged(x: float) -> None:
     values = rounded(x, ALL_BITS)
     assert bool((values.view(torch.int16) == torch.tensor(x).bfloat16().view(torch.int16)).all())
 
@@ -80,7 +80,7 @@ def test_numbers_beyond_the_largest_bfloat16_are_rounded_to_nearest() -> None:
 
 
 @pytest.mark.parametrize("x", [2.0**-149, 2.0**-134, -3 * 2.0**-135, 1.7 * 2.0**-127])
-def test_denormal_numbers_are_right_on_average(x: float) -> None:
+def test_denormal_numbers_are_rounded_without_bias(x: float) -> None:
     x = torch.tensor(x, dtype=torch.float32).item()
     values = rounded(x, ALL_BITS).double()
     assert values.mean().item() == x
@@ -91,13 +91,13 @@ def test_denormal_numbers_are_right_on_average(x: float) -> None:
     ("seed", "table", "step", "first"),
     [(0, 0, 1, 0), (7, 3, 100_000, 12_345), (2**40 + 1, 2**16, 2, 2**32 - 40), (2**64 - 1, 0, 3, 5 * 2**32 + 17)],
 )
-def test_bits_are_those_of_the_literal_hash(seed: int, table: int, step: int, first: int) -> None:
+def test_bits_match_the_literal_hash(seed: int, table: int, step: int, first: int) -> None:
     key = reference_rounding.table_key(seed, table)
     expected = [reference_rounding.random_bits(key, step, first + i) for i in range(15 * 7)]
     assert bits_of((15, 7), seed=seed, table=table, step=step, first=first).flatten().tolist() == expected
 
 
-def test_bits_of_a_step_on_the_device_are_those_of_one_on_the_host() -> None:
+def test_bits_are_the_same_for_a_step_count_on_the_device_and_on_the_host() -> None:
     rounding = Rounding(rounding_key(3, 1), first=5, is_large=False)
     on_host, on_device = step_keys(rounding, 17.0), step_keys(rounding, torch.tensor(17.0))
     bits = [random_bits(slice(None), (9, 4), 4, rounding, keys, "cpu") for keys in (on_host, on_device)]
@@ -121,7 +121,7 @@ def test_bits_of_another_seed_table_step_or_element_are_not_related(other: dict[
     shape = (1024, 1024)
     a, b = bits_of(shape), bits_of(shape, **other)
     n = a.numel()
-    # Five standard deviations of independent bits: all in all, and each of the 16.
+    # Within five standard deviations of independent bits: in total, and for each of the 16.
     assert abs(float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1])) < 5 / n**0.5
     for bit in range(16):
         agreement = float((((a ^ b) >> bit) & 1).double().mean())
@@ -145,7 +145,7 @@ def test_one_element_gets_uniform_bits_over_the_steps() -> None:
     rounding = Rounding(rounding_key(0, 0), first=0, is_large=False)
     steps = torch.arange(1, 20_001, dtype=torch.float64)
     keys = step_keys(rounding, steps.unsqueeze(1))
-    # A key for each row stands for a step: with width 0 all rows are the same element.
+    # The key of each row stands for a step: with width 0, all rows are the same element.
     bits = random_bits(slice(None), (len(steps), 1), 0, rounding, keys, "cpu").double().flatten()
     assert abs(float(bits.mean()) - (2**16 - 1) / 2) < 5 * (2**32 / 12) ** 0.5 / len(steps) ** 0.5
     assert abs(float(torch.corrcoef(torch.stack([bits[1:], bits[:-1]]))[0, 1])) < 5 / len(steps) ** 0.5

@@ -1,4 +1,4 @@
-"""What people do with a torch optimizer: copy, pickle, schedule, compile, accumulate, add groups, freeze."""
+"""Usual uses of a torch optimizer: copy, pickle, schedule, compile, accumulate, add groups, freeze."""
 
 import copy
 import io
@@ -57,7 +57,7 @@ def test_learning_rate_schedules_reach_coupled_tables() -> None:
     assert_matches(optimizer, param, expected)
 
 
-def test_accumulated_gradients_are_one_gradient() -> None:
+def test_accumulated_gradients_equal_one_large_batch() -> None:
     torch.manual_seed(0)
     whole, parts = LanguageModel(), LanguageModel()
     parts.load_state_dict(whole.state_dict())
@@ -89,7 +89,7 @@ def test_a_step_without_any_gradient_does_nothing() -> None:
     assert not any(optimizer.state.values())
 
 
-def test_several_tables_have_a_second_moment_each() -> None:
+def test_each_table_has_its_own_second_moment() -> None:
     params = [table((6, 2)), table((9, 2)), table((5, 7))]
     optimizer = CoupledAdamW([{"params": params[:2], "coupled": True}, {"params": params[2:], "coupled": True}])
     grads = [gradients((6, 2), 3), gradients((9, 2), 3), gradients((5, 7), 3)]
@@ -127,8 +127,8 @@ def test_error_if_nonfinite_can_be_switched_during_training() -> None:
     assert param.isnan().all()
 
 
-def test_missing_triton_is_said_once_and_only_when_cuda_asks_for_it() -> None:
-    """In a process of its own: what is found at the first step counts for all others."""
+def test_missing_triton_is_reported_once_and_only_if_cuda_needs_it() -> None:
+    """In its own process: the result of the first step is cached for all others."""
     program = """
 import sys, warnings
 from types import SimpleNamespace
@@ -192,25 +192,25 @@ def test_compiled_step_equals_the_eager_one(options: dict[str, Any]) -> None:
         compiled_step()
         eager_optimizer.step()
     for mine, theirs in zip(compiled_model.parameters(), eager_model.parameters(), strict=True):
-        # In the standard groups torch's compiled AdamW takes 1 - beta2^t in float32, which costs digits.
+        # In standard groups, torch's compiled AdamW computes 1 - beta2^t in float32, which loses digits.
         is_table = mine is compiled_model.embedding.weight
         assert relative_error(mine, theirs) < (1e-6 if is_table else 1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_temporaries_have_a_quarter_of_the_bytes_of_the_table_and_6_mib_at_most(dtype: torch.dtype) -> None:
-    """Counted by torch's profiler; the row blocks are the only scratch memory."""
+def test_temporaries_have_at_most_6_mib_and_a_quarter_of_the_table(dtype: torch.dtype) -> None:
+    """Counted by torch's profiler; the row blocks are the only temporaries."""
     for shape, options in itertools.product(
         [(60_000, 256), (2048, 768), (4096, 64), (401, 64)],
         [{}, {"max_grad_norm": 0.1}, {"fused": True}, {"maximize": True, "weight_decay": 0.1}],
     ):
         if shape[0] == 60_000 and options:
-            continue  # the limit does not depend on them, and the table takes its time
+            continue  # the limit does not depend on it, and a large table is slow
         param = nn.Parameter(torch.zeros(shape, dtype=dtype))
         optimizer = coupled(param, **options)
         param.grad = torch.ones_like(param)
         optimizer.step()
-        # Beside the blocks there are a few numbers per column, and a quarter is rounded up to a whole row.
+        # The blocks need a few more numbers per column, and a quarter is rounded up to a whole row.
         assert peak_bytes(optimizer.step) <= min(param.numel() * param.itemsize / 4, 6 * 2**20) + 64 * shape[1]
 
 

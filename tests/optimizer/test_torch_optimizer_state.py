@@ -1,4 +1,4 @@
-"""What torch's test suite asks of the state of every torch optimizer: saved, loaded, copied, pickled, hooked."""
+"""Requirements of torch's test suite on the state of every optimizer: save, load, copy, pickle, hooks."""
 
 import copy
 import io
@@ -47,7 +47,7 @@ def test_a_state_dict_continues_the_run(given: Any) -> None:
     take_steps(optimizer, params)
     other_params = copies(params)
     other = build(other_params, given.kwargs)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch takes over the tensors as they are
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch keeps the tensors without copying them
     assert_same_state(optimizer, other, rtol=0, atol=0)
     take_steps(optimizer, params, seed=2)
     take_steps(other, other_params, seed=2)
@@ -72,7 +72,7 @@ def test_a_saved_state_dict_is_the_same_when_loaded(given: Any, weights_only: bo
 
 @each_input
 def test_older_state_dicts_can_be_loaded(given: Any) -> None:
-    """Those written before torch had one of the flags."""
+    """Files written before torch had some of the flags."""
     params = new_params()
     optimizer = build(params, given.kwargs)
     take_steps(optimizer, params)
@@ -87,7 +87,7 @@ def test_older_state_dicts_can_be_loaded(given: Any) -> None:
 
 @each_input
 def test_a_state_dict_with_a_number_for_step_can_be_loaded(given: Any) -> None:
-    """As torch wrote them before 1.12."""
+    """torch wrote such files before 1.12."""
     params = new_params()
     optimizer = build(params, given.kwargs)
     take_steps(optimizer, params)
@@ -143,8 +143,8 @@ def test_every_parameter_has_state_after_a_step(given: Any) -> None:
 
 
 @every_input
-def test_the_default_dtype_is_that_of_the_step_count(given: Any) -> None:
-    """torch keeps it in float32, or in float64 where that is the default and nothing is fused."""
+def test_the_step_count_has_the_dtype_that_torch_uses(given: Any) -> None:
+    """torch uses float32, or float64 if that is the default dtype and the optimizer is not fused."""
     before = torch.get_default_dtype()
     try:
         for default in (torch.float32, torch.float64):
@@ -172,7 +172,7 @@ def test_state_dict_hooks_see_and_change_the_state_dict() -> None:
     assert saved["note"] == 1
 
 
-def test_load_state_dict_hooks_run_in_the_order_of_their_registration() -> None:
+def test_load_state_dict_hooks_run_in_order_of_registration() -> None:
     params = new_params()
     optimizer = build(params, {})
     take_steps(optimizer, params)

@@ -1,4 +1,4 @@
-"""What torch's test suite asks of every torch optimizer, asked of CoupledAdamW with torch's own inputs for AdamW."""
+"""Requirements of torch's test suite on every optimizer, checked for CoupledAdamW with torch's inputs for AdamW."""
 
 import warnings
 from typing import Any
@@ -30,12 +30,12 @@ from torch_optimizer_info import (
 
 from coupled_adam import CoupledAdamW
 
-# AdamW of torch 2.6 and 2.7 takes a learning rate of shape () only.
+# AdamW of torch 2.6 and 2.7 accepts only a learning rate of shape ().
 LRS_OF_ONE_ELEMENT = [torch.tensor([0.01])] if torch.__version__ >= "2.8" else []
 
 
 def least_squares(seed: int = 0) -> tuple[list[nn.Parameter], Any]:
-    """The problem of torch's own tests: a matrix, a bias and a vector."""
+    """The problem from torch's own tests: a matrix, a bias and a vector."""
     generator = torch.Generator().manual_seed(seed)
     weight = nn.Parameter(torch.randn(10, 5, generator=generator).to(DEVICE))
     bias = nn.Parameter(torch.randn(10, generator=generator).to(DEVICE))
@@ -54,7 +54,7 @@ def closure_of(optimizer: Optimizer, loss_of: Any) -> Any:
 
 
 @every_input
-def test_the_loss_moves_the_right_way(given: Any) -> None:
+def test_the_loss_moves_in_the_right_direction(given: Any) -> None:
     params, loss_of = least_squares()
     optimizer = build(params, given.kwargs)
     closure = closure_of(optimizer, loss_of)
@@ -70,7 +70,7 @@ def test_the_loss_moves_the_right_way(given: Any) -> None:
     "schedules", COUPLED_ADAMW.scheduler_inputs, ids=lambda schedules: f"{len(schedules)} schedules"
 )
 @each_input
-def test_the_loss_moves_the_right_way_with_schedules(given: Any, schedules: Any) -> None:
+def test_the_loss_moves_in_the_right_direction_with_schedules(given: Any, schedules: Any) -> None:
     params, loss_of = least_squares()
     optimizer = build(params, given.kwargs)
     schedulers = [make(optimizer) for make in schedules]
@@ -104,7 +104,7 @@ def test_every_implementation_matches_the_loop(given: Any, dtype: torch.dtype, f
 
 
 @every_input
-def test_standard_parameters_are_those_of_adamw(given: Any) -> None:
+def test_standard_parameters_equal_those_of_adamw(given: Any) -> None:
     mine = new_params()
     theirs = copies(mine)
     optimizer, adamw = build(mine, given.kwargs), AdamW(theirs[2:], **given.kwargs)
@@ -129,7 +129,7 @@ def test_parameters_without_gradient_are_left_alone(given: Any) -> None:
 
 
 @every_input
-def test_gradients_of_zero_move_nothing_but_by_weight_decay(given: Any) -> None:
+def test_with_zero_gradients_only_weight_decay_changes_parameters(given: Any) -> None:
     params = new_params()
     before = copies(params)
     optimizer = build(params, {**given.kwargs, "weight_decay": 0.0})
@@ -186,7 +186,7 @@ def test_a_step_pre_hook_can_replace_the_arguments() -> None:
 
 
 @every_input
-def test_a_learning_rate_in_a_tensor_is_the_number_in_it(given: Any) -> None:
+def test_a_tensor_learning_rate_equals_a_number(given: Any) -> None:
     if given.kwargs.get("foreach") and not given.kwargs.get("capturable"):
         pytest.skip("torch refuses a tensor lr with foreach=True and capturable=False")
     results = []
@@ -199,7 +199,7 @@ def test_a_learning_rate_in_a_tensor_is_the_number_in_it(given: Any) -> None:
         assert_same(results[0], params, rtol=1e-6, atol=1e-7)
 
 
-def test_options_of_a_group_count_for_that_group_alone() -> None:
+def test_options_of_a_group_apply_only_to_that_group() -> None:
     params = new_params()
     groups = marked(params)
     groups[0]["lr"], groups[1]["weight_decay"] = 0.0, 0.0
@@ -214,7 +214,7 @@ def test_options_of_a_group_count_for_that_group_alone() -> None:
 
 
 @every_input
-def test_complex_tables_are_refused_and_complex_others_are_those_of_adamw(given: Any) -> None:
+def test_complex_tables_are_refused_and_other_complex_parameters_are_updated_as_by_adamw(given: Any) -> None:
     assert not COUPLED_ADAMW.supports_complex
     with pytest.raises(ValueError, match="complex64"):
         build([nn.Parameter(torch.zeros(3, 2, dtype=torch.complex64, device=DEVICE))], given.kwargs)
@@ -233,7 +233,7 @@ def named(error_input: Any) -> str:
 
 
 @pytest.mark.parametrize("error_input", error_inputs(DEVICE, torch.float32), ids=named)
-def test_errors_are_those_of_adamw(error_input: Any) -> None:
+def test_errors_are_the_same_as_with_adamw(error_input: Any) -> None:
     given = error_input.optimizer_error_input
     params = [nn.Parameter(torch.randn(2, 3, device=DEVICE))] if given.params is None else given.params
     assert error_input.error_on is common.OptimizerErrorEnum.CONSTRUCTION_ERROR
@@ -243,8 +243,8 @@ def test_errors_are_those_of_adamw(error_input: Any) -> None:
             CoupledAdamW(marked(params), **given.kwargs)
 
 
-def test_torch_lists_the_inputs_that_are_used_here() -> None:
-    """Should torch rename them, these tests would silently have nothing to do."""
+def test_torch_still_provides_the_inputs_used_here() -> None:
+    """If torch renamed them, these tests would silently test nothing."""
     assert len(optim_inputs("cpu")) >= 4
     assert len(error_inputs("cpu", torch.float32)) >= 8
     assert {"foreach", "fused"} <= set(COUPLED_ADAMW.supported_impls)

@@ -1,4 +1,4 @@
-"""What the package takes from torch beyond its public interface: listed in docs/torch-versions.md, and nothing else."""
+"""Private names of torch that the package uses: exactly those listed in docs/torch-versions.md."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ PACKAGE = Path(coupled_adam.__file__).parent
 
 
 def dotted(node: ast.expr) -> str:
-    """'torch.optim.Muon' of such an expression, '' of others."""
+    """The dotted name of an expression such as torch.optim.Muon; '' for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
     inner = dotted(node.value) if isinstance(node, ast.Attribute) else ""
@@ -49,17 +49,17 @@ def test_every_private_name_of_torch_is_on_the_page_and_no_other() -> None:
     section = PAGE.partition("## Private names\n")[2].partition("\n## ")[0]
     listed = set(filter(is_private, re.findall(r"`(torch\.[\w.]+)`", section)))
     used = {name for names in USED.values() for name in names if is_private(name)}
-    # `torch._dynamo` of `torch._dynamo.reset` is the same use.
+    # `torch._dynamo` in `torch._dynamo.reset` is the same use.
     assert {name for name in used if not any(other.startswith(f"{name}.") for other in used)} == listed
 
 
-def test_private_names_of_torch_are_imported_in_one_file_of_the_optimizer() -> None:
+def test_the_optimizer_imports_private_names_of_torch_in_one_file() -> None:
     for file, names in USED.items():
         if file.parts[0] == "optimizer" and file.name != "torch_versions.py":
             assert not [name for name in names if is_private(name) and "_foreach_" not in name], file
 
 
-def test_no_module_needs_the_muon_of_torch() -> None:
+def test_no_module_needs_torch_muon() -> None:
     assert not [file for file, names in USED.items() if "torch.optim.Muon" in names]
 
 
@@ -77,7 +77,7 @@ def test_muon_helpers_work_with_a_torch_without_muon(monkeypatch: pytest.MonkeyP
 
 
 class OldAdamW(torch.optim.AdamW):
-    """`_init_group` with the arguments that it has in torch 2.6."""
+    """`_init_group` with its torch 2.6 arguments."""
 
     def _init_group(
         self,
@@ -117,7 +117,7 @@ def test_a_group_is_collected_with_the_arguments_of_torch_2_6(monkeypatch: pytes
         assert found[0] is optimizer.state[p][key]
 
 
-def test_the_floor_of_the_package_is_the_oldest_version_of_the_page() -> None:
+def test_the_oldest_supported_version_is_the_oldest_on_the_page() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (floor,) = (line.partition(">=")[2] for line in project["dependencies"] if line.startswith("torch>"))
     versions = re.findall(r"^\| (\d+\.\d+)\.\d+ \|", PAGE, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Which tensors `param_groups` takes for vocabulary tables.
+"""Which tensors `param_groups` recognises as vocabulary tables.
 
 Letters: V vocabulary rows, H hidden size, T positions.
 """
@@ -30,13 +30,13 @@ def test_value_embeddings_of_a_tied_model_are_input_tables() -> None:
     assert names(groups)["input_embeddings"] == ["value_embeds.0.weight"]
 
 
-def test_tied_linear_wins_over_one_that_only_has_the_size_of_a_table() -> None:
+def test_a_tied_linear_wins_over_one_that_only_matches_in_size() -> None:
     groups = param_groups(GPT(tied=True, width=T))
     assert coupled_names(groups) == ["wte.weight"]
     assert "h.0.fc.weight" in names(groups)["decay"]
 
 
-def test_only_embedding_of_a_plain_model_counts_as_tied_because_its_code_may_use_it_as_the_head() -> None:
+def test_the_only_embedding_of_a_plain_model_counts_as_tied_because_its_code_may_use_it_as_the_head() -> None:
     groups = param_groups(Headless(tokens=V))
     assert names(groups) == {"output_embeddings": ["tokens.weight"], "decay": ["fc.weight"]}
     (role, rule) = found_by(groups)["tokens.weight"]
@@ -54,7 +54,7 @@ def test_a_position_table_with_a_usual_name_leaves_one_embedding(name: str) -> N
 
 @pytest.mark.parametrize("name", ["pos", "positions", "pe", "position_encoding", "types"])
 @pytest.mark.parametrize("rows", [T, V, 256])
-def test_several_embeddings_that_no_head_belongs_to_are_ambiguous(name: str, rows: int) -> None:
+def test_several_embeddings_without_a_head_are_ambiguous(name: str, rows: int) -> None:
     model = Parts(tok=nn.Embedding(65, H), **{name: nn.Embedding(rows, H)})
     with pytest.raises(ValueError, match="ambiguous") as error:
         param_groups(model)
@@ -96,7 +96,7 @@ def test_model_without_embedding_is_refused_with_the_remedy() -> None:
 
 
 class Accessors(GPT):
-    """A model with Hugging Face's two accessors, which return what they are told or raise it."""
+    """A model with Hugging Face's two accessors, which return or raise the given objects."""
 
     def __init__(self, source: str, head: str | Exception | None, *, tied: bool = False) -> None:
         super().__init__(tied=tied)
@@ -132,7 +132,7 @@ def test_accessor_without_a_head_leaves_an_input_table(head: Exception | None) -
 
 
 @pytest.mark.parametrize("width", [V, 2 * V])
-def test_layers_as_tall_as_the_embedding_are_no_heads_of_a_hugging_face_model(width: int) -> None:
+def test_layers_as_tall_as_the_embedding_are_not_heads_of_a_hugging_face_model(width: int) -> None:
     model = Accessors("wte", None)
     del model.lm_head
     model.h = nn.ModuleList([Parts(fc=nn.Linear(H, width))])
@@ -141,15 +141,15 @@ def test_layers_as_tall_as_the_embedding_are_no_heads_of_a_hugging_face_model(wi
         param_groups(model)
 
 
-def test_the_only_head_being_inside_a_layer_is_ambiguous() -> None:
-    """A tied model may have no head module, and a layer by chance as many outputs as there are tokens."""
+def test_a_head_inside_a_layer_is_ambiguous_if_there_is_no_other() -> None:
+    """A tied model may have no head module, and a layer may happen to have as many outputs as there are tokens."""
     model = Parts(tokens=nn.Embedding(V, H), layers=nn.ModuleList([Parts(fc=nn.Linear(H, V))]))
     with pytest.raises(ValueError, match=r"ambiguous.*'tokens.weight' \(100, 16\); 'layers\.\*\.fc\.weight'"):
         param_groups(model)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_model_that_is_one_of_a_list_is_not_a_layer(tied: bool) -> None:
+def test_a_model_in_a_list_is_not_a_layer(tied: bool) -> None:
     model = GPT(tied=tied)
     listed = nn.ModuleList([nn.Linear(H, H), model])
     assert coupled_names(param_groups(listed)) == [f"1.{name}" for name in coupled_names(param_groups(model))]
@@ -188,12 +188,12 @@ def test_head_that_the_accessors_do_not_know_is_found_by_its_size() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["ln_f", "h"])
-def test_accessors_that_return_no_table_are_passed_over(wrong: str) -> None:
+def test_accessors_that_return_no_table_are_ignored(wrong: str) -> None:
     assert coupled_names(param_groups(Accessors(wrong, "wpe"))) == ["lm_head.weight"]
     assert coupled_names(param_groups(Accessors("wpe", wrong))) == ["lm_head.weight"]
 
 
-def test_accessor_that_returns_a_table_of_another_model_is_passed_over() -> None:
+def test_an_accessor_that_returns_a_table_of_another_model_is_ignored() -> None:
     model = Accessors("wpe", "h.0.fc")
     foreign = nn.Embedding(V, H)
     model.get_input_embeddings = lambda: foreign  # type: ignore[method-assign]
@@ -245,7 +245,7 @@ def test_hugging_face_norms_and_positions_are_not_decayed_and_conv1d_is() -> Non
     }
 
 
-def test_sharded_tables_count_with_all_their_rows(tmp_path: Any) -> None:
+def test_all_rows_of_a_sharded_table_count(tmp_path: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -261,7 +261,7 @@ def test_sharded_tables_count_with_all_their_rows(tmp_path: Any) -> None:
         torch.distributed.destroy_process_group()
 
 
-def test_a_classifier_beside_a_type_table_is_not_taken_for_the_vocabulary() -> None:
+def test_a_classifier_next_to_a_type_table_is_not_mistaken_for_the_vocabulary() -> None:
     model = Parts(words=nn.Embedding(100, 8), types=nn.Embedding(2, 8), classifier=nn.Linear(8, 2))
     with pytest.raises(ValueError, match=r"ambiguous.*'words.weight' \(100, 8\).*'classifier.weight' \(2, 8\)"):
         param_groups(model)
@@ -290,7 +290,7 @@ def test_further_heads_of_a_tied_model_are_heads_too() -> None:
 
 
 def character_model() -> nn.Module:
-    """As in Karpathy's lecture: fewer characters than positions."""
+    """Fewer characters than positions, as in Karpathy's lecture."""
     return Parts(
         token_embedding_table=nn.Embedding(65, H),
         position_embedding_table=nn.Embedding(256, H),
@@ -300,7 +300,7 @@ def character_model() -> nn.Module:
 
 
 def byte_model(context: int = 1024) -> nn.Module:
-    """As x-transformers names its parts."""
+    """Uses the names of x-transformers."""
     return Parts(
         token_emb=Parts(emb=nn.Embedding(256, H)),
         pos_emb=Parts(emb=nn.Embedding(context, H)),
@@ -316,7 +316,7 @@ def byte_model(context: int = 1024) -> nn.Module:
         (byte_model, "to_logits.weight", "token_emb.emb.weight"),
     ],
 )
-def test_a_context_longer_than_the_vocabulary_is_no_ambiguity(
+def test_a_context_longer_than_the_vocabulary_is_not_ambiguous(
     build: Callable[[], nn.Module], head: str, embedding: str
 ) -> None:
     groups = names(param_groups(build()))
@@ -326,7 +326,7 @@ def test_a_context_longer_than_the_vocabulary_is_no_ambiguity(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_as_many_positions_as_tokens_do_not_make_their_table_a_vocabulary(tied: bool) -> None:
+def test_a_position_table_with_as_many_rows_as_tokens_is_not_a_vocabulary_table(tied: bool) -> None:
     model = byte_model(context=256)
     if tied:
         model.to_logits.weight = model.token_emb.emb.weight
@@ -345,7 +345,7 @@ def test_as_many_positions_as_tokens_do_not_make_their_table_a_vocabulary(tied: 
     ],
     ids=["head by its name", "head by its embedding", "no head", "padded head"],
 )
-def test_the_example_in_the_error_is_the_likeliest_table(
+def test_the_example_in_the_error_is_the_most_likely_table(
     parts: dict[str, tuple[int | None, int | None]], advice: str
 ) -> None:
     modules = {n: nn.Embedding(rows, H) if rows else nn.Linear(H, outputs) for n, (rows, outputs) in parts.items()}
@@ -392,7 +392,7 @@ def test_padding_of_head_or_embedding_never_leaves_the_head_silently_to_adamw(
     assert groups["decay"] == ["layers.0.weight"]
 
 
-def test_layers_that_share_the_name_of_a_head_are_none() -> None:
+def test_layers_with_the_name_of_a_head_are_not_heads() -> None:
     """In a numbered layer, or far too short."""
     block = Parts(output=nn.Linear(H, 300, bias=False))
     model = Parts(tokens=nn.Embedding(V, H), layers=nn.ModuleList([block]), head=nn.Linear(H, 10, bias=False))
@@ -400,20 +400,20 @@ def test_layers_that_share_the_name_of_a_head_are_none() -> None:
     assert groups == {"output_embeddings": ["tokens.weight"], "decay": ["layers.0.output.weight", "head.weight"]}
 
 
-def test_a_square_or_a_much_taller_or_shorter_linear_is_no_head() -> None:
+def test_a_square_or_a_much_taller_or_shorter_linear_is_not_a_head() -> None:
     model = Parts(tokens=nn.Embedding(V, 64), pooler=nn.Linear(64, 64), up=nn.Linear(64, 256), down=nn.Linear(64, 49))
     groups = names(param_groups(model))
     assert groups["output_embeddings"] == ["tokens.weight"]
     assert groups["decay"] == ["pooler.weight", "up.weight", "down.weight"]
 
 
-def test_a_head_in_a_numbered_place_of_its_own_is_a_candidate() -> None:
+def test_a_head_in_its_own_numbered_place_is_a_candidate() -> None:
     model = nn.Sequential(nn.Embedding(V, H), nn.Linear(H, H), nn.Linear(H, 128))
     with pytest.raises(ValueError, match=r"ambiguous.*'0.weight' \(100, 16\); '2.weight' \(128, 16\)"):
         param_groups(model)
 
 
-def test_a_bag_of_embeddings_is_an_input_table() -> None:
+def test_an_embedding_bag_is_an_input_table() -> None:
     model = Parts(words=nn.EmbeddingBag(V, H), classifier=nn.Linear(H, 4))
     with pytest.raises(ValueError, match=r"couple='output': Parts .*'words\.weight'"):
         param_groups(model)
@@ -432,14 +432,14 @@ class RawHead(nn.Module):
 
 
 @pytest.mark.parametrize("rows", [V, 128])
-def test_a_matrix_of_the_users_own_module_may_be_the_head(rows: int) -> None:
+def test_a_matrix_of_a_custom_module_may_be_the_head(rows: int) -> None:
     with pytest.raises(ValueError, match=rf"ambiguous.*'tokens.weight' \(100, 16\); 'W_U' \({rows}, 16\)"):
         param_groups(RawHead(rows, H))
     assert names(param_groups(RawHead(rows, H), couple=["tokens.weight"]))["no_decay"] == ["W_U"]
 
 
-def test_untied_encoder_decoder_has_all_its_tables_found() -> None:
-    """T5 whose four tables were given tensors of their own after construction."""
+def test_all_tables_of_an_untied_encoder_decoder_are_found() -> None:
+    """T5 whose four tables got separate tensors after construction."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": V, "d_model": H, "d_ff": 40, "d_kv": 8, "num_layers": 1, "num_heads": 2}
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))

@@ -1,7 +1,7 @@
-"""CoupledAdamW as torch's own optimizer tests describe an optimizer: its options, flags and errors.
+"""A description of CoupledAdamW for torch's optimizer tests: options, flags and errors.
 
-torch ships the descriptions (`torch.testing._internal.common_optimizers`), not the tests. Here CoupledAdamW gets one,
-made from AdamW's: two-dimensional parameters go into a coupled group, and amsgrad is left out.
+torch ships such descriptions (`torch.testing._internal.common_optimizers`), but not the tests. This one is derived from
+AdamW's: two-dimensional parameters go into a coupled group, and amsgrad is left out.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from torch.optim import AdamW, Optimizer
 from coupled_adam import CoupledAdamW
 
 pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest: pip install expecttest")
-# At its import it forbids to set torch.backends.* for the rest of the process, which other tests do.
+# Importing it forbids setting torch.backends.* for the rest of the process, which other tests do.
 with mock.patch("torch.backends.disable_global_flags"):
     common = pytest.importorskip("torch.testing._internal.common_optimizers", exc_type=ImportError)
 
-DEVICE = "cpu"  # tests/gpu has the other
+DEVICE = "cpu"  # tests/gpu covers the other
 ADAMW = next(info for info in common.optim_db if info.optim_cls is AdamW)
 
 
@@ -49,7 +49,7 @@ every_input = pytest.mark.parametrize("given", ALL_INPUTS, ids=lambda given: giv
 
 
 def marked(params: Any) -> Any:
-    """The parameters of a test in groups, the two-dimensional ones coupled; what is no list stays as it is."""
+    """Group the parameters of a test and couple the two-dimensional ones; return anything but a list unchanged."""
     if not isinstance(params, list):
         return params
     if params and isinstance(params[0], dict):
@@ -61,7 +61,7 @@ def marked(params: Any) -> Any:
 
 
 def _has_vectors(group: dict[str, Any]) -> bool:
-    """Whether a group of torch's is none of tables, as those of torch 2.6 are."""
+    """Whether one of torch's groups contains no tables, as in torch 2.6."""
     params = group["params"] if isinstance(group["params"], list) else [group["params"]]
     return any(isinstance(param, Tensor) and param.dim() < 2 for param in params)
 
@@ -71,7 +71,7 @@ def build(params: list[nn.Parameter], kwargs: dict[str, Any]) -> CoupledAdamW:
 
 
 def new_params(dtype: torch.dtype = torch.float32, seed: int = 0) -> list[nn.Parameter]:
-    """Two tables and two others."""
+    """Two tables and two other parameters."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [(7, 4), (5, 3), (6,), (2, 3, 2)]
     return [nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE, dtype)) for shape in shapes]

@@ -1,4 +1,4 @@
-"""The notebook: it runs from top to bottom without a network, and shows what it says."""
+"""The notebook runs from top to bottom without a network, and its outputs support its text."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("notebook") / NOTEBOOK.name
     path.write_bytes(NOTEBOOK.read_bytes())
     options = ["--nbmake", "--nbmake-timeout=120", "--overwrite", "-q", "-p", "no:cacheprovider"]
-    # An address where nobody listens: a download fails at once.
+    # An unused address: a download fails at once.
     proxy = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-c", os.devnull, "--rootdir", str(path.parent), str(path)],
@@ -57,7 +57,7 @@ def test_the_notebook_runs_and_shows_that_coupling_keeps_the_mean_at_the_origin(
     )
 
 
-def test_what_is_stored_in_the_notebook_is_small_and_what_it_prints_today(executed: dict[str, Any]) -> None:
+def test_the_stored_outputs_are_small_and_up_to_date(executed: dict[str, Any]) -> None:
     text = NOTEBOOK.read_text(encoding="utf-8")
     assert len(text) < MOST_BYTES
     stored = json.loads(text)

@@ -1,4 +1,4 @@
-"""What a newcomer and a host read: workflows, hooks, templates, the citation, metadata. They name things that exist."""
+"""Workflows, hooks, templates, the citation and the metadata are valid and refer to existing things."""
 
 import re
 import subprocess
@@ -34,7 +34,7 @@ def commands(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_may_only_read_ends_in_time_and_calls_make_targets_that_exist(path: Path) -> None:
+def test_a_workflow_is_read_only_has_a_timeout_and_uses_existing_make_targets(path: Path) -> None:
     workflow = read(path)
     assert workflow["permissions"] == {"contents": "read"}
     assert {"push", "pull_request"} <= workflow[True].keys()  # YAML 1.1 reads the key `on` as true
@@ -63,7 +63,7 @@ def test_a_file_follows_the_published_schema_of_its_format(schema: str, files: l
     assert done.returncode == 0, done.stdout
 
 
-def test_the_workflows_test_every_python_that_the_metadata_names() -> None:
+def test_the_workflows_test_every_python_version_in_the_metadata() -> None:
     lowest = PROJECT["requires-python"].removeprefix(">=")
     assert lowest == CLASSIFIED[0]
     by_name = {path.stem: path for path in WORKFLOWS}
@@ -88,7 +88,7 @@ def test_hooks_need_no_network_and_use_tools_of_the_environment() -> None:
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_an_issue_form_has_what_github_needs(path: Path) -> None:
+def test_an_issue_form_has_the_fields_that_github_requires(path: Path) -> None:
     form = read(path)
     assert {"name", "description", "body"} <= form.keys() <= {"name", "description", "title", "labels", "body"}
     kinds = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
@@ -128,7 +128,7 @@ def test_the_guide_names_files_and_functions_that_exist() -> None:
     assert len(named) > 30
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
     assert set(re.findall(r"`?make ([a-z]+)\b", guide)) <= MAKE_TARGETS
-    # A name in code that follows or precedes a module is in it.
+    # A code name directly before or after a module belongs to it.
     pairs = re.findall(r"`(src/[\w/]+\.py)`: [^`]{0,40}`(\w+)`", guide)
     pairs += [(path, name) for name, path in re.findall(r"`(\w+)` in\s+`(src/[\w/]+\.py)`", guide)]
     assert len(pairs) > 5

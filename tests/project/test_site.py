@@ -1,4 +1,4 @@
-"""The documentation as a site: built in strict mode, complete, and read in a browser without server or network."""
+"""The documentation site: built in strict mode, complete, and readable in a browser without server or network."""
 
 import os
 import re
@@ -36,7 +36,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 
 class Article(HTMLParser):
-    """How often each tag is in the text of a page, and all ids of the page."""
+    """The number of each tag in the text of a page, and all ids of the page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("browser")) as browser:
-        browser.call("Emulation.setFocusEmulationEnabled", enabled=True)  # a field without a focus gets no keys
+        browser.call("Emulation.setFocusEmulationEnabled", enabled=True)  # a field without focus receives no keys
         yield browser
 
 
@@ -120,7 +120,7 @@ def test_the_api_page_has_every_public_name_and_every_name_that_pages_import(sit
             r"^from (coupled_adam[\w.]*) import ([\w, ]+)$", path.read_text(encoding="utf-8"), re.MULTILINE
         )
         names |= {f"{module}.{name.strip()}" for module, listed in statements for name in listed.split(",")}
-    names -= {"coupled_adam.base.text.shorthand"}  # a tool of one example
+    names -= {"coupled_adam.base.text.shorthand"}  # a helper of one example
     page = Article(html(site, "api"))
     assert names - set(page.ids) == set()
     text = html(site, "api")
@@ -143,12 +143,12 @@ def test_the_notebook_is_a_page_with_its_picture(site: Path) -> None:
     assert 'href="using-coupledadamw.html"' in page
 
 
-def test_no_file_of_the_build_is_published(site: Path) -> None:
+def test_no_build_file_is_published(site: Path) -> None:
     assert not [path for path in site.rglob("*.py") if "website" in path.parts]
     assert not any(str(ROOT) in path.read_text(encoding="utf-8") for path in site.glob("*.html"))
 
 
-def test_a_dead_link_a_missing_heading_and_a_page_without_a_place_end_the_build(tmp_path: Path) -> None:
+def test_a_dead_link_a_missing_heading_and_a_page_outside_the_navigation_end_the_build(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("mkdocs.yml", "LICENSE", *PAGES_OUTSIDE):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -195,7 +195,7 @@ def test_roles_of_docstrings_become_markdown() -> None:
 @needs_chromium
 def test_every_page_opens_from_the_disk_without_errors_and_without_a_network(site: Path, browser: Browser) -> None:
     for path in sorted(site.glob("*.html")):
-        if path.name == "404.html":  # for servers: its links begin at the root
+        if path.name == "404.html":  # for servers: its links start at the root
             continue
         browser.open(path, 1200, 900)
         assert browser.evaluate("document.querySelector('article h1').textContent.length") > 3
@@ -203,7 +203,7 @@ def test_every_page_opens_from_the_disk_without_errors_and_without_a_network(sit
 
 
 @needs_chromium
-def test_a_link_of_the_navigation_leads_to_a_page_with_its_formulas(site: Path, browser: Browser) -> None:
+def test_a_navigation_link_opens_a_page_with_its_formulas(site: Path, browser: Browser) -> None:
     browser.open(site / "theory.html", 1400, 900)
     follow = (
         "const link = Array.from(document.querySelectorAll('.md-nav--primary a'))"
@@ -240,7 +240,7 @@ def wait_for(browser: Browser, condition: str, seconds: float = 20.0) -> None:
 
 
 def holds(browser: Browser, condition: str) -> bool:
-    """Whether a condition holds now; not while another page is being loaded."""
+    """Whether a condition is true now; false while another page is loading."""
     try:
         return bool(browser.evaluate(condition))
     except AssertionError as error:

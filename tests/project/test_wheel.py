@@ -1,7 +1,7 @@
-"""The wheel: what is in it, and that it runs in an environment of its own, away from the sources.
+"""The wheel: its contents, and that it runs in a separate environment without the sources.
 
-The environment sees the packages that are installed here, so that nothing is downloaded; only `coupled_adam` must come
-from the wheel.
+The environment shares the packages installed here, so nothing is downloaded; only `coupled_adam` must come from the
+wheel.
 """
 
 import json
@@ -21,7 +21,7 @@ import coupled_adam
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "coupled_adam"
-# All of `coupled-adam demo` but the length of the text, of the runs and their number.
+# As `coupled-adam demo`, with less text and fewer and shorter runs.
 SHORT_DEMO = [
     *("study", "run", "demo", "--out", "out", "--only", "*/seed-1", "--set", "training.tokens=10240"),
     *("--set", "schedule.warmup=2", "--set", "data.folder=tokens", "--set", "data.source=text:text.txt"),
@@ -54,14 +54,14 @@ def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [packages] = folder.glob("lib/python*/site-packages")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(pip, check=True, capture_output=True, text=True)
-    # After pip, which counts what it sees as installed. The path in a .pth file is searched, but .pth files in it are
-    # not read: an editable installation stays unseen.
+    # After pip, which would treat visible packages as installed. Python searches the path in a .pth file but does not
+    # read .pth files there, so an editable installation stays invisible.
     (packages / "installed_here.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "bin" / "coupled-adam"
 
 
 def run(command: list[str], folder: Path) -> str:
-    """What a command prints, run without the paths of this process."""
+    """The output of a command, run without the paths of this process."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -98,7 +98,7 @@ def test_the_source_distribution_can_be_tested_and_documented(dist: Path) -> Non
     assert not any(name.startswith((".ci/", ".venv/", "site/")) for name in names)
 
 
-def test_the_installed_command_trains_measures_and_reports_away_from_the_sources(command: Path, tmp_path: Path) -> None:
+def test_the_installed_command_trains_measures_and_reports_without_the_sources(command: Path, tmp_path: Path) -> None:
     python = str(command.with_name("python"))
     where = run([python, "-c", "import coupled_adam; print(coupled_adam.__file__)"], tmp_path)
     assert Path(where.strip()).is_relative_to(command.parents[1])

@@ -1,4 +1,4 @@
-"""Reports that several tests look at, and the way to the made-up studies that they are of."""
+"""Reports shared by several tests, and the import path to the made-up studies behind them."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with hostile names wherever a file can carry one."""
+    """A report with hostile names wherever a file can contain one."""
     folder = tmp_path_factory.mktemp("hostile") / "a&b<i>"
     optimizers = {"standard": STANDARD, ATTACK: COUPLED}
     fabricate(folder, name=ATTACK, optimizers=optimizers, sizes=((ATTACK, 1000, 2000),), seeds=(1, 2))

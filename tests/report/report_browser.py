@@ -1,4 +1,4 @@
-"""A real browser, spoken to through a pipe in Chrome's debugging protocol: no driver, no package, no network."""
+"""A real browser, controlled through a pipe with Chrome's debugging protocol: no driver, no package, no network."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ class Browser:
     def __init__(self, folder: Path) -> None:
         assert CHROMIUM is not None
         command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={folder / 'profile'}", "about:blank"]
-        # Chrome reads from descriptor 3 and writes to 4; a shell puts our pipes there.
+        # Chrome reads from descriptor 3 and writes to 4; a shell connects our pipes to them.
         self._process = subprocess.Popen(
             ["sh", "-c", 'exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null', *command],
             stdin=subprocess.PIPE,
@@ -73,15 +73,15 @@ class Browser:
         return answer["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """What is seen now, as a PNG file."""
+        """A screenshot as PNG."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def pdf(self, path: Path) -> None:
-        """The page as it is printed."""
+        """The page as printed."""
         path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"]))
 
     def _read(self) -> dict[str, Any]:
-        """The next message; errors among them are kept."""
+        """Read the next message and record errors."""
         assert self._process.stdout is not None
         while b"\0" not in self._unread:
             part = self._process.stdout.read(2**20)

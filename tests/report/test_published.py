@@ -1,4 +1,4 @@
-"""The published numbers: as the paper prints them, found for the right cells, and bold where its own test says so."""
+"""The published numbers: printed as in the paper, found for the right cells, and bold according to its own test."""
 
 import csv
 import itertools
@@ -57,7 +57,7 @@ def test_every_number_is_printed_and_read_back_unchanged() -> None:
         assert parse_shorthand(number.text) == (number.mean, number.std, number.decimals)
 
 
-def test_file_is_the_given_one(paper: Path) -> None:
+def test_the_packaged_file_equals_the_given_one(paper: Path) -> None:
     with (paper / "results.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 880
@@ -74,7 +74,7 @@ def test_file_is_the_given_one(paper: Path) -> None:
         ("resultsL", "large_scale", [("26B", "1.3B"), ("52B", "2.6B"), ("105B", "1.3B"), ("210B", "2.6B")]),
     ],
 )
-def test_shorthand_is_what_the_paper_prints(paper: Path, macro: str, table: str, sizes: list[tuple[str, str]]) -> None:
+def test_shorthand_matches_the_paper(paper: Path, macro: str, table: str, sizes: list[tuple[str, str]]) -> None:
     text = (paper / "paper.tex").read_text(encoding="utf-8")
     body = text.split(rf"\newcommand{{\{macro}}}", 1)[1].split("\n}", 1)[0]
     rows = [row.split("&")[3:] for row in body.split(r"\\") if "&" in row]
@@ -87,9 +87,9 @@ def test_shorthand_is_what_the_paper_prints(paper: Path, macro: str, table: str,
 
 
 def decided(first: Published, second: Published, better: str) -> bool | None:
-    """Whether the second is significantly better than the first; None where the rounding leaves it open.
+    """Whether the second is significantly better than the first; None if the rounding leaves it open.
 
-    Each mean and each standard deviation lies within half a unit of the last digit of what is printed.
+    Each mean and each standard deviation lies within half a unit of its last printed digit.
     """
     half = 0.5 * 10.0**-first.decimals
     gain = (second.mean - first.mean) * (1 if better == "higher" else -1)
@@ -104,7 +104,7 @@ def decided(first: Published, second: Published, better: str) -> bool | None:
 
 
 def groups_of(table: str) -> list[tuple[str, dict[str, Published]]]:
-    """What the paper compares: (metric, numbers by optimizer) of every size."""
+    """The paper's comparisons: (metric, numbers by optimizer) for every size."""
     groups: dict[tuple[str, str, str], dict[str, Published]] = defaultdict(dict)
     for (where, dataset, model, optimizer, metric), number in published_numbers().items():
         if where == table:
@@ -112,7 +112,7 @@ def groups_of(table: str) -> list[tuple[str, dict[str, Published]]]:
     return [(metric, numbers) for (_, _, metric), numbers in groups.items()]
 
 
-# How many values of a table can be decided in spite of rounding; how many agree with the rounded numbers as they are.
+# Per table: number of values that can be decided despite rounding, and that agree with the rounded numbers.
 @pytest.mark.parametrize(
     ("table", "values", "decidable", "agreeing"),
     [
@@ -125,13 +125,13 @@ def groups_of(table: str) -> list[tuple[str, dict[str, Published]]]:
         ("ablation_sgd_best_downstream", 48, 23, 43),
     ],
 )
-def test_bold_of_the_paper_is_what_its_test_says(table: str, values: int, decidable: int, agreeing: int) -> None:
+def test_bold_numbers_of_the_paper_follow_its_test(table: str, values: int, decidable: int, agreeing: int) -> None:
     count: Counter[str] = Counter()
     for metric, numbers in groups_of(table):
         for name, number in numbers.items():
             others = [other for each, other in numbers.items() if each != name]
             verdicts = [decided(other, number, BETTER[metric]) for other in others]
-            # Bold: better than all others. One comparison that surely is not significant settles it.
+            # Bold: better than all others. One comparison that is certainly not significant decides against it.
             verdict = False if False in verdicts else None if None in verdicts else True
             ours = all(
                 compare_summaries(
@@ -169,7 +169,7 @@ def test_models_of_the_paper_are_found_by_their_parameters(name: str, config: Mo
             assert found == lookup(table, dataset, name, optimizer, metric.published_key)
 
 
-def test_our_rho_log_is_the_rho_of_the_tables() -> None:
+def test_rho_log_is_the_rho_of_the_papers_tables() -> None:
     assert find_published("rho_log", 5 * 10**9, SMALL, STANDARD).mean == -54
     assert find_published("rho", 5 * 10**9, SMALL, STANDARD) is None
 
@@ -202,7 +202,7 @@ def test_the_table_decides_what_is_bold() -> None:
         ("loss", 0, 0, STANDARD),
     ],
 )
-def test_what_the_paper_does_not_have_is_not_found(
+def test_settings_that_are_not_in_the_paper_are_not_found(
     metric: str, tokens: int, parameters: int, settings: dict[str, Any]
 ) -> None:
     assert find_published(metric, tokens, parameters, settings) is None

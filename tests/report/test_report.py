@@ -1,4 +1,4 @@
-"""The report: what is in the folder and on the page, and that nothing is loaded."""
+"""The report: the contents of its folder and page, and that the page loads nothing."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ from coupled_adam.study.results import merge_results, read_results
 SIZES = [("125M", 124_373_760, 5 * 10**9), ("125M", 124_373_760, 10**10), ("355M", 354_000_000, 10**10)]
 
 
-def test_the_folder_holds_figures_tables_and_the_page(demo: Path) -> None:
+def test_the_folder_contains_figures_tables_and_the_page(demo: Path) -> None:
     folder = demo.parent
     for name in ("embedding_cloud", "training_loss", "mean_ratio_over_training", "singular_values"):
         assert (folder / "figures" / f"{name}.svg").is_file()
@@ -41,7 +41,7 @@ def test_the_folder_holds_figures_tables_and_the_page(demo: Path) -> None:
     assert not list(folder.rglob("*.tmp"))
 
 
-def test_the_first_screen_says_what_was_compared_and_what_came_out(demo: Path) -> None:
+def test_the_first_screen_shows_the_comparison_and_its_outcome(demo: Path) -> None:
     html = demo.read_text()
     first = html[: html.index("Over training")]
     for words in (
@@ -64,7 +64,7 @@ def test_the_first_screen_says_what_was_compared_and_what_came_out(demo: Path) -
     assert "better" in row[0]
 
 
-def test_the_demo_leads_with_the_embeddings_and_says_beside_the_loss_what_it_is_worth(demo: Path) -> None:
+def test_the_demo_leads_with_the_embeddings_and_has_a_caveat_next_to_the_loss(demo: Path) -> None:
     study = load_study("demo")
     assert study.report.lead == "embeddings"
     note = study.report.loss_note
@@ -99,14 +99,14 @@ def test_other_studies_lead_with_the_loss(tmp_path: Path) -> None:
         assert next(csv.reader(file))[4] == "loss"
 
 
-def test_large_numbers_say_from_which_size_they_are_and_what_the_others_say(tmp_path: Path) -> None:
+def test_key_numbers_name_their_size_and_mention_the_others(tmp_path: Path) -> None:
     html = write_report([fabricate(tmp_path / "s", sizes=SIZES, with_runs=False)], tmp_path / "s").read_text()
     numbers = html[html.index('id="key-numbers"') : html.index("</section>")]
     assert re.search("3 sizes: N = 355M, D = 10B", numbers)
     assert "3 of 3 sizes" in numbers
 
 
-def test_merged_studies_lead_with_what_all_of_them_lead_with(tmp_path: Path) -> None:
+def test_merged_studies_lead_with_embeddings_only_if_all_of_them_do(tmp_path: Path) -> None:
     demo_text = study_text("demo")
     plans = [
         StudyPlan(tmp_path, "a", "", "", "", report=load_study("demo").report),
@@ -114,7 +114,7 @@ def test_merged_studies_lead_with_what_all_of_them_lead_with(tmp_path: Path) -> 
     ]
     assert 'lead = "embeddings"' in demo_text
     assert shared_report(plans[:1]) == load_study("demo").report
-    assert shared_report(plans[:1] * 2) == load_study("demo").report  # the same note once
+    assert shared_report(plans[:1] * 2) == load_study("demo").report  # the common note appears once
     assert shared_report(plans).lead == "loss"
     assert shared_report(plans).loss_note == load_study("demo").report.loss_note
 
@@ -142,7 +142,7 @@ def test_links_lead_to_run_folders_and_files_that_exist(demo: Path) -> None:
         assert (demo.parent / link).exists(), link
 
 
-def test_nothing_on_the_page_is_loaded_and_only_our_script_runs(demo: Path, hostile: Path) -> None:
+def test_the_page_loads_nothing_and_runs_only_its_own_script(demo: Path, hostile: Path) -> None:
     for page in (demo, hostile):
         html = page.read_text()
         assert html.startswith("<!DOCTYPE html>")
@@ -166,7 +166,7 @@ def test_ids_on_the_page_are_unique_and_every_reference_has_its_target(demo: Pat
     assert set(re.findall(r'(?:url\(#|href="#)([^")]*)', html)) <= set(ids)
 
 
-def test_pictures_take_the_colours_of_the_page(demo: Path) -> None:
+def test_pictures_use_the_colours_of_the_page(demo: Path) -> None:
     html = demo.read_text()
     assert "#010203" not in html
     assert "#d9dde3" not in html
@@ -174,14 +174,14 @@ def test_pictures_take_the_colours_of_the_page(demo: Path) -> None:
     assert len(html) < 2_000_000
 
 
-def test_coupled_being_worse_is_said_on_the_page(tmp_path: Path) -> None:
+def test_the_page_states_that_coupled_is_worse(tmp_path: Path) -> None:
     html = write_report([fabricated_demo(tmp_path / "s", gain=-0.1, with_runs=False)], tmp_path / "out").read_text()
     (loss,) = re.findall(r'<p class="worse">(.*?)</p>', html[html.index('id="verdict"') :])
     assert re.search(rf"Coupled Adam.* {METRICS['loss'].label} .*standard Adam", loss), loss
     assert '<td class="claim worse">worse' in html
 
 
-def test_one_seed_claims_nothing_on_the_page(tmp_path: Path) -> None:
+def test_with_one_seed_the_page_claims_nothing(tmp_path: Path) -> None:
     html = write_report([fabricate(tmp_path / "s", seeds=(1,), with_runs=False)], tmp_path / "out").read_text()
     said = re.findall(r"<p class=\"(.*?)\">", html[html.index('id="verdict"') : html.index('id="key-numbers"')])
     assert said[:2] == ["no-claim", "no-claim"]
@@ -199,7 +199,7 @@ def test_unfinished_runs_are_listed_with_the_reason(tmp_path: Path) -> None:
     (folder / cell.run / "error.txt").write_text("the loss is <nan> at step 7\n\ndetails\n")
     html = write_report([folder], folder).read_text()
     assert re.search('id="partial".* 4 of 6 runs .*, 1 failed', html)
-    assert "the loss is &lt;nan&gt; at step 7" in html  # of error.txt
+    assert "the loss is &lt;nan&gt; at step 7" in html  # from error.txt
     assert "details" not in html[html.index('id="unfinished"') : html.index('id="repeat"')].replace("<details", "")
     waiting = html[html.index('id="unfinished"') :]
     assert "tiny-307.2k-coupled/seed-3</th><td" in waiting
@@ -210,7 +210,7 @@ def test_unfinished_runs_are_listed_with_the_reason(tmp_path: Path) -> None:
     assert METRICS["loss"].label in loss
 
 
-def test_a_study_without_its_file_is_reported_and_said_so(tmp_path: Path) -> None:
+def test_a_study_without_its_file_is_reported_with_a_note(tmp_path: Path) -> None:
     html = write_report([fabricate(tmp_path / "s", with_runs=False)], tmp_path / "s").read_text()
     assert "study.toml is missing" in html
     assert 'id="partial"' not in html
@@ -223,7 +223,7 @@ def test_several_folders_become_one_report(tmp_path: Path) -> None:
     html = page.read_text()
     assert "3 seeds each" in html
     assert f"coupled-adam study report {first}-again {second}-again --out {tmp_path / 'both'}" in html
-    assert 'id="partial"' not in html  # what one folder lacks the other has
+    assert 'id="partial"' not in html  # the folders complete each other
     links = re.findall(r'<a href="(\./[^"]*runs/[^"]*)"', html)
     assert len(links) == 6
     assert {link.split("/")[2] for link in links} == {"a", "b"}
@@ -243,13 +243,13 @@ def test_a_run_that_no_folder_has_finished_is_missing_once(tmp_path: Path) -> No
     assert "out of memory" in html
 
 
-def test_the_newest_version_is_the_one_to_install(tmp_path: Path) -> None:
+def test_the_page_suggests_installing_the_newest_version(tmp_path: Path) -> None:
     results = read_results(fabricate(tmp_path / "s", with_runs=False))
     mixed = [replace(each, package=package) for each, package in zip(results, ["0.9.0", "0.10.0"] * 3, strict=True)]
     assert commands([], mixed, tmp_path)[0] == f"{install_command('study')}  # version 0.10.0"
 
 
-def test_a_validation_loss_is_called_so_on_the_page(tmp_path: Path) -> None:
+def test_the_page_calls_a_validation_loss_by_its_name(tmp_path: Path) -> None:
     folder = fabricated_demo(tmp_path / "s", with_runs=False)
     text = (folder / "results.jsonl").read_text()
     (folder / "results.jsonl").write_text(text.replace('"loss_split": "test"', '"loss_split": "val"'))
@@ -272,14 +272,14 @@ def test_tied_and_untied_models_of_one_name_share_the_first_table(tmp_path: Path
     assert re.search(rf'<p class="better">Coupled Adam.* {METRICS["loss"].label} .*untied standard', html)
 
 
-def test_published_values_beside_the_headline_are_explained(tmp_path: Path) -> None:
+def test_published_values_next_to_the_headline_are_explained(tmp_path: Path) -> None:
     explained = "In brackets"
     for name, sizes, there in (("a", SIZES[:1], True), ("b", [("tiny", 364_864, 307_200)], False)):
         html = write_report([fabricate(tmp_path / name, sizes=sizes, with_runs=False)], tmp_path / name).read_text()
         assert (explained in html[: html.index("<h2>Tables")]) == there
 
 
-def test_averaged_curves_are_said_to_be(tmp_path: Path) -> None:
+def test_averaged_curves_have_a_note(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "s", seeds=(1,))
     assert AVERAGED not in write_report([folder], folder).read_text()
     for path in folder.glob("runs/*/*/metrics.jsonl"):
@@ -289,7 +289,7 @@ def test_averaged_curves_are_said_to_be(tmp_path: Path) -> None:
     assert "150 points" in html
 
 
-def test_published_values_stand_beside_the_measured_ones(tmp_path: Path) -> None:
+def test_published_values_are_shown_next_to_the_measured_ones(tmp_path: Path) -> None:
     html = write_report([fabricate(tmp_path / "s", sizes=SIZES, with_runs=False)], tmp_path / "s").read_text()
     # Tab. results_S: 5B tokens, 125M parameters, Coupled: loss 3.12(1), bold.
     assert '<span class="published"><b>3.12<small>(1)</small></b></span>' in html
@@ -313,7 +313,7 @@ def test_no_finished_run_is_refused_and_nothing_is_written(tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_a_failure_while_the_page_is_made_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_while_rendering_keeps_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fabricate(tmp_path / "s", with_runs=False)
     (folder / "report.html").write_text("old")
 
@@ -326,7 +326,7 @@ def test_a_failure_while_the_page_is_made_leaves_the_old_one(tmp_path: Path, mon
     assert (folder / "report.html").read_text() == "old"
 
 
-def test_hostile_names_are_text(hostile: Path) -> None:
+def test_hostile_names_are_escaped(hostile: Path) -> None:
     html = hostile.read_text()
     assert "<script>document" not in html
     assert "&lt;script&gt;document.title=&#39;run&#39;&lt;/script&gt;" in html
@@ -339,7 +339,7 @@ def test_addresses_cannot_become_scripts(tmp_path: Path) -> None:
     assert address(tmp_path / "a" / 'q"<', tmp_path / "b") == "./../a/q%22%3C/"
 
 
-def test_many_optimizers_are_named_by_their_ends(tmp_path: Path) -> None:
+def test_many_optimizers_are_shortened_to_the_first_and_last_names(tmp_path: Path) -> None:
     exponents = {f"coupled n={n}": scaled(n) for n in range(-3, 4)}
     words = what_was_compared(
         gather_grid(read_results(fabricate(tmp_path / "s", optimizers=exponents, with_runs=False)))
@@ -348,7 +348,7 @@ def test_many_optimizers_are_named_by_their_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("metrics", "is_said"), [(("loss", "acc"), True), (("loss",), False)])
-def test_the_first_screen_says_where_accuracy_is_of_a_few_documents(
+def test_the_first_screen_notes_accuracies_from_few_documents(
     metrics: tuple[str, ...], is_said: bool, tmp_path: Path
 ) -> None:
     study = fabricate(tmp_path / "study", metrics=metrics, with_runs=False)
@@ -361,7 +361,7 @@ def test_the_first_screen_says_where_accuracy_is_of_a_few_documents(
     assert ("first 10 documents" in first_screen) is is_said
 
 
-def test_tables_and_verdict_of_a_report_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_verdict_of_a_report_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     for module, name in ((result_tables, "comparison_table"), (verdict, "verdict_of_pair")):
         own = getattr(module, name)
@@ -372,7 +372,7 @@ def test_tables_and_verdict_of_a_report_are_made_once(tmp_path: Path, monkeypatc
     assert sorted(calls) == ["comparison_table", "verdict_of_pair"]
 
 
-def test_a_size_that_is_only_planned_changes_nothing_that_is_said_of_the_others(tmp_path: Path) -> None:
+def test_a_size_that_is_only_planned_does_not_change_the_text_about_the_others(tmp_path: Path) -> None:
     results = read_results(fabricate(tmp_path / "s", with_runs=False))
     size = Size(10**9, 10**8, "large")
     planned = [*expected_of(results), Planned("large-coupled", size, variant_of("coupled", COUPLED), (1, 2))]

@@ -1,4 +1,4 @@
-"""The report in a real browser: at any width, light, dark and on paper, and what answers to a reader's hand."""
+"""The report in a real browser: at any width, light, dark and printed, and its interactive parts."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def test_a_browser_shows_every_part_without_errors_at_any_width(
         assert browser.evaluate(f"document.getElementById('{part}').getBoundingClientRect().height") > 10, part
     pictures = "document.querySelectorAll('figure svg, figure canvas, #curves svg')"
     boxes = f"Array.from({pictures}, (each) => each.getBoundingClientRect()).filter((box) => box.width > 0)"
-    assert browser.evaluate(f"{boxes}.length") == 2 + 4 + 2  # clouds, curves, and the figures that are neither
+    assert browser.evaluate(f"{boxes}.length") == 2 + 4 + 2  # clouds, curves, and other figures
     assert browser.evaluate(f"{boxes}.every((box) => box.width > 150 && box.height > 100)")
     bottom = browser.evaluate("document.getElementById('verdict').getBoundingClientRect().bottom")
     assert bottom < height  # the verdict is on the first screen
@@ -39,7 +39,7 @@ def test_a_browser_shows_every_part_without_errors_at_any_width(
 
 
 @needs_chromium
-def test_all_curves_are_read_at_the_step_that_is_pointed_at(browser: Browser, demo: Path) -> None:
+def test_pointing_at_a_step_shows_the_values_of_all_curves(browser: Browser, demo: Path) -> None:
     browser.open(demo, 1000, 800)
     titles = "Array.from(document.querySelectorAll('.curve h3'), (title) => title.firstChild.textContent)"
     quantities = ["mean-embedding ratio", "ISO", "training loss", "validation loss"]
@@ -51,7 +51,7 @@ def test_all_curves_are_read_at_the_step_that_is_pointed_at(browser: Browser, de
     read = "document.getElementById('readout').textContent"
     assert browser.evaluate(read) == "at step 300"
     assert browser.evaluate(values)[:2] == [[0.85, 0.02], [0.6, 0.97]]
-    # The fabricated ratio is its last value times (step / 300) ** 0.3; point at the place of step 150 in another chart.
+    # The fabricated ratio is its last value times (step / 300) ** 0.3; point at step 150 in another chart.
     browser.evaluate(
         "(() => { const svg = document.querySelectorAll('#curves svg')[2], box = svg.getBoundingClientRect();"
         "const [left, right] = [46, 10].map((margin) => margin * box.width / svg.viewBox.baseVal.width);"
@@ -69,7 +69,7 @@ def test_all_curves_are_read_at_the_step_that_is_pointed_at(browser: Browser, de
 
 
 @needs_chromium
-def test_no_curve_is_seen_twice(browser: Browser, demo: Path) -> None:
+def test_no_curve_is_shown_twice(browser: Browser, demo: Path) -> None:
     curves = ("mean_ratio_over_training", "iso_over_training", "training_loss", "validation_loss")
     seen = "['{}', 'curves'].map((id) => document.getElementById(id).getBoundingClientRect().height > 0)"
     for media, expected in (("", [False, True]), ("print", [True, False])):
@@ -90,7 +90,7 @@ def test_without_scripts_every_curve_and_cloud_is_a_picture(browser: Browser, de
 
 
 @needs_chromium
-def test_the_clouds_can_be_turned_and_put_back(browser: Browser, demo: Path) -> None:
+def test_the_clouds_can_be_rotated_and_reset(browser: Browser, demo: Path) -> None:
     browser.open(demo, 1000, 800)
     pictures = "Array.from(document.querySelectorAll('#clouds canvas'), (canvas) => canvas.toDataURL())"
     first = browser.evaluate(pictures)
@@ -100,14 +100,14 @@ def test_the_clouds_can_be_turned_and_put_back(browser: Browser, demo: Path) -> 
     )
     turned = browser.evaluate(pictures)
     assert turned[0] != first[0]
-    assert turned[1] != first[1]  # all together
+    assert turned[1] != first[1]  # all at once
     browser.evaluate("document.querySelectorAll('#clouds button')[1].click()")
     assert browser.evaluate(pictures) == first
     assert browser.problems == []
 
 
 @needs_chromium
-def test_a_browser_runs_no_hostile_name(browser: Browser, hostile: Path) -> None:
+def test_hostile_names_do_not_run_as_scripts(browser: Browser, hostile: Path) -> None:
     for width in (1280, 375):
         browser.open(hostile, width, 800)
         assert browser.problems == []
@@ -118,7 +118,7 @@ def test_a_browser_runs_no_hostile_name(browser: Browser, hostile: Path) -> None
 
 
 @needs_chromium
-def test_a_browser_draws_the_page_light_dark_and_on_paper(browser: Browser, demo: Path, tmp_path: Path) -> None:
+def test_a_browser_draws_the_page_light_dark_and_printed(browser: Browser, demo: Path, tmp_path: Path) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     ink = "getComputedStyle(document.querySelector('figure svg text')).fill"
     colours = {}
@@ -134,8 +134,8 @@ def test_a_browser_draws_the_page_light_dark_and_on_paper(browser: Browser, demo
 
 
 @needs_chromium
-def test_the_browser_of_these_tests_sees_a_script_error(browser: Browser, demo: Path, tmp_path: Path) -> None:
-    """Without this the tests above could pass for want of ears."""
+def test_the_test_browser_detects_script_errors(browser: Browser, demo: Path, tmp_path: Path) -> None:
+    """Otherwise the tests above could pass without checking anything."""
     broken = tmp_path / "broken.html"
     broken.write_text(demo.read_text().replace('id="readout"', 'id="gone"'))
     browser.open(broken, 800, 800)

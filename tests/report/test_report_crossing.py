@@ -1,4 +1,4 @@
-"""Where the curves of the validation loss cross."""
+"""Crossings of the validation loss curves."""
 
 import json
 from pathlib import Path
@@ -20,13 +20,13 @@ STEPS = (100, 200, 300, 400)
     [
         ((6.0, 5.0, 3.9, 3.0), 300),
         ((4.0, 4.5, 3.9, 3.0), 300),  # behind again in between
-        ((4.0, 4.0, 3.0, 3.0), 100),  # ahead from the first validation on
+        ((4.0, 4.0, 3.0, 3.0), 100),  # ahead from the first validation
         ((6.0, 6.0, 6.0, 6.0), None),
         ((4.0, 4.0, 3.9, 4.0), None),  # ahead, but not at the end
         ((5.0, 4.5, 4.0, 3.5), None),  # equal is not ahead
     ],
 )
-def test_a_crossing_is_where_it_stays_below(second: tuple[float, ...], step: int | None) -> None:
+def test_a_crossing_is_the_step_after_which_the_curve_stays_below(second: tuple[float, ...], step: int | None) -> None:
     first = dict(zip(STEPS, (5.0, 4.5, 4.0, 3.5), strict=True))
     found = crossing(first, dict(zip(STEPS, second, strict=True)))
     assert found is not None
@@ -39,12 +39,12 @@ def test_curves_that_do_not_end_together_have_no_crossing() -> None:
     assert crossing({1: 5.0}, {2: 4.0}) is None
     assert crossing({}, {}) is None
     assert crossing({1: 5.0}, {}) is None
-    # Half way of the first is the end of the second: a step is not the same share of both.
+    # Half of the first is the end of the second: a step is not the same share of both.
     assert crossing({1: 5.0, 2: 4.0}, {1: 4.0}) is None
     assert crossing({1: 5.0}, {1: 4.0, 2: 3.0}) is None
 
 
-def test_steps_that_only_one_curve_has_do_not_matter_in_between() -> None:
+def test_steps_that_only_one_curve_has_are_ignored() -> None:
     assert crossing({1: 5.0, 2: 4.0, 4: 3.0}, {1: 5.0, 3: 3.0, 4: 2.0}) == Crossing(4, 4, -1.0)
 
 
@@ -76,7 +76,7 @@ def test_the_table_has_the_mean_over_the_seeds_that_cross(tmp_path: Path) -> Non
     assert row[7].numbers["mean"] == pytest.approx(2500)
 
 
-def test_each_optimizer_is_set_against_the_standard_one_alone(tmp_path: Path) -> None:
+def test_each_optimizer_is_compared_only_with_the_standard_one(tmp_path: Path) -> None:
     optimizers = {**OPTIMIZERS, "coupled n=2": scaled(2)}
     study = fabricate(tmp_path / "study", optimizers=optimizers, seeds=(1,))
     for result in read_results(study):
@@ -107,7 +107,7 @@ def test_a_run_whose_curve_was_cut_is_left_out_and_named(tmp_path: Path) -> None
     assert table.notes[-1].endswith(": standard and coupled at 4k, S (seed 2).")
 
 
-def test_a_standard_optimizer_of_another_kind_is_set_against_the_plain_one(tmp_path: Path) -> None:
+def test_a_standard_optimizer_of_another_kind_is_compared_with_the_plain_one(tmp_path: Path) -> None:
     optimizers = {**OPTIMIZERS, "standard, centred": {**STANDARD, "centre": True}}
     study = fabricate(tmp_path / "study", optimizers=optimizers, sizes=(("S", 1000, 4000),), seeds=(1,))
     untied = {"untied": {**STANDARD, "tied": False}}
@@ -117,7 +117,7 @@ def test_a_standard_optimizer_of_another_kind_is_set_against_the_plain_one(tmp_p
         write_validation(result.run_folder, [5.0, 4.5, 4.0, 3.5 if result.optimizer == "standard" else 3.0])
     table = next(table for table in build_tables(gather_grid(results)) if table.name == "crossing")
     pairs = {(row[2].text, row[3].text) for row in table.rows}
-    # An untied model beside its tied twin is another model, not another optimizer.
+    # The untied version of a tied model is another model, not another optimizer.
     assert pairs == {("standard", "standard, centred")} | {
         (baseline, "coupled") for baseline in ("standard", "standard, centred", "untied")
     }

@@ -1,4 +1,4 @@
-"""The figures: that they show the numbers they should, all of them, and nothing where there are none.
+"""The figures show all numbers of the results, and are left out without data.
 
 Legend: S seeds.
 """
@@ -26,7 +26,7 @@ from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.run_files import mean_curve
 from coupled_adam.study.results import Result, read_results
 
-T_95 = {2: 2.919986, 1: 6.313752}  # Student's t at 95%, one-sided, from tables
+T_95 = {2: 2.919986, 1: 6.313752}  # Student's t at 95%, one-sided, from published tables
 GRID_OF_SIZES = [("125M", 125_000_000, 5 * 10**9), ("125M", 125_000_000, 10**10), ("355M", 355_000_000, 10**10)]
 
 
@@ -52,7 +52,7 @@ def run_of(results: list[Result], optimizer: str) -> Path:
     return next(result.run_folder for result in results if result.optimizer == optimizer)
 
 
-def test_clouds_stand_side_by_side_at_the_same_scale_with_origin_and_mean(demo: list[Result]) -> None:
+def test_clouds_are_side_by_side_at_the_same_scale_with_origin_and_mean(demo: list[Result]) -> None:
     left, right = drawn(draw_clouds(gather_grid(demo))).axes
     assert [left.get_title(), right.get_title()] == ["standard Adam", "Coupled Adam"]
     assert left.get_xlim() == right.get_xlim()
@@ -69,7 +69,7 @@ def test_clouds_stand_side_by_side_at_the_same_scale_with_origin_and_mean(demo: 
         assert axes.get_xlim()[0] < 0 < axes.get_xlim()[1]
 
 
-def test_up_to_four_optimizers_stand_beside_each_other_and_of_more_the_pair(tmp_path: Path) -> None:
+def test_up_to_four_optimizers_are_side_by_side_and_otherwise_only_the_pair(tmp_path: Path) -> None:
     centred = {**STANDARD, "centre": True}
     three = {"standard": STANDARD, "standard, centred": centred, "coupled": COUPLED}
     results = fabricated(tmp_path / "three", optimizers=three, seeds=[1])
@@ -107,7 +107,7 @@ def test_only_significant_differences_are_filled(tmp_path: Path) -> None:
         assert (marker.get_markerfacecolor() != "none") == is_filled
 
 
-def test_one_seed_has_no_bar_and_accuracy_no_panel_where_it_is_absent(tmp_path: Path) -> None:
+def test_one_seed_has_no_bar_and_a_missing_accuracy_no_panel(tmp_path: Path) -> None:
     figure = drawn(
         draw_differences(gather_grid(fabricated(tmp_path, seeds=(1,), sizes=GRID_OF_SIZES, with_runs=False)))
     )
@@ -118,7 +118,7 @@ def test_one_seed_has_no_bar_and_accuracy_no_panel_where_it_is_absent(tmp_path: 
     assert marker.get_markerfacecolor() == "none"
 
 
-def test_a_single_point_is_no_figure(tmp_path: Path, demo: list[Result]) -> None:
+def test_a_single_point_does_not_make_a_figure(tmp_path: Path, demo: list[Result]) -> None:
     assert draw_differences(gather_grid(demo)) is None
     assert draw_experiments(gather_grid(demo)) is None
     one_f = fabricated(tmp_path, optimizers={**OPTIMIZERS, "sgd f=100": sgd(100)}, with_runs=False)
@@ -133,7 +133,7 @@ def test_a_single_point_is_no_figure(tmp_path: Path, demo: list[Result]) -> None
         for result in grid
     ]
     assert len(drawn(draw_differences(gather_grid(grid))).axes) == 2
-    (axes,) = drawn(draw_differences(gather_grid(largest))).axes  # one accuracy is no panel
+    (axes,) = drawn(draw_differences(gather_grid(largest))).axes  # a single accuracy does not make a panel
     assert METRICS["loss"].symbol in axes.get_ylabel()
 
 
@@ -148,7 +148,7 @@ def test_the_grid_of_sizes_has_the_line_n_is_d_over_20(tmp_path: Path) -> None:
     assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
-def test_models_of_one_name_have_entries_of_their_own_in_legends(tmp_path: Path) -> None:
+def test_models_with_the_same_name_have_separate_legend_entries(tmp_path: Path) -> None:
     sizes = [("30M", 30_000_000, 10**9), ("30M", 49_000_000, 10**9)]
     results = fabricated(tmp_path, sizes=sizes, with_runs=False)
     for draw in (draw_experiments, draw_differences):
@@ -156,7 +156,7 @@ def test_models_of_one_name_have_entries_of_their_own_in_legends(tmp_path: Path)
         assert [text.get_text() for text in legend.get_texts()][:2] == ["N = 30M (30M)", "N = 30M (49M)"]
 
 
-def test_the_loss_over_n_is_the_difference_to_n_0(tmp_path: Path) -> None:
+def test_the_loss_over_n_is_the_difference_from_n_0(tmp_path: Path) -> None:
     ns = (-2, -1, 0, 1, 2)
     results = fabricated(tmp_path, optimizers={f"coupled n={n}": scaled(n) for n in ns}, with_runs=False)
     axes = drawn(draw_scale_loss(gather_grid(results))).axes[0]
@@ -167,7 +167,7 @@ def test_the_loss_over_n_is_the_difference_to_n_0(tmp_path: Path) -> None:
     assert len(axes.containers) == len(ns) - 1  # n = 0 is the reference and has no bar
 
 
-def test_every_measured_metric_is_drawn_over_n_as_difference_to_n_0(tmp_path: Path) -> None:
+def test_every_measured_metric_is_drawn_over_n_as_the_difference_from_n_0(tmp_path: Path) -> None:
     ns = (-1, 0, 1, 2)
     exponents = {f"coupled n={n}": scaled(n) for n in ns}
     results = fabricated(tmp_path, optimizers=exponents, metrics=("loss", "iso", "kappa"), with_runs=False)
@@ -183,13 +183,13 @@ def test_every_measured_metric_is_drawn_over_n_as_difference_to_n_0(tmp_path: Pa
     np.testing.assert_allclose((bar[1][1] - bar[0][1]) / 2, 2.919986 * spread / 3**0.5, rtol=1e-5)
 
 
-def test_studies_without_n_or_f_have_no_figure_of_them(demo: list[Result]) -> None:
+def test_studies_without_n_or_f_have_no_figure_for_them(demo: list[Result]) -> None:
     assert draw_scale_loss(gather_grid(demo)) is None
     assert draw_scale_complete(gather_grid(demo)) is None
     assert draw_sgd_loss(gather_grid(demo)) is None
 
 
-def test_the_best_f_is_marked_and_the_others_are_lines(tmp_path: Path) -> None:
+def test_the_best_f_is_marked_and_the_others_are_plain_lines(tmp_path: Path) -> None:
     factors = {f"sgd f={f}": sgd(f) for f in (100, 200, 300)}
     results = fabricated(tmp_path, optimizers={**OPTIMIZERS, **factors}, noise=0.05, with_runs=False)
     axes = drawn(draw_sgd_loss(gather_grid(results))).axes[0]
@@ -216,7 +216,7 @@ def test_curves_are_means_over_seeds_in_a_band_of_all_seeds(demo: list[Result]) 
     assert band.max() == pytest.approx(expected.max())
 
 
-def test_ratio_and_isotropy_over_training_set_standard_against_coupled(demo: list[Result]) -> None:
+def test_ratio_and_isotropy_over_training_compare_standard_with_coupled(demo: list[Result]) -> None:
     for draw, last in ((draw_mean_ratio, (0.85, 0.02)), (draw_isotropy, (0.6, 0.97))):
         axes = drawn(draw(gather_grid(demo))).axes[0]
         ends = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
@@ -229,7 +229,7 @@ def test_long_curves_are_thinned_to_the_means_of_neighbours(tmp_path: Path) -> N
     (result.run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     curve = mean_curve([result], "train", "loss", most=100)
     assert curve is not None
-    assert len(curve.steps) == 91  # 1001 values, eleven at a time
+    assert len(curve.steps) == 91  # 1001 values in groups of eleven
     assert curve.steps[0] == curve.mean[0] == 6.0
     assert curve.steps[-1] == 991 + 5
 
@@ -266,7 +266,7 @@ def test_norms_are_drawn_over_log_frequency(demo: list[Result]) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "text"])
-def test_damaged_files_cost_their_figures_and_nothing_else(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_removes_only_its_own_figures(tmp_path: Path, damage: str) -> None:
     results = fabricated(tmp_path, sizes=GRID_OF_SIZES[:2])
     for result in results:
         for name in ("embeddings.npz", "metrics.jsonl"):
@@ -280,7 +280,7 @@ def test_damaged_files_cost_their_figures_and_nothing_else(tmp_path: Path, damag
     assert {figure.name for figure in draw_figures(gather_grid(results))} == {"results", "experiments"}
 
 
-def test_a_run_without_curves_leaves_those_of_the_others(tmp_path: Path) -> None:
+def test_a_run_without_curves_does_not_remove_those_of_others(tmp_path: Path) -> None:
     results = fabricated(tmp_path)
     (results[0].run_folder / "metrics.jsonl").unlink()
     assert [line.get_label() for line in drawn(draw_training_loss(gather_grid(results))).axes[0].lines] == [
@@ -295,13 +295,13 @@ def test_untied_models_have_pictures_of_the_input_table_too(tmp_path: Path) -> N
     assert "mean_ratio_over_training_input" in names
 
 
-def test_sizes_have_panels_of_their_own(tmp_path: Path) -> None:
+def test_each_size_has_its_own_panel(tmp_path: Path) -> None:
     figure = drawn(draw_training_loss(gather_grid(fabricated(tmp_path, sizes=GRID_OF_SIZES, seeds=(1,)))))
     titles = [axes.get_title() for axes in figure.axes if axes.get_visible()]
     assert titles == [f"N = {n}, D = {d}" for n, d in (("125M", "5B"), ("125M", "10B"), ("355M", "10B"))]
 
 
-def test_files_are_the_same_every_time_and_whole(demo: list[Result], tmp_path: Path) -> None:
+def test_files_are_reproducible_and_complete(demo: list[Result], tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "ablation_sgd.svg").write_text("of an earlier report")
     for folder in ("a", "b"):
@@ -322,7 +322,7 @@ def test_files_are_the_same_every_time_and_whole(demo: list[Result], tmp_path: P
             assert b'fill="#ffffff"' in content
 
 
-def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
+def test_names_are_never_interpreted_as_markup(tmp_path: Path) -> None:
     name = "<script>alert(1)</script> $\\frac{$ & {x}"
     results = fabricated(tmp_path, optimizers={"standard": STANDARD, name: COUPLED}, seeds=(1,))
     for figure in draw_figures(gather_grid(results)):

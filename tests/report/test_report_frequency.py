@@ -1,4 +1,4 @@
-"""Loss and calibration by token frequency in the report of a study: the table, the figure, and results without them."""
+"""Loss and calibration by token frequency in a report: the table, the figure, and results without them."""
 
 import csv
 import json
@@ -25,11 +25,11 @@ SIZES = (("30M", 30_000_000, 82_000_000), ("30M", 30_000_000, 262_000_000))
 
 
 def with_bins(folder: Path, measured: tuple[str, ...] | None = None) -> Path:
-    """Add made-up numbers of every bin to the results of a study, with a bin that has no tokens.
+    """Add made-up numbers of every bin to the results of a study, including a bin without tokens.
 
     Args:
         folder: of the study.
-        measured: the optimizers whose runs get them; None: all.
+        measured: the optimizers whose runs get them; None for all.
     """
     generator = np.random.default_rng(5)
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
@@ -60,18 +60,18 @@ def grid_of(folder: Path) -> Grid:
 
 
 def table_rows(folder: Path) -> list[dict[str, str]]:
-    """The table as its CSV file has it."""
+    """The table as in its CSV file."""
     write_tables(build_tables(grid_of(folder)), folder / "tables")
     with (folder / "tables" / f"{NAME}.csv").open() as file:
         return list(csv.DictReader(file))
 
 
 def values_of(folder: Path, optimizer: str, key: str) -> list[float]:
-    """Of every seed, in the order of the file."""
+    """The values of all seeds, in the order of the file."""
     return [run.metrics[key] or math.nan for run in read_results(folder) if run.optimizer == optimizer]
 
 
-def test_table_has_the_mean_of_every_bin_and_the_difference_to_the_first_optimizer(tmp_path: Path) -> None:
+def test_table_has_the_mean_of_every_bin_and_the_difference_from_the_first_optimizer(tmp_path: Path) -> None:
     folder = study(tmp_path / "study")
     rows = table_rows(folder)
     numbers = [number for number in range(1, 11) if number != EMPTY]
@@ -102,13 +102,13 @@ def test_table_has_the_mean_of_every_bin_and_the_difference_to_the_first_optimiz
     assert (verdicts["1"], verdicts["10"]) == ("better", "worse")
 
 
-def test_one_seed_is_no_claim(tmp_path: Path) -> None:
+def test_one_seed_makes_no_claim(tmp_path: Path) -> None:
     rows = table_rows(study(tmp_path / "study", seeds=(1,)))
     assert {row["verdict"] for row in rows if row["optimizer"] == "coupled"} == {"no claim"}
     assert all(row["difference_value"] for row in rows if row["optimizer"] == "coupled")
 
 
-def test_results_without_bins_have_neither_table_nor_figure_and_say_the_same_as_before(tmp_path: Path) -> None:
+def test_results_without_bins_have_neither_table_nor_figure_and_are_otherwise_unchanged(tmp_path: Path) -> None:
     figure_list = pytest.importorskip("coupled_adam.report.figures.figure_list")
     plain, binned = fabricate(tmp_path / "plain"), study(tmp_path / "binned")
     tables = {table.name: table for table in build_tables(grid_of(plain))}
@@ -119,7 +119,7 @@ def test_results_without_bins_have_neither_table_nor_figure_and_say_the_same_as_
     assert all(others[name].rows == tables[name].rows for name in tables)
 
 
-def test_metrics_of_bins_are_not_taken_for_tasks(tmp_path: Path) -> None:
+def test_metrics_of_bins_are_not_mistaken_for_tasks(tmp_path: Path) -> None:
     contents = read_report([study(tmp_path / "study")])
     assert "downstream" not in {table.name for table in contents.tables}
 
@@ -161,12 +161,12 @@ def test_figure_shows_differences_and_calibration_of_every_bin_with_targets(tmp_
         assert lines[label].get_ydata() == pytest.approx(means)
 
 
-def test_figure_of_one_optimizer_shows_its_calibration_alone(tmp_path: Path) -> None:
+def test_figure_of_one_optimizer_shows_only_its_calibration(tmp_path: Path) -> None:
     figure = drawn(study(tmp_path / "study", optimizers={"coupled": COUPLED})).figure
     assert len(figure.axes) == 1
 
 
-def test_figure_of_several_sizes_is_of_the_largest_and_says_so(tmp_path: Path) -> None:
+def test_figure_of_several_sizes_shows_and_names_the_largest(tmp_path: Path) -> None:
     figures = pytest.importorskip("coupled_adam.report.figures.frequency_figures")
     folder = study(tmp_path / "study", sizes=SIZES)
     assert {cell.size.tokens for cell in figures.shown_cells(grid_of(folder))} == {262_000_000}
@@ -188,7 +188,7 @@ def test_report_writes_table_and_figure_in_every_format(tmp_path: Path) -> None:
     assert "var(--line)" in svg
 
 
-def test_bins_that_one_folder_has_complete_the_results_of_another(tmp_path: Path) -> None:
+def test_bins_from_one_folder_complete_the_results_of_another(tmp_path: Path) -> None:
     plain, binned = fabricate(tmp_path / "plain", with_runs=False), study(tmp_path / "binned", with_runs=False)
     merged: list[Result] = merge_results([plain, binned])
     assert [run.metrics for run in merged] == [run.metrics for run in read_results(binned)]

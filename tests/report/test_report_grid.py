@@ -1,4 +1,4 @@
-"""The grid of a report: which cells, sizes and seeds it has, whatever order the runs came in."""
+"""The grid of a report: its cells, sizes and seeds, in any order of the runs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ TIED, UNTIED = 2000, 3000
 
 
 def run_seeds(file: Path, out: Path, seeds: Sequence[int], done: Sequence[int]) -> Path:
-    """A study folder with these seeds, of which those in `done` are finished; nothing is trained."""
+    """A study folder with these seeds, those in `done` finished; nothing is trained."""
     study = load_study(str(file)).model_copy(update={"seeds": list(seeds)})
     cells, folder = cells_of(study), StudyFolder(out)
     folder.prepare(study)
@@ -49,7 +49,7 @@ def test_the_seeds_that_several_folders_plan_for_one_cell_are_all_expected(tmp_p
         assert seeds_column(contents) == ["3 of 5", "3 of 5"]
 
 
-def test_the_runs_of_a_cell_come_by_seed_whatever_order_they_are_stored_in(tmp_path: Path) -> None:
+def test_the_runs_of_a_cell_are_sorted_by_seed(tmp_path: Path) -> None:
     results = read_results(fabricate(tmp_path / "s", seeds=(1, 2, 3), with_runs=False))
     grid = gather_grid(results[::-1])
     for size in grid.sizes:
@@ -58,7 +58,7 @@ def test_the_runs_of_a_cell_come_by_seed_whatever_order_they_are_stored_in(tmp_p
             assert list(grid.values_of(size, variant, "loss")) == [1, 2, 3]
 
 
-def test_a_cell_without_runs_has_the_parameters_of_models_that_are_tied_as_it_is(tmp_path: Path) -> None:
+def test_a_cell_without_runs_has_the_parameters_of_models_with_the_same_tying(tmp_path: Path) -> None:
     optimizers = {"standard": STANDARD, "untied": {**COUPLED, "tied": False}}
     sizes = (("S", TIED, 10**6), ("S", TIED, 2 * 10**6))
     found = read_results(fabricate(tmp_path / "s", optimizers=optimizers, sizes=sizes, seeds=(1,), with_runs=False))
@@ -69,7 +69,7 @@ def test_a_cell_without_runs_has_the_parameters_of_models_that_are_tied_as_it_is
     assert (missing.variant.name, missing.size.tokens, missing.size.parameters) == ("untied", tokens, UNTIED)
 
 
-def test_pictures_of_one_size_show_the_one_with_most_optimizers_and_of_those_the_largest(tmp_path: Path) -> None:
+def test_pictures_of_one_size_show_the_size_with_most_optimizers_then_the_largest(tmp_path: Path) -> None:
     sizes = tuple(("S", TIED, count * 10**6) for count in (1, 2, 3))
     results = read_results(fabricate(tmp_path / "s", sizes=sizes, seeds=(1,), with_runs=False))
     assert gather_grid(results).largest_size.tokens == 3 * 10**6

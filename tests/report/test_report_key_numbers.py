@@ -1,4 +1,4 @@
-"""The numbers of the first screen: which are shown, what is said of them, and what their bars and dots are."""
+"""The key numbers of the first screen: their selection, their text, and their bars and dots."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ ONE, TWO = (("S", 1000, 10**6),), (("S", 1000, 10**6), ("S", 1000, 2 * 10**6))
 
 
 def grid_of(folder: Path, sizes: Sequence[tuple[str, int, int]] = ONE, gain: float = 0.1) -> Grid:
-    """Made-up runs of two optimizers, with every metric that may be shown large."""
+    """Made-up runs of two optimizers, with every metric that can be a key number."""
     found = read_results(fabricate(folder, sizes=sizes, gain=gain, metrics=MEASURED, with_runs=False))
     return gather_grid([replace(run, metrics={**run.metrics, "r_cos": 50.0 + run.seed}) for run in found])
 
@@ -34,13 +34,13 @@ def number_of(found: KeyNumbers, key: str) -> KeyNumber:
     return number
 
 
-def test_where_the_embeddings_lead_four_of_their_numbers_come_first_and_the_loss_is_the_last(tmp_path: Path) -> None:
+def test_if_the_embeddings_lead_four_of_their_numbers_come_first_and_the_loss_last(tmp_path: Path) -> None:
     found = numbers_of(grid_of(tmp_path / "s"), ReportSection(lead="embeddings")).numbers
     labels = [each.label.partition("\N{NO-BREAK SPACE}")[0] for each in found]
     assert labels == [METRICS[key].label for key in ("mu_norm_ratio", "iso", "r_cos", "kappa", "loss")]
 
 
-def test_bars_start_at_zero_so_only_measures_of_a_table_have_them(tmp_path: Path) -> None:
+def test_bars_start_at_zero_so_only_table_metrics_have_them(tmp_path: Path) -> None:
     grid = grid_of(tmp_path / "s")
     found = numbers_of(grid)
     assert number_of(found, "loss").bars is None
@@ -55,7 +55,7 @@ def test_bars_start_at_zero_so_only_measures_of_a_table_have_them(tmp_path: Path
     assert bars == tuple(round(100 * mean / max(means), 1) for mean in means)
 
 
-def test_the_p_value_beside_a_claim_is_small_whichever_of_the_two_is_better(tmp_path: Path) -> None:
+def test_the_p_value_next_to_a_claim_is_small_whichever_optimizer_is_better(tmp_path: Path) -> None:
     for gain, side in ((0.1, "greater"), (-0.1, "less")):
         grid = grid_of(tmp_path / str(gain), gain=gain)
         losses = [[run.metrics["loss"] for run in grid.results if run.optimizer == each.name] for each in grid.variants]
@@ -65,7 +65,7 @@ def test_the_p_value_beside_a_claim_is_small_whichever_of_the_two_is_better(tmp_
         assert float(shown.removeprefix("<")) < 0.05
 
 
-def test_a_number_of_one_size_says_what_all_two_sizes_say(tmp_path: Path) -> None:
+def test_a_number_of_one_size_mentions_the_result_of_both_sizes(tmp_path: Path) -> None:
     assert number_of(numbers_of(grid_of(tmp_path / "a")), "loss").over_sizes == ""
     found = numbers_of(grid_of(tmp_path / "b", TWO))
     assert "2 of 2 sizes" in number_of(found, "loss").over_sizes

@@ -1,4 +1,4 @@
-"""Reports of three and more optimizers: each against the standard and against Coupled Adam, under names that fit."""
+"""Reports of three or more optimizers: each compared with the standard and with Coupled Adam, and their names."""
 
 import csv
 import itertools
@@ -39,7 +39,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
 
 
 def _lower(result: Result) -> Result:
-    """The third is the best by far, so that the tests have something to find."""
+    """The third is by far the best, so that the tests can detect it."""
     result.metrics["loss"] = (result.metrics["loss"] or 0.0) - 0.3
     return result
 
@@ -70,7 +70,7 @@ def test_role_follows_the_settings_and_old_results_have_none(settings: dict[str,
     assert variant_of("any", {"embeddings": "coupled", **settings}).role == role
 
 
-def test_names_are_short_in_tables_and_in_words_in_figures(grid: Grid) -> None:
+def test_names_are_short_in_tables_and_long_in_figures(grid: Grid) -> None:
     main = next(table for table in build_tables(grid) if table.name == "main")
     assert {row[2].text for row in main.rows} == {"standard", "coupled", NAME}
     assert [variant.label for variant in grid.variants] == ["standard Adam", "Coupled Adam", LABEL]
@@ -80,7 +80,7 @@ def test_names_are_short_in_tables_and_in_words_in_figures(grid: Grid) -> None:
     assert {text.get_text() for text in legend.get_texts()} == {"standard Adam", "Coupled Adam", LABEL}
 
 
-def test_lowest_is_bold_only_where_it_beats_both_others(grid: Grid) -> None:
+def test_lowest_is_bold_only_if_it_beats_both_others(grid: Grid) -> None:
     main = next(table for table in build_tables(grid) if table.name == "main")
     place = [column.key for column in main.columns].index("loss")
     assert {(row[2].text, row[place].bold) for row in main.rows} == {
@@ -111,7 +111,7 @@ def test_each_is_compared_with_the_standard_and_with_coupled_adam_also_by_seed(
             assert found[short, first, second] == pytest.approx(expected, rel=1e-9)
 
 
-def test_crossings_are_those_against_the_standard_and_of_the_family_against_coupled_adam(grid: Grid) -> None:
+def test_crossings_compare_with_the_standard_and_the_family_with_coupled_adam(grid: Grid) -> None:
     table = next(table for table in build_tables(grid) if table.name == "crossing")
     assert {(row[2].text, row[3].text) for row in table.rows} == {
         ("standard", "coupled"),
@@ -120,7 +120,7 @@ def test_crossings_are_those_against_the_standard_and_of_the_family_against_coup
     }
 
 
-def test_verdict_of_three_names_the_lowest_and_what_it_is_lower_than(grid: Grid) -> None:
+def test_verdict_of_three_names_the_lowest_and_those_it_beats(grid: Grid) -> None:
     assert compared_pair(grid) is None
     found = verdict(grid)
     assert found.outcome == "better"
@@ -144,7 +144,7 @@ def test_differences_are_drawn_for_every_pair(grid: Grid, results: list[Result])
     assert draw_task_differences(grid) is None  # no tasks
 
 
-def test_titles_of_three_clouds_do_not_cover_each_other_nor_the_legend(grid: Grid) -> None:
+def test_titles_of_three_clouds_do_not_overlap_each_other_or_the_legend(grid: Grid) -> None:
     with figure_style():
         figure = draw_clouds(grid)
         assert figure is not None
@@ -156,9 +156,7 @@ def test_titles_of_three_clouds_do_not_cover_each_other_nor_the_legend(grid: Gri
 
 
 @pytest.mark.parametrize("draw", [draw_differences, draw_task_differences])
-def test_titles_of_the_differences_do_not_cover_each_other(
-    draw: Callable[[Grid], Figure | None], tmp_path: Path
-) -> None:
+def test_titles_of_the_differences_do_not_overlap(draw: Callable[[Grid], Figure | None], tmp_path: Path) -> None:
     metrics = ("loss", "acc", "arc_easy", "race")
     folder = fabricate(tmp_path / "study", optimizers=THREE, sizes=SIZES, metrics=metrics, with_runs=False)
     with figure_style():
@@ -173,7 +171,7 @@ def test_titles_of_the_differences_do_not_cover_each_other(
     assert all(box.x0 >= 0 and box.x1 <= width for box in boxes)
 
 
-def test_looks_of_all_optimizers_differ_however_many_there_are() -> None:
+def test_every_optimizer_has_its_own_colour_and_line_for_any_number() -> None:
     many = {f"partial y={y}": {**COUPLED, "row_exponent": y} for y in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)}
     variants = [variant_of(name, settings) for name, settings in {**THREE, **many}.items()]
     found = looks(variants)
@@ -195,7 +193,7 @@ def test_members_of_the_family_have_no_published_numbers() -> None:
     assert find_published("loss", *size, {**COUPLED, "mean_free": True}) is None
 
 
-def test_variants_sort_the_standard_first_then_coupled_then_the_family(tmp_path: Path) -> None:
+def test_variants_are_sorted_standard_first_then_coupled_then_the_family(tmp_path: Path) -> None:
     names = {
         "sgd": {**STANDARD, "embeddings": "sgd", "sgd_factor": 300.0},
         "per-table": {**COUPLED, "column_exponent": 0.0},
@@ -212,7 +210,7 @@ def test_variants_sort_the_standard_first_then_coupled_then_the_family(tmp_path:
     ]
 
 
-def test_whole_report_of_four_optimizers_is_written(tmp_path: Path) -> None:
+def test_a_complete_report_of_four_optimizers_is_written(tmp_path: Path) -> None:
     optimizers = {**THREE, "factored": {**COUPLED, "row_exponent": 1.0}}
     metrics = ("loss", "acc", "iso", "mu_norm_ratio", "kappa")
     folder = fabricate(tmp_path / "study", optimizers=optimizers, sizes=SIZES, metrics=metrics)

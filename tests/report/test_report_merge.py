@@ -1,4 +1,4 @@
-"""Several study folders as one report: what may stand beside each other, and that their order does not matter."""
+"""Several study folders in one report: which runs may be compared, and that the order does not matter."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ NOT_CHECKED = "not checked"
 
 
 def run_study(spec: Path | str, out: Path, only: str, *settings: str) -> Path:
-    """A study folder as `study run SPEC --out OUT --only ONLY --set ...` leaves it, without the training."""
+    """A study folder as written by `study run SPEC --out OUT --only ONLY --set ...`, without the training."""
     study = with_override(*with_settings(load_study(str(spec)), settings))
     cells = cells_of(study)
     folder = StudyFolder(out)
@@ -57,7 +57,7 @@ def remove_configs(folder: Path) -> None:
 
 
 def change_hashes(folder: Path) -> None:
-    """As a version of the package with fewer settings would have written them."""
+    """As written by a version of the package with fewer settings."""
     results = [replace(each, config_hash=f"old{each.config_hash[3:]}") for each in read_results(folder)]
     (folder / "results.jsonl").write_text("".join(to_json(each) + "\n" for each in results))
 
@@ -68,7 +68,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("has_configs", [True, False])
-def test_runs_that_a_folder_plans_otherwise_are_refused_by_name(file: Path, tmp_path: Path, has_configs: bool) -> None:
+def test_runs_planned_with_other_settings_are_refused_by_name(file: Path, tmp_path: Path, has_configs: bool) -> None:
     first = run_study(file, tmp_path / "a", "*-standard")
     second = run_study(file, tmp_path / "b", "*-coupled", "optimizer.lr=3e-2")
     if not has_configs:
@@ -98,7 +98,7 @@ def test_runs_on_another_text_are_refused(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        ["data.folder=/mnt/elsewhere/corpus"],  # called the same
+        ["data.folder=/mnt/elsewhere/corpus"],  # same name
         ["training.device=cpu", "training.threads=1", "log.every=3", "checkpoints.milestones=2"],
     ],
 )
@@ -112,7 +112,7 @@ def test_one_study_on_two_machines_is_one_report(file: Path, tmp_path: Path, set
     assert len(merge_results([first, second])) == 4
 
 
-def test_a_text_with_a_source_may_lie_anywhere(tmp_path: Path) -> None:
+def test_a_text_with_a_source_may_be_in_any_folder(tmp_path: Path) -> None:
     first = run_study("demo", tmp_path / "a", "*-standard")
     second = run_study("demo", tmp_path / "b", "*-coupled", "data.folder=/mnt/other-name")
     assert [plan.problem for plan in plans_of(first, second)] == ["", ""]
@@ -125,7 +125,7 @@ def test_studies_that_share_cells_are_merged(tmp_path: Path) -> None:
     third = run_study("untied-heads", tmp_path / "c", "*-untied-*/seed-1", *settings, "checkpoints.milestones=10")
     for order in itertools.permutations([first, second, third]):
         assert [plan.problem for plan in plans_of(*order)] == [""] * 3
-    # The stored results are of the same settings.
+    # The stored results have the same settings.
     problems = [plan.problem for plan in plans_of(STORED / "single-gpu", second)]
     assert [NOT_CHECKED in problem for problem in problems] == [False, False]
     other = run_study("centring", tmp_path / "d", "*-centred/seed-1", *settings, "optimizer.lr=1e-4")
@@ -133,7 +133,7 @@ def test_studies_that_share_cells_are_merged(tmp_path: Path) -> None:
         plans_of(STORED / "single-gpu", other)
 
 
-def test_what_cannot_be_checked_is_said(file: Path, tmp_path: Path) -> None:
+def test_unverifiable_settings_have_a_note(file: Path, tmp_path: Path) -> None:
     results = merge_results([STORED / "single-gpu", STORED / "centring"])
     problems = [plan.problem for plan in read_plans([STORED / "single-gpu", STORED / "centring"], results)]
     assert all("study.toml is missing" in problem for problem in problems)
@@ -149,7 +149,7 @@ def test_what_cannot_be_checked_is_said(file: Path, tmp_path: Path) -> None:
     assert re.search(rf"{second}\b.*{NOT_CHECKED}", html)
 
 
-def test_folders_that_a_third_one_holds_together_are_checked(file: Path, tmp_path: Path) -> None:
+def test_folders_connected_by_a_third_one_are_checked(file: Path, tmp_path: Path) -> None:
     text = file.read_text()
     file.write_text(text.replace(COUPLED, ""))
     first = run_study(file, tmp_path / "a", "*")
@@ -170,17 +170,17 @@ def test_runs_of_an_older_version_are_merged(file: Path, tmp_path: Path, has_con
     second = run_study(file, tmp_path / "b", "*-coupled")
     for order in ([first, second], [second, first]):
         problems = [plan.problem for plan in plans_of(*order)]
-        # Their configs, read today, are those of the study; without them nobody can say.
+        # Their configs, read today, equal those of the study; without configs this cannot be checked.
         assert any(NOT_CHECKED in problem for problem in problems) is not has_configs
     (alone,) = plans_of(first)
     assert alone.problem == ""
 
 
-def test_an_optimizer_with_one_seed_is_named_where_it_keeps_others_from_being_bold(tmp_path: Path) -> None:
+def test_an_optimizer_with_one_seed_is_named_if_it_keeps_others_from_being_bold(tmp_path: Path) -> None:
     sizes = (("S", 1000, 4000), ("S", 1000, 8000), ("S", 1000, 9000))
     first = fabricate(tmp_path / "a", sizes=sizes[:2], with_runs=False)
     centred = {"standard, centred": {**STANDARD, "centre": True}}
-    # At 9k it stands alone: nothing is compared with it.
+    # At 9k it is the only one: nothing is compared with it.
     second = fabricate(tmp_path / "b", optimizers=centred, sizes=sizes[1:], seeds=(1,), with_runs=False)
     main = build_tables(gather_grid(merge_results([first, second])))[0]
     assert [row[0].text for row in main.rows if any(cell.bold for cell in row)] == ["4k"]
@@ -201,7 +201,7 @@ def merged_both_ways(first: Path, second: Path) -> list[Result]:
     return [merge_results(order)[0] for order in ([first, second], [second, first])]
 
 
-def test_what_one_folder_lacks_of_a_run_the_other_has(tmp_path: Path) -> None:
+def test_folders_complete_the_metrics_of_a_common_run(tmp_path: Path) -> None:
     first = stored(tmp_path / "a", {"loss": 3.0, "iso": None, "r_cos": None})
     second = stored(tmp_path / "b", {"loss": 3.0, "iso": 0.9, "lambada": 0.3, "acc": 0.4})
     for found in merged_both_ways(first, second):
@@ -209,7 +209,7 @@ def test_what_one_folder_lacks_of_a_run_the_other_has(tmp_path: Path) -> None:
     assert merge_results([second, first])[0].folder == second
 
 
-def test_tasks_of_all_documents_and_of_a_few_are_not_mixed(tmp_path: Path) -> None:
+def test_tasks_on_all_documents_and_on_a_few_are_not_mixed(tmp_path: Path) -> None:
     few = {"loss": 3.0, "lambada": 0.9, "piqa": 0.9, "acc": 0.9, "task_limit": 10.0}
     first = stored(tmp_path / "a", {**few, "iso": 0.5})
     second = stored(tmp_path / "b", {"loss": 3.0, "lambada": 0.3, "task_limit": None})
@@ -220,7 +220,7 @@ def test_tasks_of_all_documents_and_of_a_few_are_not_mixed(tmp_path: Path) -> No
         assert found.metrics == {**few, "iso": 0.5}
 
 
-def test_a_loss_that_was_taken_over_keeps_its_split(tmp_path: Path) -> None:
+def test_a_loss_taken_from_another_folder_keeps_its_split(tmp_path: Path) -> None:
     first = stored(tmp_path / "a", {"loss": None})
     second = stored(tmp_path / "b", {"loss": 3.0}, loss_split="val")
     for found in merged_both_ways(first, second):

@@ -1,4 +1,4 @@
-"""The notes under a table stay short in merges of many cells, and still say what is missing where."""
+"""The notes under a table stay short when many cells are merged, and still name what is missing."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ def note_of(table: ReportTable, words: str) -> str:
 def merged(
     folder: Path, one_seed: dict[str, dict[str, object]], sizes: tuple[tuple[str, int, int], ...]
 ) -> ReportTable:
-    """Three seeds of the pair, with accuracies, and one seed of others, without."""
+    """Three seeds of the pair with accuracies, and one seed of others without."""
     metrics = ("loss", "iso", "acc")
     pair = {"standard": STANDARD, "coupled": COUPLED}
     first = fabricate(folder / "a", optimizers=pair, sizes=sizes, metrics=metrics, with_runs=False)
@@ -40,19 +40,19 @@ def test_up_to_four_cells_are_named_one_by_one(tmp_path: Path) -> None:
     assert note_of(table, ACCURACY.heading).endswith(f": {cells}")
 
 
-def test_of_more_cells_each_optimizer_is_named_once(tmp_path: Path) -> None:
+def test_with_more_cells_each_optimizer_is_named_once(tmp_path: Path) -> None:
     table = merged(tmp_path, {"sgd f=1": sgd(1), "sgd f=2": sgd(2)}, SIZES)
     for words in ("one seed", ACCURACY.heading):
         assert re.search(r": sgd f=1 \(6 sizes\); sgd f=2 \(6 sizes\)\.$", note_of(table, words))
 
 
-def test_of_more_optimizers_their_number_is_said(tmp_path: Path) -> None:
+def test_with_more_optimizers_only_their_number_is_given(tmp_path: Path) -> None:
     table = merged(tmp_path, {f"sgd f={f}": sgd(f) for f in range(1, 6)}, SIZES[:3])
     for words in ("one seed", ACCURACY.heading):
         assert note_of(table, words).endswith(": 15 cells of 5 optimizers.")
 
 
-def test_columns_that_are_missing_in_other_cells_have_notes_of_their_own(tmp_path: Path) -> None:
+def test_columns_missing_in_other_cells_have_separate_notes(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "a", sizes=SIZES, metrics=("loss", "iso", "acc"), with_runs=False)
     results = merge_results([folder])
     for result in results:
@@ -65,7 +65,7 @@ def test_columns_that_are_missing_in_other_cells_have_notes_of_their_own(tmp_pat
     assert re.search(r": standard \(5 sizes\); coupled \(1 size\)\.$", note_of(table, "ISO (↑)"))
 
 
-def test_what_a_study_says_of_its_loss_is_below_every_table_that_shows_one(tmp_path: Path) -> None:
+def test_the_study_note_about_its_loss_is_below_every_table_with_a_loss(tmp_path: Path) -> None:
     results = read_results(fabricate(tmp_path / "s", metrics=("loss", "val_loss", "iso"), with_runs=False))
     note = "This corpus is so small that the loss says little."
     tables = build_tables(gather_grid(results), ReportSection(loss_note=note))

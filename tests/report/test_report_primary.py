@@ -1,4 +1,4 @@
-"""The primary comparisons of a report: against scipy's paired t-test, and Holm's correction against its definition."""
+"""The primary comparisons of a report, checked with scipy's paired t-test and the definition of Holm's correction."""
 
 import csv
 import itertools
@@ -31,7 +31,7 @@ def losses(results: list[Result], tokens: int, optimizer: str) -> np.ndarray:
     return np.array([found[seed] for seed in sorted(found)])
 
 
-def test_numbers_are_those_of_paired_tests_and_all_rows_are_one_family(tmp_path: Path) -> None:
+def test_numbers_match_paired_tests_and_all_rows_form_one_family(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "study", optimizers=THREE, sizes=SIZES, seeds=(1, 2, 3))
     results = read_results(folder)
     rows = rows_of(results, tmp_path / "tables")
@@ -64,7 +64,7 @@ def test_one_seed_or_no_standard_optimizer_gives_no_table(tmp_path: Path) -> Non
     assert rows_of([run for run in results if run.optimizer == "coupled"], tmp_path / "coupled") == []
 
 
-def test_only_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
+def test_only_common_seeds_are_compared(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "study", sizes=SIZES[:1], seeds=(1, 2, 3))
     results = [run for run in read_results(folder) if (run.optimizer, run.seed) != ("standard", 2)]
     [row] = rows_of(results, tmp_path / "tables")
@@ -77,7 +77,7 @@ def test_only_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
 def test_holm_rejects_step_by_step(p_values: list[float]) -> None:
     corrected = holm(p_values)
     assert all(0 <= before <= after <= 1 for before, after in zip(p_values, corrected, strict=True))
-    # The definition: in order of their size, reject while p_(k) < 0.05 / (n - k + 1).
+    # By definition: in ascending order, reject while p_(k) < 0.05 / (n - k + 1).
     left = sorted(range(len(p_values)), key=p_values.__getitem__)
     rejected = set()
     while left and p_values[left[0]] * len(left) < 0.05:
@@ -85,7 +85,7 @@ def test_holm_rejects_step_by_step(p_values: list[float]) -> None:
     assert {place for place, p in enumerate(corrected) if p < 0.05} == rejected
 
 
-def test_values_that_never_vary_have_an_interval_of_no_width() -> None:
+def test_constant_values_have_an_interval_of_width_zero() -> None:
     same = compare({1: 3.0, 2: 3.0}, {1: 2.5, 2: 2.5}, "lower")
     assert same.paired_interval == (-0.5, -0.5)
     assert same.paired_two_sided_p == 0

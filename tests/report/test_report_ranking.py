@@ -1,4 +1,4 @@
-"""The ranking of all optimizers, the loss over the learning rate, and what was selected."""
+"""The ranking of all optimizers, the loss over the learning rate, and the selected settings."""
 
 import math
 import sys
@@ -25,7 +25,7 @@ RATES = (5e-4, 1e-3, 2e-3)
 
 
 def with_metrics(results: list[Result], **values: object) -> list[Result]:
-    """The results with metrics that are functions of each result."""
+    """The results with metrics computed from each result."""
     return [
         replace(each, metrics={**each.metrics, **{key: value(each) for key, value in values.items()}})  # type: ignore[operator]
         for each in results
@@ -33,7 +33,7 @@ def with_metrics(results: list[Result], **values: object) -> list[Result]:
 
 
 def three(folder: Path) -> list[Result]:
-    """Three optimizers; the last one is the best, and its embeddings too."""
+    """Three optimizers; the last one has the best loss and embeddings."""
     optimizers = {"standard": STANDARD, "coupled": COUPLED, "partial": {**COUPLED, "row_exponent": 0.25}}
     results = read_results(fabricate(folder, optimizers=optimizers))
     place = {"standard": 0, "coupled": 1, "partial": 2}
@@ -114,7 +114,7 @@ def test_learning_rates_of_one_optimizer_make_a_curve(tmp_path: Path) -> None:
     assert len(axes.containers) == 2
 
 
-def test_without_a_run_at_some_learning_rate_the_sensitivity_is_not_known(tmp_path: Path) -> None:
+def test_if_a_learning_rate_has_no_run_the_sensitivity_is_unknown(tmp_path: Path) -> None:
     results = over_rates(tmp_path / "study")
     kept = [replace(each, metrics={}) if each.optimizer == "standard lr=0.002" else each for each in results]
     table = next(table for table in build_tables(gather_grid(kept)) if table.name == "learning_rates")
@@ -123,7 +123,7 @@ def test_without_a_run_at_some_learning_rate_the_sensitivity_is_not_known(tmp_pa
     assert any("standard" in note and "0.002" in note for note in table.notes)
 
 
-def test_one_learning_rate_makes_no_curve(tmp_path: Path) -> None:
+def test_one_learning_rate_does_not_make_a_curve(tmp_path: Path) -> None:
     grid = gather_grid(three(tmp_path / "study"))
     assert rate_curves(grid) == []
     assert draw_learning_rates(grid) is None
@@ -149,7 +149,7 @@ def test_the_report_shows_every_candidate_and_flags_a_winner_at_the_edge(tmp_pat
     assert len(contents.grid.results) == 4
     table = next(table for table in contents.tables if table.name == "selection")
     rows = [[cell.text for cell in row[2:]] for row in table.rows]
-    assert ["coupled", "optimizer.lr", "0.004", "3.2500", "winner, at the upper edge"] in rows
+    assert ["coupled", "optimizer.lr", "0.004", "3.250", "winner, at the upper edge"] in rows
     assert ["standard", "optimizer.lr", "0.004", "diverged", "winner, at the upper edge"] in rows
-    assert ["coupled", "optimizer.lr", "0.002", "3.5000", ""] in rows
+    assert ["coupled", "optimizer.lr", "0.002", "3.500", ""] in rows
     assert sum("coupled" in note for note in table.notes) == 1

@@ -1,4 +1,4 @@
-"""The tables: every number from the runs, the paper's own numbers reproduced, nothing missing without being said."""
+"""The tables: every number follows from the runs, the paper's numbers are reproduced, missing values are noted."""
 
 import csv
 import io
@@ -69,12 +69,12 @@ def run(
 
 
 def seeds_of(mean: float, std: float) -> list[float]:
-    """Three values with this mean and this corrected standard deviation."""
+    """Three values with this mean and sample standard deviation."""
     return [mean - std, mean, mean + std]
 
 
 def published_runs(table: str, optimizers: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Result]:
-    """Runs that have the means and standard deviations of a table of the paper, three seeds each, one without any."""
+    """Runs with the means and standard deviations of a table of the paper: three seeds each, one without deviation."""
     cells: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     own_keys = {metric.published_key: metric.key for metric in METRICS.values() if metric.published_key}
     for (where, dataset, model, optimizer, metric), number in published_numbers().items():
@@ -115,7 +115,7 @@ PAPER_NAMES = {"Standard": ("standard", STANDARD), "Coupled": ("coupled", COUPLE
 
 
 @pytest.mark.parametrize("table", ["small_scale", "large_scale"])
-def test_main_table_of_the_published_numbers_is_the_published_one(table: str) -> None:
+def test_main_table_of_the_published_numbers_equals_the_published_one(table: str) -> None:
     main = by_name(published_runs(table, PAPER_NAMES))["main"]
     numbers = {key[1:]: number for key, number in published_numbers().items() if key[0] == table}
     shown = 0
@@ -129,11 +129,11 @@ def test_main_table_of_the_published_numbers_is_the_published_one(table: str) ->
     assert shown == len(numbers)
 
 
-def test_bold_of_the_published_numbers_is_the_published_one() -> None:
+def test_bold_values_of_the_published_numbers_equal_the_published_ones() -> None:
     main = by_name(published_runs("small_scale", PAPER_NAMES))["main"]
     cells = [cell for row in main.rows for cell in row[4:]]
     differing = [cell.text for cell in cells if cell.bold != cell.published.bold]
-    # 0.01(0) against 0.01(0) and the like are decided by digits that are not printed.
+    # Pairs such as 0.01(0) and 0.01(0) are decided by digits that are not printed.
     assert len(cells) == 144
     assert len(differing) <= 1
     assert sum(cell.bold for cell in cells) > 60
@@ -179,14 +179,14 @@ def sgd_runs() -> list[Result]:
     return published_runs("ablation_sgd_search", names)
 
 
-def test_best_f_is_that_of_the_paper() -> None:
+def test_best_f_agrees_with_the_paper() -> None:
     tables = by_name(sgd_runs())
     assert [row[2].text for row in tables["sgd_search"].rows][:8] == [
         *(f"sgd f={f}" for f in range(100, 700, 100)),
         "standard",
         "coupled",
     ]
-    # At 10B the loss of 300 and of 400 is printed alike; of equal means the smaller f is taken, which is the paper's.
+    # At 10B the printed losses of 300 and 400 are equal; the smaller f is chosen, as in the paper.
     chosen = [(row[0].text, row[2].text) for row in tables["sgd_best"].rows]
     assert chosen == [
         *(("5B", "sgd f=300"), ("5B", "coupled"), ("10B", "sgd f=300"), ("10B", "coupled")),
@@ -197,7 +197,7 @@ def test_best_f_is_that_of_the_paper() -> None:
     assert any(re.search(r"\b20B\b.* f = 400 .* f = 100, 200", note) for note in tables["sgd_best"].notes)
 
 
-def test_choice_of_f_says_what_it_could_not_see() -> None:
+def test_choice_of_f_names_missing_values() -> None:
     results = [result for result in sgd_runs() if result.tokens == FIVE and result.optimizer != "sgd f=400"]
     results = [result for result in results if result.optimizer not in ("sgd f=500", "sgd f=600")]
     _, best, (choice,) = sgd_groups(gather_grid(results).cells)
@@ -212,7 +212,7 @@ def test_choice_of_f_says_what_it_could_not_see() -> None:
     assert best_factor([]) is None
 
 
-def test_means_and_deviations_are_those_of_the_runs() -> None:
+def test_means_and_deviations_follow_from_the_runs() -> None:
     results = two_optimizers()
     rows = read_rows(by_name(results)["main"])
     for row in rows:
@@ -272,7 +272,7 @@ def test_unmeasured_metrics_are_named() -> None:
     assert any(re.search(r"^ISO \(↑\) .*: standard at 5B", note) for note in main.notes)
     assert main.rows[0][5].numbers["seeds"] == 1
     assert main.rows[0][5].note == "1 of 3 have it"
-    results[0].metrics["loss"] = results[1].metrics["loss"] = None  # in the same places as the other
+    results[0].metrics["loss"] = results[1].metrics["loss"] = None  # in the same cells as the other
     notes = by_name(results)["main"].notes
     (note,) = (note for note in notes if note.endswith(": standard at 5B, 125M (1 of 3 have it)."))
     assert note.startswith("loss (↓), ISO (↑) ")
@@ -331,7 +331,7 @@ def test_tied_and_untied_are_two_sizes_and_are_compared() -> None:
     tables = by_name(results)
     assert [row[1].text for row in tables["main"].rows] == ["125M (124M)", "125M (124M)", "125M (163M)"]
     assert tables["main"].rows[2][4].published is None
-    # One group: the untied one is bold only because it is better than both tied ones.
+    # One group: the untied one is bold because it beats both tied ones.
     assert tables["main"].groups == 1
     assert [row[4].bold for row in tables["main"].rows] == [False, False, True]
     assert any("tied or not" in note for note in tables["main"].notes)
@@ -342,7 +342,7 @@ def test_tied_and_untied_are_two_sizes_and_are_compared() -> None:
     assert [column.key for column in tables["further"].columns][4:] == ["input_iso"]
 
 
-def test_a_validation_loss_is_called_so_in_every_table() -> None:
+def test_every_table_calls_a_validation_loss_by_its_name() -> None:
     results = [replace(each, loss_split="val", metrics={**each.metrics, "val_loss": 3.2}) for each in two_optimizers()]
     tables = by_name(results)
     loss = next(column for column in tables["main"].columns if column.key == "loss")
@@ -361,7 +361,7 @@ def test_a_validation_loss_is_called_so_in_every_table() -> None:
     assert not any("split" in note for note in by_name(two_optimizers())["main"].notes)
 
 
-def test_cells_of_one_name_are_told_apart() -> None:
+def test_cells_with_the_same_name_are_distinguished() -> None:
     results = two_optimizers()
     other = [run("coupled", {**COUPLED, "lr": 1e-3}, seed, {"loss": 3.3}) for seed in (1, 2, 3)]
     results += [Result(**{**vars(each), "cell": "another"}) for each in other]
@@ -388,7 +388,7 @@ def odd_names() -> list[Result]:
 
 
 @pytest.mark.parametrize("results", [two_optimizers(), sgd_runs(), odd_names()], ids=["two", "sgd", "odd"])
-def test_latex_is_whole(results: list[Result]) -> None:
+def test_latex_is_complete(results: list[Result]) -> None:
     for table in build_tables(gather_grid(results)):
         text = to_latex_table(table)
         plain = re.sub(r"\\[\\{}&%$#_]", lambda match: "\\\\" if match[0] == r"\\" else "", text)
@@ -425,7 +425,7 @@ def test_latex_compiles(results: list[Result], tmp_path: Path) -> None:
     )
 
 
-def test_terminal_shows_published_values_beside_measured_ones() -> None:
+def test_terminal_shows_published_values_next_to_measured_ones() -> None:
     console = rich.console.Console(width=160, file=io.StringIO(), force_terminal=False)
     console.print(to_rich(by_name(two_optimizers())["main"]))
     printed = console.file.getvalue()
@@ -433,7 +433,7 @@ def test_terminal_shows_published_values_beside_measured_ones() -> None:
     assert "Bold: " in printed
 
 
-def test_an_asterisk_stands_for_bold_where_none_can_be_shown() -> None:
+def test_an_asterisk_replaces_bold_if_the_output_has_no_bold() -> None:
     table = by_name(two_optimizers())["main"]
     piped = rich.console.Console(width=160, file=io.StringIO(), force_terminal=False)
     terminal = rich.console.Console(width=160, file=io.StringIO(), force_terminal=True, color_system="standard")
@@ -446,7 +446,7 @@ def test_an_asterisk_stands_for_bold_where_none_can_be_shown() -> None:
     assert "3.04(1)*" not in terminal.file.getvalue()
 
 
-def test_files_are_written_whole_and_old_ones_removed(tmp_path: Path) -> None:
+def test_files_are_written_atomically_and_old_ones_removed(tmp_path: Path) -> None:
     written = write_tables(build_tables(gather_grid(sgd_runs())), tmp_path / "tables")
     folder = tmp_path / "tables"
     assert sorted(written) == sorted(folder.iterdir())

@@ -1,4 +1,4 @@
-"""The verdict: what it claims, and above all what it does not."""
+"""The verdict: its claims, and above all the claims it must not make."""
 
 import re
 from dataclasses import replace
@@ -40,7 +40,7 @@ LOSS, VALIDATION_LOSS = METRICS["loss"].label, METRICS["val_loss"].label
 
 
 def in_order(text: str, *things: object) -> bool:
-    """Whether a sentence has these names and numbers, one after the other."""
+    """Whether a sentence contains these names and numbers in this order."""
     return re.search(".*".join(rf"(?<!\w){re.escape(str(each))}(?!\w)" for each in things), text) is not None
 
 
@@ -48,7 +48,7 @@ def in_order(text: str, *things: object) -> bool:
     ("one", "outcome", "numbers"),
     [((HIGH, LOW), "better", ("3.02(1)", "3.11(1)")), ((LOW, HIGH), "worse", ("3.11(1)", "3.02(1)"))],
 )
-def test_a_significant_difference_in_loss_is_said_with_its_numbers_and_seeds(
+def test_a_significant_difference_in_loss_is_stated_with_its_numbers_and_seeds(
     one: Pair, outcome: str, numbers: tuple[str, str]
 ) -> None:
     found = pair(one)
@@ -56,7 +56,7 @@ def test_a_significant_difference_in_loss_is_said_with_its_numbers_and_seeds(
     assert in_order(found.loss, NEW, LOSS, OLD, *numbers, "95%", "3 seeds"), found.loss
 
 
-def test_a_lower_loss_within_the_noise_is_no_claim_of_being_better() -> None:
+def test_a_lower_loss_within_the_noise_is_not_called_better() -> None:
     found = pair(([3.10, 3.12, 3.14], NEAR_HIGH))
     assert found.outcome == "open"
     assert in_order(found.loss, NEW, "3.11(2)", OLD, "3.12(2)", "95%", "3 seeds"), found.loss
@@ -83,7 +83,7 @@ def test_sizes_that_disagree_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("one", "outcome"), [((HIGH, LOW), "better"), ((LOW, HIGH), "worse"), ((HIGH, HIGH), "open")])
-def test_sizes_that_agree_are_said_at_once(one: Pair, outcome: str) -> None:
+def test_sizes_that_agree_share_one_statement(one: Pair, outcome: str) -> None:
     found = pair(one, one, one, ratios=CENTRED * 3)
     assert found.outcome == outcome
     assert in_order(found.loss, LOSS, NEW, OLD, "all 3", "95%"), found.loss
@@ -123,7 +123,9 @@ def test_seeds_that_differ_from_size_to_size_are_not_called_one_each() -> None:
         ),
     ],
 )
-def test_embeddings_without_enough_seeds_are_no_failure(pairs: tuple[Pair, ...], numbers: tuple[object, ...]) -> None:
+def test_embeddings_without_enough_seeds_do_not_count_as_worse(
+    pairs: tuple[Pair, ...], numbers: tuple[object, ...]
+) -> None:
     found = pair((HIGH, LOW), ratios=losses(*pairs))
     assert found.embeddings_outcome == "mixed"
     assert in_order(found.embeddings, NEW, *numbers, OLD), found.embeddings
@@ -150,7 +152,7 @@ def test_only_embeddings_that_stay_centred_are_called_centred(
     assert ("%" in found.embeddings) is bool(numbers)
 
 
-def test_an_unmeasured_loss_is_said() -> None:
+def test_an_unmeasured_loss_is_mentioned() -> None:
     found = verdict_of_pair(OLD, NEW, [], CENTRED)
     assert found.outcome == "no claim"
     assert in_order(found.loss, LOSS, "measured", OLD, NEW), found.loss
@@ -181,7 +183,7 @@ def test_the_best_of_many_with_one_seed_claims_nothing() -> None:
         ([BEATEN, BEATEN, {"a": HIGH, "b": [3.09, 3.10, 3.12], "c": HIGH}], "mixed", (3, "a", 2, "b", 1)),
     ],
 )
-def test_wins_over_sizes_are_counted_and_said_of_those_who_win(
+def test_wins_over_sizes_are_counted_for_each_winner(
     sizes: list[dict[str, list[float]]], outcome: str, things: tuple[object, ...]
 ) -> None:
     found = verdict_of_many(sizes, [])
@@ -200,7 +202,7 @@ def test_wins_over_sizes_are_counted_and_said_of_those_who_win(
         ({"a": LOW, "b": LOW}, "open", ("3.02(1)", "not", "95%")),
     ],
 )
-def test_what_has_one_seed_beside_others_with_more_is_not_tested(
+def test_an_optimizer_with_one_seed_is_not_tested_against_others_with_more(
     size: dict[str, list[float]], outcome: str, things: tuple[object, ...]
 ) -> None:
     found = verdict_of_many([size], [])
@@ -210,11 +212,11 @@ def test_what_has_one_seed_beside_others_with_more_is_not_tested(
     assert ("seed" in found.loss) is any(len(values) == 1 for values in size.values())
 
 
-def test_one_seed_beside_more_does_not_undo_what_can_be_claimed_over_sizes() -> None:
+def test_a_single_seed_does_not_invalidate_claims_over_sizes() -> None:
     low, high = {"a": LOW, "b": HIGH, "c": [3.05]}, {"a": HIGH, "b": LOW, "c": [3.05]}
     text = verdict_of_many([low, high], []).loss
     assert in_order(text, 2, "a", 1, "b", 1, "one seed", "95%"), text
-    # Green is for what all others were tested for.
+    # Green requires a test against all others.
     assert verdict_of_many([low, low], []).outcome == "mixed"
     untested = {"a": HIGH, "b": HIGH, "c": [3.05]}
     text = verdict_of_many([low, untested], []).loss
@@ -237,7 +239,7 @@ def test_a_study_in_which_coupled_is_worse_says_so(tmp_path: Path) -> None:
     assert in_order(found.loss, NEW, "higher", OLD), found.loss
 
 
-def test_an_ablation_is_judged_as_many(tmp_path: Path) -> None:
+def test_an_ablation_is_judged_as_a_ranking(tmp_path: Path) -> None:
     exponents = {f"coupled n={n}": scaled(n) for n in (-2, 0, 2)}
     found = verdict(
         gather_grid(read_results(fabricate(tmp_path / "s", optimizers=exponents, noise=0.001, with_runs=False)))
@@ -255,21 +257,21 @@ def test_ablations_at_one_of_many_sizes_do_not_hide_the_pair(tmp_path: Path) -> 
     assert "3 optimizers" in verdict(gather_grid([*pairs[:6], *others])).loss
 
 
-def test_a_pair_beside_as_many_other_sizes_is_not_the_whole_story(tmp_path: Path) -> None:
+def test_a_tied_pair_and_an_untied_pair_are_judged_together(tmp_path: Path) -> None:
     tied = read_results(fabricate(tmp_path / "a", sizes=(("30M", 30_000_000, 10**9),), with_runs=False))
     settings = {f"untied {name}": {**each, "tied": False} for name, each in OPTIMIZERS.items()}
     sizes = (("30M", 49_000_000, 10**9),)
     untied = read_results(fabricate(tmp_path / "b", sizes=sizes, optimizers=settings, with_runs=False))
     found = verdict(gather_grid([*tied, *untied]))
     assert in_order(found.loss, "4 optimizers", NEW, LOSS), found.loss
-    # Tied and untied models of one name stand against each other even where they are the only two.
+    # Tied and untied models of one name are compared even if they are the only two.
     alone = [each for each in (*tied, *untied) if each.optimizer in ("standard", "untied coupled")]
     found = verdict(gather_grid(alone))
     assert found.outcome == "better"
     assert in_order(found.loss, "Untied coupled", LOSS, OLD), found.loss
 
 
-def test_where_one_of_two_models_is_untied_the_output_embeddings_are_named(tmp_path: Path) -> None:
+def test_if_one_of_two_models_is_untied_the_output_embeddings_are_named(tmp_path: Path) -> None:
     for tied in (True, False):
         settings = {"standard": STANDARD, "coupled": {**COUPLED, "tied": tied}}
         results = read_results(fabricate(tmp_path / str(tied), optimizers=settings, with_runs=False))
@@ -293,7 +295,7 @@ def test_a_validation_loss_is_not_called_a_test_loss(tmp_path: Path) -> None:
         assert "validation" not in mixed
 
 
-def test_a_name_of_the_paper_is_kept_for_what_it_means(tmp_path: Path) -> None:
+def test_a_name_from_the_paper_is_used_only_for_its_own_settings(tmp_path: Path) -> None:
     optimizers = {"standard": STANDARD, "coupled": sgd(3)}
     results = read_results(fabricate(tmp_path / "s", optimizers=optimizers, with_runs=False))
     assert [each.label for each in gather_grid(results).variants] == ["standard Adam", "coupled"]
@@ -309,7 +311,7 @@ def test_a_single_optimizer_has_nothing_to_compare(tmp_path: Path) -> None:
     assert OLD not in found.text
 
 
-def test_the_pair_is_standard_first_whatever_the_order_of_the_study(tmp_path: Path) -> None:
+def test_the_pair_starts_with_standard_in_any_order_of_the_study(tmp_path: Path) -> None:
     optimizers = {"sgd f=2": sgd(2), "coupled n=1": scaled(1), "coupled": COUPLED, "standard": STANDARD}
     results = read_results(fabricate(tmp_path / "s", optimizers=optimizers, with_runs=False))
     assert [each.name for each in gather_grid(results).variants] == ["standard", "coupled", "coupled n=1", "sgd f=2"]
@@ -319,12 +321,12 @@ def test_the_pair_is_standard_first_whatever_the_order_of_the_study(tmp_path: Pa
 
 
 def untied_runs(folder: Path, names: dict[str, str], **options: Any) -> list[Result]:
-    """Runs of untied models, the settings by the names in `OPTIMIZERS`."""
+    """Runs of untied models, with the settings of the names in `OPTIMIZERS`."""
     settings = {name: {**OPTIMIZERS[of], "tied": False} for name, of in names.items()}
     return read_results(fabricate(folder, optimizers=settings, untied=True, with_runs=False, **options))
 
 
-def test_of_untied_models_only_the_output_table_is_spoken_of(tmp_path: Path) -> None:
+def test_for_untied_models_only_the_output_table_is_mentioned(tmp_path: Path) -> None:
     names = {"untied standard": "standard", "untied coupled output": "coupled"}
     two = untied_runs(tmp_path / "two", names)
     one_seed = untied_runs(tmp_path / "one", names, seeds=(1,))
@@ -336,7 +338,7 @@ def test_of_untied_models_only_the_output_table_is_spoken_of(tmp_path: Path) -> 
         assert "input" not in text
 
 
-def test_tied_models_beside_untied_ones_have_but_one_table(tmp_path: Path) -> None:
+def test_tied_models_next_to_untied_ones_have_only_one_table(tmp_path: Path) -> None:
     sizes = [("30M", 30_000_000, tokens) for tokens in (10**9, 2 * 10**9)]
     tied = read_results(fabricate(tmp_path / "a", sizes=sizes, with_runs=False))
     untied = untied_runs(tmp_path / "b", {"untied coupled": "coupled"}, sizes=[("30M", 49_000_000, 10**9)])
@@ -364,7 +366,7 @@ def test_the_first_screen_says_which_table_of_an_untied_model_is_measured(tmp_pa
     assert "input" not in note
 
 
-def test_the_verdict_begins_with_what_the_study_leads_with(tmp_path: Path) -> None:
+def test_the_verdict_starts_with_the_lead_of_the_study(tmp_path: Path) -> None:
     results = read_results(fabricate(tmp_path / "s", with_runs=False))
     plain, turned = (
         verdict(gather_grid(results)),
@@ -378,10 +380,10 @@ def test_the_verdict_begins_with_what_the_study_leads_with(tmp_path: Path) -> No
     alone = [each for each in results if each.optimizer == "coupled"]
     assert (
         verdict(gather_grid(alone), ReportSection(lead="embeddings")).text == verdict(gather_grid(alone)).text
-    )  # what to do comes last
+    )  # the advice comes last
 
 
-def test_a_name_with_a_comma_is_told_from_two_names(tmp_path: Path) -> None:
+def test_a_name_with_a_comma_is_distinguished_from_two_names(tmp_path: Path) -> None:
     optimizers = {"standard": STANDARD, "standard, centred": {**STANDARD, "centre": True}, "coupled": COUPLED}
     results = read_results(fabricate(tmp_path / "s", optimizers=optimizers, with_runs=False))
     assert what_was_compared(gather_grid(results))[0].split("; ") == ["Standard Adam", "standard, centred", NEW]

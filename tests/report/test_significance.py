@@ -1,4 +1,4 @@
-"""The three tests against scipy and against hand computation; the shorthand against decimal numbers."""
+"""The three tests compared with scipy and with computation by hand; the shorthand compared with decimal numbers."""
 
 import contextlib
 import io
@@ -30,7 +30,7 @@ directions = st.sampled_from(["lower", "higher"])
 
 
 def varied(*values: list[float]) -> bool:
-    """Whether scipy would find its arithmetic precise enough."""
+    """Whether scipy's arithmetic is precise enough."""
     return all(statistics.stdev(each) > 1e-3 for each in values)
 
 
@@ -51,7 +51,7 @@ def test_paper_test_as_computed_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("difference", "significant"), [(2.383, False), (2.385, True)])
-def test_threshold_separates_what_is_significant(difference: float, significant: bool) -> None:
+def test_threshold_separates_significant_from_other_differences(difference: float, significant: bool) -> None:
     # d_significance of two samples with sigma = 1 and S = 3 is 2.9200 * sqrt(2 / 3) = 2.3842.
     higher = compare([0.0, 1.0, 2.0], [difference + x for x in (0.0, 1.0, 2.0)], "higher")
     lower = compare([0.0, 1.0, 2.0], [x - difference for x in (0.0, 1.0, 2.0)], "lower")
@@ -60,7 +60,7 @@ def test_threshold_separates_what_is_significant(difference: float, significant:
 
 
 @given(samples, samples, directions)
-def test_welch_is_that_of_scipy(x0: list[float], x1: list[float], better: Any) -> None:
+def test_welch_agrees_with_scipy(x0: list[float], x1: list[float], better: Any) -> None:
     assume(varied(x0, x1))
     reference = stats.ttest_ind(x1, x0, equal_var=False, alternative=ALTERNATIVES[better])
     result = compare(x0, x1, better)
@@ -69,7 +69,7 @@ def test_welch_is_that_of_scipy(x0: list[float], x1: list[float], better: Any) -
 
 
 @given(st.lists(st.tuples(losses, losses), min_size=2, max_size=6), directions)
-def test_paired_is_that_of_scipy(pairs: list[tuple[float, float]], better: Any) -> None:
+def test_paired_agrees_with_scipy(pairs: list[tuple[float, float]], better: Any) -> None:
     x0, x1 = (list(column) for column in zip(*pairs, strict=True))
     assume(varied([b - a for a, b in pairs]))
     reference = stats.ttest_rel(x1, x0, alternative=ALTERNATIVES[better])
@@ -79,7 +79,9 @@ def test_paired_is_that_of_scipy(pairs: list[tuple[float, float]], better: Any) 
 
 
 @given(st.integers(2, 8).flatmap(lambda n: st.tuples(*[st.lists(losses, min_size=n, max_size=n)] * 2)), directions)
-def test_paper_claims_only_what_welch_claims(pair: tuple[list[float], list[float]], better: Any) -> None:
+def test_the_papers_test_claims_only_what_welchs_test_claims(
+    pair: tuple[list[float], list[float]], better: Any
+) -> None:
     result = compare(*pair, better)
     assume(result.p_value is not None and result.welch_p is not None)
     if result.significant:
@@ -89,7 +91,7 @@ def test_paper_claims_only_what_welch_claims(pair: tuple[list[float], list[float
 
 
 @given(samples, samples, directions)
-def test_exchanging_the_samples_mirrors_everything(x0: list[float], x1: list[float], better: Any) -> None:
+def test_swapping_the_samples_mirrors_everything(x0: list[float], x1: list[float], better: Any) -> None:
     one, other = compare(x0, x1, better), compare(x1, x0, better)
     assert one.difference == -other.difference
     assert one.threshold == other.threshold
@@ -100,7 +102,7 @@ def test_exchanging_the_samples_mirrors_everything(x0: list[float], x1: list[flo
 
 
 @given(samples, samples)
-def test_the_direction_is_a_matter_of_sign(x0: list[float], x1: list[float]) -> None:
+def test_the_direction_only_flips_the_sign(x0: list[float], x1: list[float]) -> None:
     lower = compare(x0, x1, "lower")
     higher = compare([-x for x in x0], [-x for x in x1], "higher")
     assert (lower.p_value, lower.welch_p, lower.significant) == (higher.p_value, higher.welch_p, higher.significant)
@@ -124,7 +126,7 @@ def test_shift_and_scale_change_no_p_value(
 
 
 @given(samples)
-def test_summary_is_that_of_numpy(values: list[float]) -> None:
+def test_summary_agrees_with_numpy(values: list[float]) -> None:
     summary = summarise(values)
     assert summary.mean == pytest.approx(np.mean(values), abs=1e-12)
     assert summary.std == pytest.approx(np.std(values, ddof=1), abs=1e-6)
@@ -139,7 +141,7 @@ def test_one_seed_makes_no_claim() -> None:
     assert "no claim" in result.notes[0]
 
 
-def test_no_values_make_no_difference() -> None:
+def test_without_values_there_is_no_difference() -> None:
     result = compare([], [1.0, 2.0], "lower")
     assert (result.mean0, result.difference, result.significant) == (None, None, None)
 
@@ -147,10 +149,10 @@ def test_no_values_make_no_difference() -> None:
 @pytest.mark.parametrize(
     ("x1", "t", "p"), [(0.2, math.inf, 0.0), (0.1, 0.0, 0.5), (0.0, -math.inf, 1.0)], ids=["better", "equal", "worse"]
 )
-def test_without_variance_everything_is_defined_and_silent(x1: float, t: float, p: float) -> None:
+def test_without_variance_everything_is_defined_and_nothing_warns(x1: float, t: float, p: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # Three times 0.1 has a mean of 0.10000000000000002 and a deviation of 1e-17 when it is summed naively.
+        # Summed naively, three times 0.1 has a mean of 0.10000000000000002 and a deviation of 1e-17.
         result = compare(dict.fromkeys((1, 2, 3), 0.1), dict.fromkeys((1, 2, 3), x1), "higher")
     assert (result.t, result.threshold) == (t, 0.0)
     assert (result.p_value, result.welch_p, result.paired_p) == (p, p, p)
@@ -159,13 +161,13 @@ def test_without_variance_everything_is_defined_and_silent(x1: float, t: float, 
     assert any("do not vary" in note for note in result.notes)
 
 
-def test_one_constant_sample_is_compared_as_any_other() -> None:
-    # Welch's nu is then that of the other sample alone: a test of its mean against the constant.
+def test_a_constant_sample_is_compared_like_any_other() -> None:
+    # Welch's nu is then that of the other sample: a test of its mean against the constant.
     reference = stats.ttest_1samp([1.0, 2.0, 4.0], 1.0, alternative="greater")
     assert compare([1.0] * 3, [1.0, 2.0, 4.0], "higher").welch_p == pytest.approx(reference.pvalue)
 
 
-def test_missing_values_are_left_out_and_said() -> None:
+def test_missing_values_are_left_out_with_a_note() -> None:
     gaps = compare({1: 1.0, 2: None, 3: 2.0, 4: 5.0}, {1: 2.0, 2: 3.0, 3: math.nan, 4: 7.0, 5: math.inf}, "higher")
     clean = compare({1: 1.0, 3: 2.0, 4: 5.0}, {1: 2.0, 2: 3.0, 4: 7.0}, "higher")
     assert (gaps.p_value, gaps.welch_p, gaps.paired_p) == (clean.p_value, clean.welch_p, clean.paired_p)
@@ -174,7 +176,7 @@ def test_missing_values_are_left_out_and_said() -> None:
     assert clean.notes == ()
 
 
-def test_different_numbers_of_seeds_take_the_smaller_nu() -> None:
+def test_different_numbers_of_seeds_use_the_smaller_nu() -> None:
     x0, x1 = [1.0, 2.0, 3.0, 4.0], [5.0, 7.0]
     result = compare(x0, x1, "higher")
     standard_error = math.sqrt(np.var(x0, ddof=1) / 4 + np.var(x1, ddof=1) / 2)
@@ -207,7 +209,7 @@ def test_summaries_are_enough_for_the_paper_test() -> None:
     assert from_values.first == Summary(3, statistics.fmean(x0), statistics.stdev(x0))
 
 
-def test_only_what_beats_every_other_is_best() -> None:
+def test_only_a_value_that_beats_all_others_is_best() -> None:
     close = {"a": [1.0, 1.1, 1.2], "b": [1.1, 1.2, 1.3], "c": [3.0, 3.1, 3.2]}
     assert better_than_all(close, "lower") is None
     assert better_than_all({"a": close["a"], "c": close["c"]}, "lower") == "a"
@@ -238,7 +240,7 @@ def test_shorthand_counts_units_of_the_last_digit(mean: float, std: float | None
 
 
 @given(st.floats(-1e6, 1e6), st.none() | st.floats(0, 1e6), st.integers(0, 6))
-def test_shorthand_is_read_back_as_far_as_it_is_printed(mean: float, std: float | None, decimals: int) -> None:
+def test_shorthand_is_parsed_back_to_the_printed_precision(mean: float, std: float | None, decimals: int) -> None:
     text = shorthand(mean, std, decimals)
     unit = Decimal(1).scaleb(-decimals)
     value = parse_shorthand(text)
@@ -253,13 +255,13 @@ def test_shorthand_is_read_back_as_far_as_it_is_printed(mean: float, std: float 
     assert parse_shorthand(text.replace("(", " (")) == value
 
 
-def test_shorthand_with_a_point_in_the_parentheses_is_still_read() -> None:
-    """The paper and version 0.1 write it so from ten units on."""
+def test_shorthand_with_a_decimal_point_in_the_parentheses_is_still_parsed() -> None:
+    """The paper and version 0.1 use this form from ten units."""
     assert parse_shorthand("25.0(1.1)") == parse_shorthand("25.0(11)") == (25.0, 1.1, 1)
 
 
 @pytest.mark.parametrize("text", ["", "0.123(", "0.1(2)(3)", "nan", "1e5", "1.(2)", "0.1 (-2)"])
-def test_what_is_no_shorthand_is_refused(text: str) -> None:
+def test_invalid_shorthand_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=rf"{re.escape(repr(text))} .*0\.123\(4\)"):
         parse_shorthand(text)
 

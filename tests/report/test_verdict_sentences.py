@@ -1,4 +1,4 @@
-"""The wording of the verdict, in one place: every other test looks at outcomes, names and numbers."""
+"""The wording of the verdict, tested only here; all other tests check outcomes, names and numbers."""
 
 import pytest
 from verdict_samples import (
@@ -160,5 +160,5 @@ EMBEDDINGS_OF_MANY = {
         *((verdict_of_many([], sizes).embeddings, sentence) for sentence, sizes in EMBEDDINGS_OF_MANY.items()),
     ],
 )
-def test_a_verdict_is_said_in_these_words(said: str, sentence: str) -> None:
+def test_the_verdict_has_this_wording(said: str, sentence: str) -> None:
     assert said == sentence

@@ -1,4 +1,4 @@
-"""Losses and ratios of a few seeds, and the verdict on them."""
+"""Losses and ratios of a few seeds, and their verdict."""
 
 from coupled_adam.report.significance import Comparison, compare
 from coupled_adam.report.verdict_sentences import Verdict, verdict_of_pair

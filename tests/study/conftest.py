@@ -1,4 +1,4 @@
-"""What tests of the runner and of the command ask for by name."""
+"""Fixtures for the tests of the runner and of the command."""
 
 from pathlib import Path
 

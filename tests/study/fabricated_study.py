@@ -1,4 +1,4 @@
-"""A study folder as `study run` leaves it, made up at once: results, curves and embeddings with known numbers."""
+"""A made-up study folder, as written by `study run`: results, curves and embeddings with known numbers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -59,11 +59,11 @@ def fabricate(
         optimizers: settings by name.
         sizes: (model, parameters, tokens).
         seeds: of every cell.
-        gain: how much lower the loss of every optimizer but the standard one is.
+        gain: how much lower the loss of every optimizer except the standard one is.
         noise: standard deviation of the loss over seeds.
         metrics: which to fill in.
         with_runs: whether to write run folders.
-        untied: whether the input table has numbers of its own.
+        untied: whether the input table has its own numbers.
     """
     generator = np.random.default_rng(0)
     folder.mkdir(parents=True)
@@ -161,7 +161,7 @@ def write_run(result: Result, centred: bool, untied: bool, generator: np.random.
 
 
 def fabricated_demo(folder: Path, **settings: object) -> Path:
-    """The demo study with made-up numbers, named as its own plan names things."""
+    """The demo study with made-up numbers, using the names of its plan."""
     fabricate(folder, sizes=(("tiny", 364_864, 307_200),), **settings)  # type: ignore[arg-type]
     text = (folder / "results.jsonl").read_text().replace("tiny-307200-", "tiny-307.2k-")
     (folder / "results.jsonl").write_text(text)

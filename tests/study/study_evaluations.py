@@ -1,4 +1,4 @@
-"""A small study whose corpus has a tokenizer, so that its runs can be given tasks; and running it in this process."""
+"""A small study whose corpus has a tokenizer, so that tasks can be evaluated; and running it in this process."""
 
 import sys
 from pathlib import Path
@@ -28,7 +28,7 @@ PAIR = ADAMW + COUPLED
 
 
 def write_text_study(folder: Path, optimizers: str = PAIR, *, evaluation: str = "", **sections: Any) -> Path:
-    """A study of small models, and in `folder / "tasks"` the files of its tasks."""
+    """Write a study of small models, and the files of its tasks in `folder / "tasks"`."""
     write_tasks(folder / "tasks")
     corpus = study_corpus(folder / "corpus")
     write_tokenizer_json(corpus / TOKENIZER_FILE)
@@ -41,7 +41,7 @@ def write_text_study(folder: Path, optimizers: str = PAIR, *, evaluation: str = 
 
 
 def do(file: Path, out: Path, *settings: str, only: tuple[str, ...] = ()) -> dict[str, tuple[Status, str]]:
-    """Do the runs of a study that have no result, one after the other; how each of them ended."""
+    """Run all runs without a result, one after the other; return how each ended."""
     study, left = with_settings(plan(file)[0], settings)
     cells = cells_of(study, left)
     folder = StudyFolder(out)

@@ -1,6 +1,6 @@
-"""Stands in for a worker process: takes tasks and answers at once, as the name of the optimizer says.
+"""A stand-in for a worker process: answers tasks at once, as the name of the optimizer says.
 
-Each task is written to `task.json` beside the run folder's files, with the process that did it.
+Each task is written to `task.json` in the run folder, with the id of the process.
 """
 
 import json
@@ -16,7 +16,7 @@ from coupled_adam.study.results import Result, write_evaluation
 
 
 def do(task: Task) -> tuple[str, str, bool]:
-    """Status, message, and whether the process ends after it."""
+    """Status, message, and whether the process ends afterwards."""
     task.folder.mkdir(parents=True, exist_ok=True)
     first = not (task.folder / "task.json").exists()
     record = {**task.to_json(), "pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "at": time.time()}
@@ -67,7 +67,7 @@ def result_of(task: Task) -> Result:
 
 
 def main() -> None:
-    # As the real worker does: a shell that starts tests in the background leaves SIGINT ignored.
+    # As in the real worker: a shell that starts tests in the background leaves SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for line in sys.stdin:
@@ -81,6 +81,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # As the path of this file stands in sys.argv, it can be found by whoever looks at the processes.
+    # The path of this file is in sys.argv, so the process can be found in the process list.
     assert Path(sys.argv[0]).name == "study_fake_worker.py"
     main()

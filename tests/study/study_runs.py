@@ -1,4 +1,4 @@
-"""Small studies that the tests of runner and command share, and ways to run and to disturb them."""
+"""Small studies for the tests of runner and command, and functions to run and to interrupt them."""
 
 import io
 import os
@@ -26,7 +26,7 @@ from coupled_adam.study.study_display import StudyDisplay
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
 COMMAND = [sys.executable, "-c", "from coupled_adam.commands.study import app; app()"]
-# Real runs that take their time, so that there is time to disturb them, and none of the processor's.
+# Real runs that sleep, so that there is time to interrupt them without using the CPU.
 SLOW_WORKER = """
 import time
 from coupled_adam.study import worker
@@ -67,7 +67,7 @@ def study_corpus(folder: Path) -> Path:
 
 
 def write_study(folder: Path, optimizers: str, *, steps: int = 12, more: str = "", **sections: dict[str, Any]) -> Path:
-    """A study of small models with two seeds, and its base config beside it."""
+    """Write a study of small models with two seeds, and its base config."""
     corpus = folder / "corpus"
     if not corpus.is_dir():
         study_corpus(corpus)
@@ -81,7 +81,7 @@ def write_study(folder: Path, optimizers: str, *, steps: int = 12, more: str = "
 def run_here(
     study_file: Path, out: Path, *, only: tuple[str, ...] = (), jobs: int | None = 1, **options: Any
 ) -> tuple[StudyOutcome, str]:
-    """Run a study with the runner in this process; how it ended, and what was shown."""
+    """Run a study in this process; return how it ended, and its output."""
     study, cells = plan(study_file)
     folder = StudyFolder(out)
     folder.require_fit(study, cells)
@@ -105,7 +105,7 @@ def plan(study_file: Path) -> tuple[Study, list[Cell]]:
 
 
 def comparable(results: list[Result]) -> list[dict[str, Any]]:
-    """What must be the same however often the study was disturbed."""
+    """The results that must not depend on interruptions."""
     return [{key: value for key, value in vars(each).items() if key not in CHANGES_WITH_TIME} for each in results]
 
 

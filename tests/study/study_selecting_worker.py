@@ -1,5 +1,5 @@
-"""Stands in for a worker process of a study that selects a learning rate: the validation loss of a run follows from
-its learning rate and the name of its optimizer, which says where the best one lies, such as "best 0.002"."""
+"""A stand-in for a worker process of a study that selects a learning rate: the validation loss of a run follows from
+its learning rate and the name of its optimizer, which contains the best learning rate, such as "best 0.002"."""
 
 import json
 import math
@@ -21,8 +21,8 @@ FAILS_ONCE = "fails"
 
 
 def selecting_result(task: Task) -> Result:
-    """A result whose validation loss is least at the learning rate that the optimizer's name ends with; "diverges":
-    there is none."""
+    """A result whose validation loss is smallest at the learning rate in the optimizer's name; no loss if the name has
+    "diverges"."""
     name, lr = task.cell.optimizer, task.cell.config.optimizer.lr
     loss = None if name.startswith("diverges") else 3.0 + abs(math.log2(lr / float(name.split(" ")[-1])))
     metrics = {"train_loss": loss, "val_loss": loss}

@@ -1,4 +1,4 @@
-"""A study reads each of its inputs once: the files of a checkpoint for their hash, and the corpus at its start."""
+"""A study reads each input once: checkpoint files for their hash, and the corpus at the start."""
 
 from collections import Counter
 from pathlib import Path
@@ -25,7 +25,7 @@ TASKS = 'task_data = "{}", tasks = ["winogrande"]'
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each file of a checkpoint is read for its hash, by step and name."""
+    """The number of times that each checkpoint file is hashed, by step and name."""
     counts: Counter[str] = Counter()
 
     def noted(path: Path) -> StoredFile:
@@ -38,7 +38,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The corpora that are opened, however that is done: all ways lead through this function."""
+    """The corpora that are opened; all code opens them through this function."""
     folders: list[Path] = []
     open_without_shards = corpus.open_without_shards
 
@@ -90,7 +90,7 @@ def test_the_corpus_of_all_runs_is_opened_once_before_they_start(
         raise UserError("no run begins")
 
     monkeypatch.setattr(launchers, "WORKER", FAKE_WORKER)
-    monkeypatch.setattr(StudyFolder, "prepare", refuse)  # the first thing after all checks
+    monkeypatch.setattr(StudyFolder, "prepare", refuse)  # the first call after all checks
     settings = ("--set", f"model.vocabulary_size={rows}")
     ended = study("run", str(file), "--out", str(tmp_path / "out"), "--jobs", "1", *settings)
     assert ended.exit_code == 2
@@ -98,7 +98,7 @@ def test_the_corpus_of_all_runs_is_opened_once_before_they_start(
     assert opened == [tmp_path / "corpus"]
 
 
-def test_a_corpus_without_a_manifest_is_opened_once_and_its_note_said_once(tmp_path: Path, opened: list[Path]) -> None:
+def test_a_corpus_without_a_manifest_is_opened_once_with_one_note(tmp_path: Path, opened: list[Path]) -> None:
     file = write_study(tmp_path, COUPLED, model={"vocabulary_size": "auto"})
     (tmp_path / "corpus" / "manifest.json").unlink()
     said: list[str] = []

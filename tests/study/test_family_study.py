@@ -1,4 +1,4 @@
-"""Studies with members of the family of second moments: their names, their settings, and what is finished already."""
+"""Studies with members of the family of second moments: names, settings, and runs that are already finished."""
 
 from pathlib import Path
 
@@ -61,13 +61,13 @@ def test_partially_coupled_shares_its_first_two_optimizers_with_single_gpu() -> 
         assert optimizer.row_exponent_start is None
 
 
-def test_study_written_and_read_is_the_same() -> None:
+def test_a_study_is_read_back_unchanged() -> None:
     study = load_study("partially-coupled")
     assert parse_study(to_toml(study), "copy", Path()) == study
 
 
 @pytest.mark.parametrize("name", ["single-gpu", "centring", "single-gpu-scaled"])
-def test_published_results_have_the_hashes_that_their_studies_give_today(name: str) -> None:
+def test_published_results_have_the_current_hashes_of_their_studies(name: str) -> None:
     study, settings = with_settings(load_study(name), ["data.folder=data/enwiki", "data.source=none"])
     planned = {(cell.id, cell.seed): cell.config_hash for cell in cells_of(study, settings)}
     stored = {(result.cell, result.seed): result.config_hash for result in read_results(STORED / name)}
@@ -87,11 +87,11 @@ def test_published_results_have_the_hashes_that_their_studies_give_today(name: s
         ("mean_free=true", False),
     ],
 )
-def test_new_key_changes_the_hash_of_a_run_only_where_it_is_set(change: str, is_same: bool) -> None:
+def test_a_new_key_changes_the_hash_of_a_run_only_if_it_is_set(change: str, is_same: bool) -> None:
     assert (config_hash(load_config("tiny", [f"optimizer.{change}"])) == config_hash(load_config("tiny"))) is is_same
 
 
-def test_third_optimizer_joins_a_study_whose_runs_stay_as_they_are(tmp_path: Path) -> None:
+def test_a_third_optimizer_can_join_a_study_without_changing_its_runs(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = write_study(tmp_path, ADAMW + COUPLED)
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Studies over `optimizer.matrices`: names, hashes, results that a report compares, and what they leave as it was."""
+"""Studies over `optimizer.matrices`: names, hashes, results in a report, and unchanged runs without Muon."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def names(file: Path, *settings: str) -> list[str]:
     return [cell.optimizer for cell in cells if cell.seed == 1]
 
 
-def test_label_says_muon_where_the_matrices_differ_within_a_study(tmp_path: Path) -> None:
+def test_the_label_names_muon_if_the_matrices_differ_within_a_study(tmp_path: Path) -> None:
     file = write_study(tmp_path, ADAMW + COUPLED + ADAMW + MUON + COUPLED + MUON + NAMED)
     assert names(file) == ["standard", "coupled", "standard Muon", "coupled Muon", "ours"]
     cells = cells_of(load_study(str(file)))
@@ -30,13 +30,13 @@ def test_label_says_muon_where_the_matrices_differ_within_a_study(tmp_path: Path
     assert len({cell.config_hash for cell in cells}) == len(cells) - len({cell.seed for cell in cells})
 
 
-def test_label_does_not_say_muon_where_all_have_it(tmp_path: Path) -> None:
+def test_the_label_does_not_name_muon_if_all_have_it(tmp_path: Path) -> None:
     file = write_study(tmp_path, ADAMW + COUPLED)
     assert names(file, "optimizer.matrices=muon") == ["standard", "coupled"]
     assert names(file) == ["standard", "coupled"]
 
 
-def test_an_entry_may_go_back_to_adamw_where_all_others_have_muon(tmp_path: Path) -> None:
+def test_an_entry_may_use_adamw_if_all_others_use_muon(tmp_path: Path) -> None:
     text = write_study(tmp_path, COUPLED + ADAMW + 'set = { "optimizer.matrices" = "adamw" }\n').read_text()
     head, _, entries = text.partition("[[optimizers]]")
     file = tmp_path / "mixed.toml"
@@ -45,7 +45,7 @@ def test_an_entry_may_go_back_to_adamw_where_all_others_have_muon(tmp_path: Path
     assert names(file) == ["coupled Muon", "standard"]
 
 
-def test_result_has_the_settings_of_muon_only_where_they_are_set(tmp_path: Path) -> None:
+def test_a_result_has_the_settings_of_muon_only_if_they_are_set(tmp_path: Path) -> None:
     file = write_study(tmp_path, ADAMW + COUPLED + COUPLED + MUON)
     run_here(file, tmp_path / "out")
     results = read_results(tmp_path / "out")
@@ -60,7 +60,7 @@ def test_result_has_the_settings_of_muon_only_where_they_are_set(tmp_path: Path)
     assert losses["coupled"] != losses["coupled Muon"]
 
 
-def test_numbers_of_the_paper_are_not_those_of_a_run_with_muon_or_a_table_of_its_own() -> None:
+def test_published_numbers_are_not_shown_for_runs_with_muon_or_separate_table_settings() -> None:
     assert paper_optimizers({"embeddings": "adamw"})
     assert not paper_optimizers({"embeddings": "adamw", "matrices": "muon"})
     assert not paper_optimizers({"embeddings": "adamw", "tables": {"lr_factor": 2.0}})

@@ -1,4 +1,4 @@
-"""Loss by token frequency in a study: measured with the test loss, or later, and never by training again."""
+"""Loss by token frequency in a study: measured with the test loss or later, and never by training again."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def forbidden(*_: Any, **__: Any) -> Any:
 
 
 def forget_bins(out: Path) -> None:
-    """Make the results what version 0.1.0 would have written."""
+    """Reduce the results to those of version 0.1.0."""
     for file in out.glob(f"runs/*/seed-*/{EVALUATION}"):
         row = json.loads(file.read_text())
         row["metrics"] = {key: value for key, value in row["metrics"].items() if key not in BIN_KEYS}
@@ -57,7 +57,9 @@ def test_every_run_has_it_and_all_share_the_bins(tmp_path: Path) -> None:
         assert len(shared) == 1
 
 
-def test_results_without_it_are_finished_until_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_without_it_count_as_finished_until_it_is_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, out = write_study(tmp_path, ADAMW), tmp_path / "out"
     do(file, out)
     whole = results(out)
@@ -84,7 +86,7 @@ def test_it_can_be_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_without_the_test_loss_it_is_measured_where_it_is_asked_for(asked: bool, tmp_path: Path) -> None:
+def test_without_the_test_loss_it_is_measured_on_request(asked: bool, tmp_path: Path) -> None:
     file = write_study(tmp_path, ADAMW)
     do(file, tmp_path / "out", "evaluation.test_loss=false", *([ASKING] if asked else []), only=(FIRST,))
     run = results(tmp_path / "out")[FIRST]
@@ -92,7 +94,7 @@ def test_without_the_test_loss_it_is_measured_where_it_is_asked_for(asked: bool,
     assert bins_in(run) == (BIN_KEYS if asked else set())
 
 
-def test_counts_that_cannot_be_read_fail_the_run_by_name_and_its_training_is_kept(
+def test_unreadable_counts_fail_the_run_by_name_and_keep_its_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, out = write_study(tmp_path, ADAMW), tmp_path / "out"

@@ -1,4 +1,4 @@
-"""One run of a study by itself: the time it took, what it says when it is finished, and runs of other processes."""
+"""A single run of a study: its time, its final message, and runs of other processes."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_time_and_energy_add_up_over_all_starts(tmp_path: Path) -> None:
     assert Spent.read(tmp_path) == Spent(18.0, 250.0)
 
 
-def test_a_finished_run_hands_on_what_the_measuring_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_passes_on_the_notes_of_the_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(tmp_path)
     notes = ["the corpus has no test split", "a task was left out"]
     measured = Measured(result_of(task).metrics, 7.0, "val", notes)
@@ -46,7 +46,7 @@ def test_a_finished_run_hands_on_what_the_measuring_says(tmp_path: Path, monkeyp
 
 
 class BusyLauncher:
-    """Answers that another process works on the first task, and finishes none of the others."""
+    """Reports that another process works on the first task, and finishes none of the others."""
 
     slots, leaves_on_stop = 1, False
 
@@ -66,9 +66,7 @@ class BusyLauncher:
         pass
 
 
-def test_a_run_of_another_process_is_not_counted_among_those_that_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_another_process_is_not_counted_as_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_study(tmp_path, ADAMW)
     launcher = BusyLauncher()
     monkeypatch.setattr(runner, "LocalLauncher", lambda _: launcher)

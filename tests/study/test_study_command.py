@@ -39,7 +39,7 @@ def test_list_shows_every_study_with_its_size() -> None:
         assert re.search(rf"│ {name} +│.*│ +{runs} │", shown)
 
 
-def test_what_is_printed_of_the_demo_begins_with_the_embeddings_and_marks_without_bold(tmp_path: Path) -> None:
+def test_the_demo_output_starts_with_the_embeddings_and_marks_values_without_bold(tmp_path: Path) -> None:
     folder = fabricated_demo(tmp_path / "demo", with_runs=False)
     for result in read_results(folder):
         result.run_folder.mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_the_folder_is_compared_with_the_study_once(tmp_path: Path, monkeypatch:
     assert compared == [Path("out")]
 
 
-def test_the_column_of_a_single_optimizer_is_headed_by_it_and_its_tokens(tmp_path: Path) -> None:
+def test_the_column_of_a_single_optimizer_is_named_after_it_and_its_tokens(tmp_path: Path) -> None:
     write_study(tmp_path, COUPLED)
     alone = study("run", "study.toml", "--out", "alone").output
     assert re.search(r"┃ +┃ +1.54k ┃\n┃ +┃ +coupled ┃", alone), alone
@@ -138,7 +138,7 @@ def test_a_failed_run_gives_exit_code_1_and_is_shown_by_status(tmp_path: Path) -
     file = write_study(tmp_path, FAILING)
     result = study("run", str(file), "--out", "out")
     assert result.exit_code == 1
-    assert "small-1.536k-fails/seed-1: the loss is nan" in result.output  # as the stand-in says
+    assert "small-1.536k-fails/seed-1: the loss is nan" in result.output  # from the stand-in
     assert re.search(rf"2 runs .*: coupled-adam study run {file} --out out\n", result.output), result.output
     shown = study("status", "out").output
     assert re.search(r"small-1\.536k-fails/seed-2 +│ failed +│.*loss is nan", shown)
@@ -148,7 +148,7 @@ def test_a_failed_run_gives_exit_code_1_and_is_shown_by_status(tmp_path: Path) -
     assert study("run", str(file), "--out", "out").exit_code == 0
 
 
-def test_status_shows_training_and_test_loss_in_columns_of_their_own(tmp_path: Path) -> None:
+def test_status_shows_training_and_test_loss_in_separate_columns(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     study("run", str(file), "--out", "out", "--only", "*-coupled")
     result = next(each for each in read_results(Path("out")) if each.seed == 2)
@@ -157,13 +157,13 @@ def test_status_shows_training_and_test_loss_in_columns_of_their_own(tmp_path: P
     assert [head.strip() for head in lines[2].strip("┃").split("┃")][2:] == ["step", "training loss", "test loss"]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines[4:8]]
     rows = {label: rest for label, _, *rest in cells}
-    assert rows["small-1.536k-coupled/seed-2"] == ["12/12", "9.2500", f"{result.metrics['loss']:.4f}"]
+    assert rows["small-1.536k-coupled/seed-2"] == ["12/12", "9.250", f"{result.metrics['loss']:.3f}"]
     assert rows["small-1.536k-standard/seed-2"] == ["", "", ""]
 
 
 @pytest.mark.parametrize("command", ["status", "report"])
 @pytest.mark.parametrize("folder", ["nowhere", "empty"])
-def test_what_is_no_folder_of_a_study_is_refused_with_an_example(command: str, folder: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_study_is_refused_with_an_example(command: str, folder: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     result = study(command, folder)
     assert result.exit_code == 2
@@ -173,7 +173,7 @@ def test_what_is_no_folder_of_a_study_is_refused_with_an_example(command: str, f
     assert result.output.count("\n") == 1
 
 
-def test_a_report_without_a_finished_run_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_report_without_a_finished_run_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "results.jsonl").write_text("")
     result = study("report", "none")
@@ -231,7 +231,7 @@ def test_parts_of_a_study_with_other_settings_are_not_merged(tmp_path: Path) -> 
     assert not (tmp_path / "both").exists()
 
 
-def test_a_report_finds_what_was_finished_without_the_runner(tmp_path: Path) -> None:
+def test_a_report_finds_runs_finished_without_the_runner(tmp_path: Path) -> None:
     study("run", str(write_study(tmp_path, PAIR)), "--out", "out")
     (tmp_path / "out" / "results.jsonl").write_text("")
     assert study("report", "out").exit_code == 0
@@ -245,7 +245,7 @@ def test_a_report_finds_what_was_finished_without_the_runner(tmp_path: Path) -> 
         ("single-gpu-scaled", ["coupled n=-2", "coupled n=-4", "coupled n=2", "coupled n=4"]),
     ],
 )
-def test_runs_that_two_shipped_studies_share_are_merged(name: str, added: list[str], tmp_path: Path) -> None:
+def test_runs_shared_by_two_built_in_studies_are_merged(name: str, added: list[str], tmp_path: Path) -> None:
     settings = (f"data.folder={study_corpus(tmp_path / 'corpus')}", "data.source=none", "evaluation.wordsim=none")
     options = [part for setting in settings for part in ("--set", setting)]
     for each in ("single-gpu", name):
@@ -311,7 +311,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "named"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_done_is_refused_in_a_line(arguments: list[str], named: str, tmp_path: Path) -> None:
+def test_invalid_commands_are_refused_in_one_line(arguments: list[str], named: str, tmp_path: Path) -> None:
     result = study(*arguments)
     assert result.exit_code == 2
     assert re.search(named, result.output, re.DOTALL), result.output
@@ -319,7 +319,7 @@ def test_what_cannot_be_done_is_refused_in_a_line(arguments: list[str], named: s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_setting_is_said_once() -> None:
+def test_a_wrong_setting_is_reported_once() -> None:
     for setting in ("foo", "optimizer.lrr=1", "optimizer.lr=-1"):
         output = study("run", "demo", "--set", setting).output
         assert output.count("study demo:") == 1, output
@@ -356,7 +356,7 @@ def test_a_tokenizer_that_cannot_be_opened_is_found_before_any_run(
     assert not any(tmp_path.glob("out/runs/*"))
 
 
-def test_status_says_in_a_line_what_it_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_reports_unreadable_files_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from coupled_adam.study import folder
 
     def denied(run_folder: Path) -> bool:
@@ -370,7 +370,9 @@ def test_status_says_in_a_line_what_it_cannot_read(tmp_path: Path, monkeypatch: 
     assert result.output.rstrip().endswith("Permission denied")
 
 
-def test_a_long_study_says_how_long_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_study_prints_its_estimated_time_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from coupled_adam.study import overview
 
     file = write_study(tmp_path, PAIR)
@@ -380,7 +382,7 @@ def test_a_long_study_says_how_long_before_it_starts(tmp_path: Path, monkeypatch
     assert re.search(r"^Small: 4 runs .*\blong, .*\b10\.0 GPU hours", shown, re.MULTILINE), shown
 
 
-def test_what_left_the_study_is_said(tmp_path: Path) -> None:
+def test_runs_removed_from_the_study_are_reported(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     study("run", str(file), "--out", "out")
     file.write_text(file.read_text().replace("seeds = [1, 2]", "seeds = [2]"))
@@ -400,7 +402,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_run(tmp_path: Pat
     assert result.output.count("\n") == 1
 
 
-def test_a_study_goes_on_when_nobody_reads_what_it_shows(tmp_path: Path) -> None:
+def test_a_study_continues_after_its_output_is_closed(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     program = (
         f"import sys; from coupled_adam.study import launchers; launchers.WORKER = {FAKE_WORKER!r}\n"
@@ -429,7 +431,7 @@ def test_missing_data_and_word_pairs_are_found_before_any_run(tmp_path: Path) ->
     assert not any(tmp_path.glob("*/runs/*"))
 
 
-def test_a_corpus_without_test_split_is_said(tmp_path: Path) -> None:
+def test_a_corpus_without_a_test_split_is_reported(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     manifest = tmp_path / "corpus" / "manifest.json"
     values: dict[str, Any] = json.loads(manifest.read_text())
@@ -438,9 +440,7 @@ def test_a_corpus_without_test_split_is_said(tmp_path: Path) -> None:
     assert re.search(r"corpus .*\btest\b.*\bvalidation\b", study("run", str(file)).output)
 
 
-def test_without_submitit_the_slurm_launcher_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_submitit_the_slurm_launcher_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     result = study("run", str(write_study(tmp_path, PAIR)), "--out", "out", "--launcher", "slurm")
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""What killed processes left, and files of a study that are damaged or made to do harm."""
+"""Leftovers of killed processes, and damaged or hostile files of a study."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def study(tmp_path: Path) -> Path:
     )
 
 
-def test_the_next_report_removes_what_a_killed_one_left_and_nothing_else(study: Path) -> None:
+def test_the_next_report_removes_only_leftovers_of_a_killed_one(study: Path) -> None:
     files = [study / name for name in ("report.html", "figures/results.pdf", "tables/main.csv")]
     for path in files:
         path.parent.mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ def test_the_next_report_removes_what_a_killed_one_left_and_nothing_else(study: 
         for name in others:
             (study / name).write_text("not ours")
             os.utime(study / name, (0, 0))
-        young, old = study / ".report.html.1.tmp", study / "figures" / ".results.svg.1.tmp"  # as 0.1.0 named them
+        young, old = study / ".report.html.1.tmp", study / "figures" / ".results.svg.1.tmp"  # names used by 0.1.0
         young.write_text("")
         old.write_text("")
         os.utime(old, (0, 0))
@@ -75,18 +75,18 @@ def test_the_next_report_removes_what_a_killed_one_left_and_nothing_else(study: 
 
 
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_a_nested_line_of_metrics_costs_its_curve_and_not_the_report(study: Path, place: str) -> None:
+def test_a_nested_line_of_metrics_only_removes_its_curve(study: Path, place: str) -> None:
     run = read_results(study)[0].run_folder
     lines = (run / "metrics.jsonl").read_text().splitlines()
     lines.insert({"first": 0, "middle": len(lines) // 2, "last": len(lines)}[place], NESTED)
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert write_report([study], study).is_file()
-    assert bool(curve_of(run, "train", "loss")) == (place == "last")  # as an unfinished last line
+    assert bool(curve_of(run, "train", "loss")) == (place == "last")  # like an unfinished last line
     last_row(run)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
-def test_a_pipe_a_device_or_a_folder_in_a_run_does_not_hold_up_the_report(study: Path, kind: str) -> None:
+def test_a_pipe_a_device_or_a_folder_in_a_run_does_not_block_the_report(study: Path, kind: str) -> None:
     run = read_results(study)[0].run_folder
     for file in ("evaluation.json", "metrics.jsonl", "embeddings.npz", "error.txt"):
         path = run / file
@@ -126,7 +126,7 @@ def changed(study: Path, **changes: object) -> None:
         ("cell", "half a pair \ud83d"),
     ],
 )
-def test_a_result_with_a_value_that_no_run_has_is_refused_naming_its_line(study: Path, key: str, value: object) -> None:
+def test_a_result_with_an_impossible_value_is_refused_with_its_line(study: Path, key: str, value: object) -> None:
     changed(study, **{key: value})
     with pytest.raises(ValueError, match=r"results.jsonl, line 1: ") as caught:
         read_results(study)
@@ -143,6 +143,6 @@ def test_nested_settings_are_refused(study: Path, settings: str) -> None:
 
 
 @pytest.mark.parametrize("content", [f"a = {NESTED}", "a" + ".a" * 20_000 + " = 1", f"a = {'9' * 400}", "\0"])
-def test_a_study_file_that_is_no_plain_toml_is_said_in_the_report(study: Path, content: str) -> None:
+def test_an_invalid_study_file_is_mentioned_in_the_report(study: Path, content: str) -> None:
     (study / "study.toml").write_text(content)
     assert "study.toml" in read_plan(study, read_results(study)).problem

@@ -1,5 +1,5 @@
-"""What a first user meets of `coupled-adam study`: refusals that change nothing, tables with every digit on a narrow
-terminal, how runs stand that are only to be measured, and messages that say where to look."""
+"""First use of `coupled-adam study`: refusals that change nothing, complete tables on a narrow terminal, the status of
+runs that still have to be measured, and messages with the next step."""
 
 import io
 import re
@@ -39,7 +39,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def mark_as_trained(folder: Path) -> list[Cell]:
-    """The checkpoint of the last step, which the stand-in for the worker does not write."""
+    """Write the checkpoint of the last step, which the stand-in for the worker omits."""
     cells = cells_of(load_study(str(folder)))
     for cell in cells:
         (folder / cell.run / "checkpoints" / f"step-{cell.config.total_steps}").mkdir(parents=True)
@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED.values(), ids=REFUSED)
-def test_a_refused_study_leaves_a_finished_one_as_it_was(
+def test_a_refused_study_does_not_change_a_finished_one(
     arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_study(tmp_path, PAIR)
@@ -85,7 +85,7 @@ def test_a_refused_study_leaves_a_finished_one_as_it_was(
 @pytest.mark.parametrize(
     ("arguments", "words"), [REFUSED[name] for name in ("no lm-eval", "no submitit", "no word pairs")]
 )
-def test_a_refused_study_leaves_no_folder_behind(
+def test_a_refused_study_creates_no_folder(
     arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_study(tmp_path, PAIR)
@@ -95,10 +95,10 @@ def test_a_refused_study_leaves_no_folder_behind(
     assert words in study("run", str(file), "--out", "runs/out", *arguments).output
     assert not (tmp_path / "runs").exists()
     assert words in study("run", str(file), "--out", "empty", *arguments).output
-    assert (tmp_path / "empty").is_dir()  # which was there before
+    assert (tmp_path / "empty").is_dir()  # which existed before
 
 
-def test_trained_runs_that_lack_a_measure_are_to_be_measured(tmp_path: Path) -> None:
+def test_trained_runs_without_a_requested_metric_are_listed_as_to_be_measured(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     study("run", str(file), "--out", "out")
     asked = load_study(str(file)).evaluation.model_copy(update={"theory": True})
@@ -140,7 +140,7 @@ def test_a_narrow_terminal_shows_every_digit(more: tuple[str, ...], tmp_path: Pa
     lines = [line for line in shown.splitlines() if line[:1] in "┏┃│└"]
     if not more:
         assert max(map(len, lines)) <= NARROW
-    # What all rows share is left out; no line is drawn between optimizers of one size.
+    # Columns with equal values are left out; no line is drawn between optimizers of one size.
     assert "307k" not in shown
     assert shown.count("├") == 0
 
@@ -169,14 +169,14 @@ def test_a_few_optimizers_with_long_names_keep_their_digits(tmp_path: Path) -> N
         assert f" {name} ┃" in shown
 
 
-def test_a_wide_terminal_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_wide_terminal_is_not_changed(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "s", optimizers=MANY, with_runs=False)
     table = to_rich_comparison(build_tables(gather_grid(read_results(folder)))[0])
     assert wide_enough(Console(width=300), table).width == 300
     assert wide_enough(Console(width=20), table).width > 60
 
 
-def test_a_console_that_has_lost_its_reader_stays_quiet(tmp_path: Path) -> None:
+def test_a_console_whose_reader_is_gone_stays_quiet(tmp_path: Path) -> None:
     folder = fabricate(tmp_path / "s", with_runs=False)
     table = to_rich_comparison(build_tables(gather_grid(read_results(folder)))[0])
     lost = Console(quiet=True, file=io.StringIO())
@@ -189,7 +189,7 @@ def repeated(folders: list[Path], out: Path) -> list[str]:
     return commands(read_plans(folders, results), results, out)[1:]
 
 
-def test_to_repeat_a_report_the_new_runs_are_reported(tmp_path: Path) -> None:
+def test_the_command_to_repeat_a_report_uses_the_new_runs(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     for name, pattern in (("a b", "*-standard"), ("c", "*-coupled")):
         study("run", str(file), "--out", name, "--only", pattern)
@@ -202,14 +202,14 @@ def test_to_repeat_a_report_the_new_runs_are_reported(tmp_path: Path) -> None:
         run_second,
         "coupled-adam study report 'a b-again' c-again --out both",
     ]
-    # What cannot be run again is taken as it is.
+    # Folders that cannot be run again are used as they are.
     (second / "study.toml").unlink()
     assert repeated([first, second], both)[1:] == ["coupled-adam study report 'a b-again' c --out both"]
     assert repeated([second], second) == ["coupled-adam study report c"]
     assert repeated([second], both) == ["coupled-adam study report c --out both"]
 
 
-def test_refused_settings_are_those_that_the_user_changed(tmp_path: Path) -> None:
+def test_the_refusal_names_the_settings_that_the_user_changed(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     study("run", str(file), "--out", "out")
     for cell in cells_of(load_study("out")):
@@ -227,20 +227,20 @@ def test_refused_settings_are_those_that_the_user_changed(tmp_path: Path) -> Non
     [
         ("optimizer.lr=3e-5", ["optimizer.lr"]),
         ("data.folder=elsewhere/novels", ["data.folder"]),
-        ("data.folder=elsewhere/corpus", []),  # called the same
+        ("data.folder=elsewhere/corpus", []),  # same name
         ("data.source=files", ["data.source"]),
         ("training.threads=7", []),
         ("checkpoints.minutes=7", []),
     ],
 )
-def test_a_setting_is_named_exactly_where_it_changes_the_hash(setting: str, named: list[str]) -> None:
+def test_a_setting_is_named_exactly_if_it_changes_the_hash(setting: str, named: list[str]) -> None:
     before = load_config("tiny", ["data.folder=data/corpus", "data.source=none"])
     now = load_config("tiny", ["data.folder=data/corpus", "data.source=none", setting])
     assert settings_that_differ(before, now) == named
     assert (config_hash(before) != config_hash(now)) == bool(named)
 
 
-def test_a_name_instead_of_a_folder_is_answered_with_the_folder(tmp_path: Path) -> None:
+def test_a_study_name_in_place_of_a_folder_suggests_the_folder(tmp_path: Path) -> None:
     study("run", str(write_study(tmp_path, PAIR)))
     for command in ("status", "report"):
         result = study(command, "small")

@@ -1,4 +1,4 @@
-"""The last lines of `study run`: how many runs failed or are left, one or several."""
+"""The last lines of `study run`: the number of failed and unfinished runs, one or several."""
 
 import io
 import re

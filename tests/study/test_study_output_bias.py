@@ -20,7 +20,7 @@ LEARNED = COUPLED + 'set = { "model.output_bias" = "learned" }\n'
 NAMED = '[[optimizers]]\nname = "ours"\nembeddings = "adamw"\nset = { "model.output_bias" = "learned" }\n'
 
 
-def test_each_optimizer_may_have_its_own_bias_and_is_called_after_it(tmp_path: Path) -> None:
+def test_each_optimizer_may_have_its_own_bias_and_is_named_after_it(tmp_path: Path) -> None:
     cells = cells_of(load_study(str(write_study(tmp_path, COUPLED + UNIGRAM + LEARNED + NAMED))))
     of_first_seed = [cell for cell in cells if cell.seed == 1]
     assert [cell.optimizer for cell in of_first_seed] == [
@@ -32,7 +32,7 @@ def test_each_optimizer_may_have_its_own_bias_and_is_called_after_it(tmp_path: P
     assert len({cell.parameters for cell in cells}) == 1
 
 
-def test_a_bias_can_be_an_axis_of_the_models_or_that_of_all_runs(tmp_path: Path) -> None:
+def test_a_bias_can_be_set_for_single_models_or_for_all_runs(tmp_path: Path) -> None:
     models = "".join(
         f'[[models]]\nname = "{kind}"\nset = {{ "model.output_bias" = "{kind}" }}\n' for kind in ("unigram", "learned")
     )
@@ -45,14 +45,14 @@ def test_a_bias_can_be_an_axis_of_the_models_or_that_of_all_runs(tmp_path: Path)
     assert {cell.config.model.output_bias for cell in cells_of(study, left)} == {"none"}
 
 
-def test_an_unknown_bias_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_an_unknown_bias_is_reported_before_anything_starts(tmp_path: Path) -> None:
     file = write_study(tmp_path, COUPLED + 'set = { "model.output_bias" = "bigram" }\n')
     with pytest.raises(ValueError, match=r'model\.output_bias = "bigram"'):
         cells_of(load_study(str(file)))
 
 
 def test_only_a_bias_that_is_set_changes_the_hash() -> None:
-    """The hash of a run that has none is that of version 0.1.0, which `test_study_rows` holds."""
+    """The hash of a run without one is that of version 0.1.0, which `test_study_rows` checks."""
     plain = load_config("tiny")
     assert config_hash(plain) == config_hash(load_config("tiny", ["model.output_bias=none"]))
     hashes = {config_hash(load_config("tiny", [f"model.output_bias={kind}"])) for kind in ("unigram", "learned")}
@@ -77,6 +77,6 @@ def test_a_report_compares_runs_with_and_without_a_bias_at_one_size(tmp_path: Pa
     assert losses["coupled"] != losses["coupled learned bias"]
 
 
-def test_numbers_of_the_paper_are_not_those_of_a_model_with_a_bias() -> None:
+def test_published_numbers_are_not_shown_for_a_model_with_a_bias() -> None:
     assert paper_optimizers({"embeddings": "adamw"})
     assert not paper_optimizers({"embeddings": "adamw", "output_bias": "unigram"})

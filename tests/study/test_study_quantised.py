@@ -1,4 +1,4 @@
-"""The loss with rounded tables in a study: where it is asked for, later too, and never by training again."""
+"""The loss with rounded tables in a study: measured on request, also later, and never by training again."""
 
 import csv
 from pathlib import Path

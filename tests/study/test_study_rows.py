@@ -1,4 +1,4 @@
-"""Rows that a study leaves open (`model.vocabulary_size = "auto"`): its runs, their hashes, its folder."""
+"""Studies with `model.vocabulary_size = "auto"`: runs, hashes and folder."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ LEFT_OPEN = {"model": {"vocabulary_size": "auto"}}
 
 @pytest.mark.parametrize("name", ["single-gpu", "single-gpu-scaled", "centring", "untied-heads"])
 def test_runs_of_the_first_version_are_still_runs_of_their_study(name: str) -> None:
-    """Their rows were a number in the preset; it is part of the hash of their settings."""
+    """Their presets had a fixed number of rows, which is part of the hash."""
     text = ["data.folder=data/enwiki", "data.source=none"]
     now = {cell.label: cell.config_hash for cell in cells_of(*with_settings(load_study(name), text))}
     stored = read_results(STORED / name)
@@ -28,7 +28,7 @@ def test_runs_of_the_first_version_are_still_runs_of_their_study(name: str) -> N
     assert {f"{each.cell}/seed-{each.seed}": each.config_hash for each in stored}.items() <= now.items()
 
 
-def test_rows_left_open_give_the_hash_of_their_number() -> None:
+def test_automatic_rows_have_the_hash_of_their_number() -> None:
     for preset, rows in (("tiny", 4096), ("gpt2-125m", 50304)):
         numbered = load_config(preset, [f"model.vocabulary_size={rows}"])
         assert config_hash(load_config(preset)) == config_hash(numbered)
@@ -40,7 +40,7 @@ def test_rows_left_open_give_the_hash_of_their_number() -> None:
 
 @pytest.mark.parametrize("models", ["", '[[models]]\nname = "S"\n'])
 @pytest.mark.parametrize("override", [{}, {"model.vocabulary_size": "auto"}])
-def test_a_study_folder_means_the_same_runs_without_the_corpus(
+def test_a_study_folder_gives_the_same_runs_without_the_corpus(
     models: str, override: dict[str, Any], tmp_path: Path
 ) -> None:
     file = write_study(tmp_path, ADAMW + COUPLED + models, **LEFT_OPEN)
@@ -55,17 +55,17 @@ def test_a_study_folder_means_the_same_runs_without_the_corpus(
     assert [(cell.label, cell.config_hash) for cell in cells_of(parse_study(to_toml(kept), "copy", Path()))] == before
 
 
-def test_a_number_of_rows_in_the_study_stays(tmp_path: Path) -> None:
+def test_a_number_of_rows_in_the_study_is_kept(tmp_path: Path) -> None:
     study = load_study(str(write_study(tmp_path, COUPLED, model={"vocabulary_size": 128})))
     assert with_rows_in_numbers(study, cells_of(study)) == study
 
 
-def test_a_tokenizer_of_unknown_size_is_said_with_its_runs() -> None:
+def test_a_tokenizer_of_unknown_size_is_reported_with_its_runs() -> None:
     with pytest.raises(ValueError, match=r"study demo: .*data\.tokenizer = \"o400k\".*\(tiny, standard .*\b1\b"):
         cells_of(*with_settings(load_study("demo"), ["data.folder=data/not-there", "data.tokenizer=o400k"]))
 
 
-def test_a_study_runs_and_writes_down_its_rows(tmp_path: Path) -> None:
+def test_a_study_runs_and_records_its_rows(tmp_path: Path) -> None:
     file = write_study(tmp_path, COUPLED, **LEFT_OPEN)
     outcome, _ = run_here(file, tmp_path / "out", only=("*/seed-1",))
     assert (outcome.finished, outcome.failed) == (1, {})

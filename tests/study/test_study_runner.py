@@ -1,6 +1,6 @@
-"""The runner: what is finished stays, what was stopped goes on, what fails is reported and the rest goes on.
+"""The runner: finished runs are kept, stopped runs resume, failures are reported, and the other runs continue.
 
-Most tests put a quick stand-in in the place of the worker process; the last ones train small models and disturb them.
+Most tests replace the worker process by a quick stand-in; the last ones train small models and interrupt them.
 """
 
 import json
@@ -54,7 +54,7 @@ from coupled_adam.study.study_display import Running
 
 
 def named(*names: str) -> str:
-    """Optimizers of these names, each with a learning rate of its own."""
+    """Optimizers with these names, each with its own learning rate."""
     return "".join(
         f'[[optimizers]]\nname = "{name}"\nembeddings = "adamw"\nset = {{ "optimizer.lr" = {number}e-3 }}\n'
         for number, name in enumerate(names, 1)
@@ -62,7 +62,7 @@ def named(*names: str) -> str:
 
 
 def records(out: Path) -> dict[str, dict[str, Any]]:
-    """What the stand-in was asked to do, by run."""
+    """The tasks of the stand-in, by run."""
     found = sorted(out.glob("runs/*/*/task.json"))
     return {"/".join(path.parts[-3:-1]): json.loads(path.read_text()) for path in found}
 
@@ -102,14 +102,14 @@ def test_a_run_that_finishes_after_a_failure_has_no_error_file(tmp_path: Path) -
     assert len(list(out.glob("runs/*/*/error.txt"))) == 2
     run_here(study, out)
     assert list(out.glob("runs/*/*/error.txt")) == []
-    # Of a process that died after its result was written.
+    # From a process that died after writing its result.
     (out / "runs" / "small-1.536k-a" / "seed-1" / "error.txt").write_text("its process was ended by SIGKILL\n")
     run_here(study, out)
     assert list(out.glob("runs/*/*/error.txt")) == []
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_run_measured_for_an_earlier_question_keeps_the_error_of_the_new_one(tmp_path: Path) -> None:
+def test_a_run_with_an_earlier_result_keeps_the_error_of_the_new_measurement(tmp_path: Path) -> None:
     study, out = write_study(tmp_path, named("a")), tmp_path / "out"
     run_here(study, out)
     study.write_text(study.read_text() + '[evaluation]\nwordsim = "words"\n')
@@ -143,7 +143,7 @@ def test_a_run_whose_result_is_damaged_or_of_other_settings_is_done_again(tmp_pa
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_a_new_evaluation_asks_for_is_measured_afterwards(tmp_path: Path) -> None:
+def test_newly_requested_metrics_are_measured_afterwards(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a"))
     run_here(study, tmp_path / "out")
     study.write_text(study.read_text() + '[evaluation]\nwordsim = "words"\n')
@@ -162,7 +162,7 @@ def test_what_a_new_evaluation_asks_for_is_measured_afterwards(tmp_path: Path) -
         ("crashes", "RuntimeError: no"),
     ],
 )
-def test_a_run_that_fails_or_takes_its_process_along_is_reported_and_the_others_go_on(
+def test_a_run_that_fails_or_kills_its_process_is_reported_and_the_others_continue(
     tmp_path: Path, kind: str, reason: str
 ) -> None:
     study = write_study(tmp_path, named("a", kind, "b"))
@@ -195,7 +195,7 @@ worker.main()
 """
 
 
-def test_an_error_that_nobody_expected_fails_its_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_fails_only_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "WORKER", (sys.executable, "-c", REAL_CRASH))
     study = write_study(tmp_path, named("raises", "a")).rename(tmp_path / "mine.toml")
     study.write_text(study.read_text().replace("seeds = [1, 2]", "seeds = 1"))
@@ -206,7 +206,7 @@ def test_an_error_that_nobody_expected_fails_its_run_alone(tmp_path: Path, monke
     assert "Traceback" in error
 
 
-def test_a_worker_that_dies_before_it_made_a_folder_fails_its_run_alone(
+def test_a_worker_that_dies_before_creating_a_folder_fails_only_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launchers, "WORKER", (sys.executable, "-c", "input(); raise SystemExit('no room left')"))
@@ -232,7 +232,7 @@ subprocess.run([sys.executable, "-c", rank, code], stdout=sys.stderr)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the processes")
-def test_a_worker_that_is_killed_takes_its_ranks_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_ends_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "WORKER", (sys.executable, "-c", FAMILY))
     worker = launchers.Worker(dict(os.environ))
     wait_until(lambda: os.fstat(worker.errors.fileno()).st_size > 0)
@@ -264,7 +264,7 @@ def test_jobs_run_at_the_same_time_and_share_the_cores(tmp_path: Path, monkeypat
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_run_that_was_begun_keeps_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_run_keeps_its_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_processes", lambda: 6)
     study = write_study(tmp_path, named("a"))
     begun = tmp_path / "out" / "runs" / "small-1.536k-a" / "seed-1"
@@ -286,7 +286,7 @@ def test_a_run_that_was_begun_keeps_its_threads(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("quick")
-def test_every_worker_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_worker_has_its_own_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "visible_gpus", lambda: ["4", "7"])
     run_here(write_study(tmp_path, named("late")), tmp_path / "out", jobs=None)
     found = list(records(tmp_path / "out").values())
@@ -296,7 +296,7 @@ def test_every_worker_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_single_worker_has_one_gpu_and_its_energy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_worker_has_one_gpu_and_only_its_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "visible_gpus", lambda: ["4", "7"])
     run_here(write_study(tmp_path, named("a")), tmp_path / "out", jobs=1)
     found = list(records(tmp_path / "out").values())
@@ -304,7 +304,7 @@ def test_a_single_worker_has_one_gpu_and_its_energy_alone(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("quick")
-def test_only_what_the_pattern_means_is_run(tmp_path: Path) -> None:
+def test_only_runs_that_match_the_pattern_are_run(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a", "b"))
     outcome, _ = run_here(study, tmp_path / "out", only=("*-b/seed-2",))
     assert (outcome.finished, list(records(tmp_path / "out"))) == (1, ["small-1.536k-b/seed-2"])
@@ -335,7 +335,7 @@ def test_a_signal_stops_the_runs_and_starts_no_more(tmp_path: Path) -> None:
 def test_new_cells_are_added_and_changed_ones_refused(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a"))
     run_here(study, tmp_path / "out")
-    for path in tmp_path.glob("out/runs/*/*"):  # what a real worker leaves there
+    for path in tmp_path.glob("out/runs/*/*"):  # as written by a real worker
         cell = next(cell for cell in plan(study)[1] if cell.run == path.relative_to(tmp_path / "out"))
         write_config(path, cell)
     write_study(tmp_path, named("a", "b"))
@@ -354,7 +354,7 @@ def write_config(run_folder: Path, cell: Any) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_contents_is_refused(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("")
@@ -367,7 +367,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_study_killed_while_its_file_was_written_begins_again(tmp_path: Path) -> None:
+def test_a_study_killed_while_writing_its_file_starts_again(tmp_path: Path) -> None:
     study, out = write_study(tmp_path, named("a")), tmp_path / "out"
     out.mkdir()
     old, young = out / ".study.toml.1.tmp", out / ".results.jsonl.2.tmp"
@@ -379,7 +379,7 @@ def test_a_study_killed_while_its_file_was_written_begins_again(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("quick")
-def test_runs_that_left_the_study_leave_its_results(tmp_path: Path) -> None:
+def test_runs_removed_from_the_study_are_removed_from_its_results(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a", "b"))
     run_here(study, tmp_path / "out")
     study.write_text(study.read_text().replace("seeds = [1, 2]", "seeds = [2, 3]"))
@@ -391,7 +391,7 @@ def test_runs_that_left_the_study_leave_its_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_killed_run_goes_on_from_its_checkpoint_and_not_from_its_last_row(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_from_its_checkpoint_and_not_from_its_last_row(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a"))
     (cell, _), folder = plan(study)[1], tmp_path / "out" / "runs" / "small-1.536k-a" / "seed-1"
     (folder / "checkpoints" / "step-000000004").mkdir(parents=True)
@@ -405,7 +405,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_and_not_from_its_last_row(tmp_
     assert (run.start_step, run.step, run.loss) == (4, 5, 2.5)
 
 
-def test_old_rows_are_of_the_test_split(tmp_path: Path) -> None:
+def test_old_rows_belong_to_the_test_split(tmp_path: Path) -> None:
     study, (cell, _) = plan(write_study(tmp_path, named("a")))
     result = result_of(Task(tmp_path, study.name, cell, study.evaluation))
     assert from_json(to_json(replace(result, loss_split="val")), tmp_path, "row").loss_split == "val"
@@ -415,7 +415,7 @@ def test_old_rows_are_of_the_test_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_folder_holds_all_that_is_needed_to_run_the_study_again(tmp_path: Path) -> None:
+def test_the_folder_contains_everything_needed_to_repeat_the_study(tmp_path: Path) -> None:
     study = write_study(tmp_path, named("a"))
     run_here(study, tmp_path / "out")
     before = [(cell.label, cell.config_hash) for cell in plan(study)[1]]
@@ -426,7 +426,7 @@ def test_the_folder_holds_all_that_is_needed_to_run_the_study_again(tmp_path: Pa
     assert outcome.finished == 2
 
 
-def test_the_corpus_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_corpus_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     study = load_study(str(write_study(tmp_path, named("a"))))
     corpora = runner.prepare_data(cells_of(study, parse_settings(["data.folder=~/corpus"], Config)), print)
@@ -446,7 +446,7 @@ def test_a_run_that_another_process_works_on_is_left_alone(tmp_path: Path, monke
     assert not is_claimed(task.folder)
 
 
-def test_a_run_that_is_finished_already_is_not_done_again_by_a_job(tmp_path: Path) -> None:
+def test_a_job_does_not_repeat_a_finished_run(tmp_path: Path) -> None:
     study, cells = plan(write_study(tmp_path, named("a")))
     task = Task(tmp_path / "out", study.name, cells[0], study.evaluation)
     task.folder.mkdir(parents=True)
@@ -455,7 +455,7 @@ def test_a_run_that_is_finished_already_is_not_done_again_by_a_job(tmp_path: Pat
     assert not (task.folder / "checkpoints").exists()
 
 
-def test_energy_is_power_over_time_of_the_gpus_that_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_is_the_power_of_the_used_gpus_over_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(
         f"#!{sys.executable}\nimport sys, time\n"
@@ -487,7 +487,7 @@ def test_without_nvidia_smi_there_are_no_gpus_and_no_energy(tmp_path: Path, monk
         assert meter.joules is None
 
 
-def test_a_worker_whose_study_is_gone_saves_and_ends(tmp_path: Path) -> None:
+def test_a_worker_without_its_runner_saves_and_ends(tmp_path: Path) -> None:
     study, cells = plan(
         write_study(tmp_path, ADAMW, steps=10**6, training={"threads": 1}, checkpoints={"every": 10**6})
     )
@@ -495,7 +495,7 @@ def test_a_worker_whose_study_is_gone_saves_and_ends(tmp_path: Path) -> None:
     worker = launchers.Worker(dict(os.environ))
     worker.begin(task)
     wait_until(lambda: last_row(task.folder) is not None)
-    worker.close()  # its standard input ends, as when the runner is killed
+    worker.close()  # its standard input is closed, as when the runner is killed
     assert worker.process.returncode == 0
     (checkpoint,) = task.folder.glob("checkpoints/step-*")
     assert int(checkpoint.name.removeprefix("step-")) > 0
@@ -508,7 +508,7 @@ STEPS = 80
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    """A study with real runs, two at a time, one of which cannot succeed: its file, its folder and what was printed."""
+    """A study with real runs, two at a time, one of which fails: its file, its folder and its output."""
     folder = tmp_path_factory.mktemp("study")
     study = write_study(
         folder, OPTIMIZERS, steps=STEPS, training={"threads": 1}, checkpoints={"every": 10}, log={"every": 5}
@@ -543,7 +543,7 @@ def test_real_runs_are_trained_and_measured_and_the_broken_one_is_reported(undis
         assert result.torch == torch.__version__
 
 
-def test_a_loss_of_the_validation_split_says_so(
+def test_a_loss_of_the_validation_split_is_labelled(
     undisturbed: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = read_results(undisturbed[1])[0]
@@ -553,7 +553,7 @@ def test_a_loss_of_the_validation_split_says_so(
     assert measured.metrics["loss"] != result.metrics["loss"]
 
 
-def test_the_last_measures_of_the_training_are_those_of_the_result(undisturbed: tuple[Path, Path, str]) -> None:
+def test_the_last_metrics_of_the_training_equal_the_result(undisturbed: tuple[Path, Path, str]) -> None:
     for result in read_results(undisturbed[1]):
         row = last_row(result.run_folder, "embeddings")
         assert row is not None
@@ -595,7 +595,7 @@ def test_arrays_show_the_same_rows_before_and_after(undisturbed: tuple[Path, Pat
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the workers")
-def test_a_study_killed_again_and_again_ends_as_if_nothing_had_happened(undisturbed: tuple[Path, Path, str]) -> None:
+def test_a_study_killed_repeatedly_ends_with_the_same_results(undisturbed: tuple[Path, Path, str]) -> None:
     study, out, _ = undisturbed
     again = out.with_name("disturbed")
     command = ("run", str(study), "--out", "disturbed", "--only", "*-coupled", "--only", "*-untied", "--jobs", "1")
@@ -614,14 +614,14 @@ def test_a_study_killed_again_and_again_ends_as_if_nothing_had_happened(undistur
     wait_for_a_step()
     process.send_signal(signal.SIGINT)
     printed = process.communicate(timeout=60)[0]
-    if process.returncode != 0:  # else it was quicker
+    if process.returncode != 0:  # otherwise it finished first
         assert process.returncode == 130, printed
         assert re.search(r"SIGINT: \d runs .*: coupled-adam study run ", printed), printed
 
     process = start_command(*command, cwd=out.parent, program=SLOW_COMMAND)
     wait_until(lambda: children_of(process) or process.poll() is not None)
     time.sleep(moments.uniform(0, 3))
-    process.kill()  # the runner alone: its worker saves and ends by itself, while the next one begins
+    process.kill()  # only the runner: its worker saves and ends by itself, while the next one starts
     process.communicate()
 
     process = start_command(*command, cwd=out.parent)
@@ -637,7 +637,7 @@ def test_a_study_killed_again_and_again_ends_as_if_nothing_had_happened(undistur
     assert all(result.folder == out for result in merged)
 
 
-def test_runs_are_started_by_submitit_where_there_is_no_cluster(undisturbed: tuple[Path, Path, str]) -> None:
+def test_submitit_starts_runs_without_a_cluster(undisturbed: tuple[Path, Path, str]) -> None:
     pytest.importorskip("submitit")
     study, out, _ = undisturbed
     outcome, shown = run_here(study, out.with_name("jobs"), only=("*-coupled", "*-broken"), launcher="slurm", jobs=None)

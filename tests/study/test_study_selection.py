@@ -1,5 +1,5 @@
-"""A study that selects a setting: candidates on a seed of their own, the winner by validation loss, and the reported
-runs with it. Most tests have workers that answer at once; the last ones train small models and kill the study."""
+"""A study that selects a setting: candidates with their own seed, the winner by validation loss, and the reported runs
+with it. Most tests use workers that answer at once; the last ones train small models and kill the study."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def quick_selection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def done(out: Path) -> list[str]:
-    """The runs that workers were asked to do."""
+    """The runs given to workers."""
     return sorted("/".join(path.parts[-3:-1]) for path in out.glob("runs/*/*/task.json"))
 
 
@@ -57,11 +57,11 @@ def test_the_smallest_validation_loss_wins() -> None:
     assert choose([1, 2, 4], 2, {1: 3.0, 2: 2.5, 4: 2.6}) == Choice((1, 2, 4), 2, None)
 
 
-def test_nothing_is_chosen_before_every_value_is_finished() -> None:
+def test_nothing_is_selected_before_every_value_is_finished() -> None:
     assert choose([1, 2, 4], 2, {1: 3.0, 2: 2.5}) == Choice((1, 2, 4))
 
 
-def test_a_winner_at_an_edge_asks_for_one_more_value_by_the_ratio_of_the_last_two() -> None:
+def test_a_winner_at_an_edge_adds_a_value_by_the_ratio_of_the_last_two() -> None:
     losses = {1: 3.0, 2: 2.9, 6: 2.8}
     assert choose([1, 2, 6], 2, losses).tried == (1, 2, 6, 18)
     assert choose([1, 2, 6], 2, losses | {18: 2.7}).tried == (1, 2, 6, 18, 54)
@@ -92,7 +92,7 @@ def test_values_beyond_have_few_digits_and_whole_numbers_stay_whole() -> None:
 # The study file
 
 
-def test_a_study_with_a_selection_is_read_back_from_what_is_written(tmp_path: Path) -> None:
+def test_a_study_with_a_selection_is_read_back_unchanged(tmp_path: Path) -> None:
     study = load_study(str(selecting(tmp_path, "a 0.002")))
     assert parse_study(to_toml(study), "copy", Path()) == study
 
@@ -138,7 +138,7 @@ def test_every_optimizer_has_the_same_number_of_trials(tmp_path: Path) -> None:
     assert {cell.config.optimizer.lr for cell in cells if cell.is_candidate and cell.optimizer == "b 0.002"} >= {3e-3}
 
 
-def test_an_optimizer_without_values_is_refused_beside_one_with(tmp_path: Path) -> None:
+def test_an_optimizer_without_values_is_refused_next_to_one_with_values(tmp_path: Path) -> None:
     own = optimizers("b 0.002", more='select = { "optimizer.lr" = [1e-3, 2e-3] }\n')
     with pytest.raises(UserError, match=r"select\.values is missing"):
         plan(write_study(tmp_path, optimizers("a 0.002") + own))
@@ -150,7 +150,7 @@ def test_a_setting_of_an_optimizer_cannot_also_be_selected(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("setting", ["optimizer.lr=1e-3", "seed=5"])
-def test_the_command_line_cannot_set_what_is_selected(tmp_path: Path, setting: str) -> None:
+def test_the_command_line_cannot_set_a_selected_setting(tmp_path: Path, setting: str) -> None:
     path = selecting(tmp_path, "a 0.002")
     result = command("run", str(path), "--out", str(tmp_path / "out"), "--set", setting)
     assert result.exit_code == 2
@@ -182,7 +182,7 @@ def test_reported_runs_have_the_learning_rate_with_the_smallest_validation_loss(
     }
     low, mid = "small-1.536k-low-0.001", "small-1.536k-mid-0.002"
     trials = [f"{mid}-lr{value}/seed-0" for value in ("0.001", "0.002", "0.004")]
-    # The lower edge won, so one more was tried below it, which did not win.
+    # The lower edge won, so another value below it was tried, which did not win.
     trials += [f"{low}-lr{value}/seed-0" for value in ("0.0005", "0.001", "0.002", "0.004")]
     reported = [f"{cell}/seed-{seed}" for cell in (low, mid) for seed in (1, 2)]
     assert done(tmp_path / "out") == sorted(trials + reported)
@@ -217,7 +217,7 @@ def test_a_winner_that_is_no_longer_at_the_edge_loses_its_flag(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("quick_selection")
-def test_a_run_that_was_done_with_another_winner_is_refused(tmp_path: Path) -> None:
+def test_a_run_trained_with_another_winner_is_refused(tmp_path: Path) -> None:
     path = selecting(tmp_path, "a 0.1", select=SELECT + "extend = 0\n")
     run_here(path, tmp_path / "out")
     path.write_text(path.read_text().replace("extend = 0", "extend = 1"))
@@ -230,7 +230,7 @@ def test_a_run_that_was_done_with_another_winner_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("quick_selection")
-def test_where_every_candidate_diverges_no_run_is_reported_and_the_command_fails(tmp_path: Path) -> None:
+def test_if_every_candidate_diverges_no_run_is_reported_and_the_command_fails(tmp_path: Path) -> None:
     path = selecting(tmp_path, "diverges", "mid 0.002")
     outcome, _ = run_here(path, tmp_path / "out")
     assert set(outcome.waiting) == {"small-1.536k-diverges/seed-1", "small-1.536k-diverges/seed-2"}
@@ -241,7 +241,7 @@ def test_where_every_candidate_diverges_no_run_is_reported_and_the_command_fails
 
 
 @pytest.mark.usefixtures("quick_selection")
-def test_a_failed_candidate_holds_back_its_own_selection_alone_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_candidate_blocks_only_its_own_selection_and_is_retried(tmp_path: Path) -> None:
     path = selecting(tmp_path, "fails 0.002", "mid 0.002")
     outcome, _ = run_here(path, tmp_path / "out")
     assert set(outcome.failed) == {f"small-1.536k-fails-0.002-lr{lr}/seed-0" for lr in ("0.001", "0.002", "0.004")}
@@ -253,7 +253,7 @@ def test_a_failed_candidate_holds_back_its_own_selection_alone_and_is_tried_agai
 
 
 @pytest.mark.usefixtures("quick_selection")
-def test_a_part_of_a_study_brings_the_candidates_it_needs(tmp_path: Path) -> None:
+def test_a_part_of_a_study_includes_the_candidates_it_needs(tmp_path: Path) -> None:
     path = selecting(tmp_path, "mid 0.002", "high 0.004")
     run_here(path, tmp_path / "out", only=("*-mid-*/seed-1",))
     assert set(rates(tmp_path / "out")) == {("mid 0.002", 1)}
@@ -264,7 +264,7 @@ def test_a_part_of_a_study_brings_the_candidates_it_needs(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("quick_selection")
-def test_a_dry_run_shows_candidates_and_the_most_runs_there_can_be(tmp_path: Path) -> None:
+def test_a_dry_run_shows_candidates_and_the_maximum_number_of_runs(tmp_path: Path) -> None:
     path = selecting(tmp_path, "mid 0.002", "far 0.1")
     result = command("run", str(path), "--out", str(tmp_path / "out"), "--dry-run")
     assert result.exit_code == 0
@@ -279,11 +279,11 @@ def test_a_dry_run_shows_candidates_and_the_most_runs_there_can_be(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("quick_selection")
-def test_status_shows_the_candidates_and_what_was_selected(tmp_path: Path) -> None:
+def test_status_shows_the_candidates_and_the_selected_values(tmp_path: Path) -> None:
     path = selecting(tmp_path, "far 0.1")
     run_here(path, tmp_path / "out", only=("*lr0.001/seed-0",))
     before = command("status", str(tmp_path / "out"))
-    assert re.search(r"lr0\.001/seed-0 +│ finished .*\d\.\d{4} \(val\)", before.output)
+    assert re.search(r"lr0\.001/seed-0 +│ finished .*\d\.\d{3} \(val\)", before.output)
     assert re.search(r"far-0\.1/seed-1 +│ waiting", before.output)
     assert "Selected" not in before.output
     run_here(path, tmp_path / "out")
@@ -331,14 +331,14 @@ def test_runs_of_different_winners_are_not_merged(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_selection")
-def test_a_report_of_candidates_alone_is_refused(tmp_path: Path) -> None:
+def test_a_report_with_only_candidates_is_refused(tmp_path: Path) -> None:
     path = selecting(tmp_path, "mid 0.002")
     run_here(path, tmp_path / "out", only=("*/seed-0",))
     with pytest.raises(UserError, match="candidates"):
         read_report([tmp_path / "out"])
 
 
-def test_rows_of_earlier_versions_have_nothing_to_do_with_a_selection(tmp_path: Path) -> None:
+def test_rows_of_earlier_versions_have_no_selection(tmp_path: Path) -> None:
     values = json.loads(to_json(read_results(fabricate(tmp_path / "old"))[0]))
     del values["trial"]
     assert from_json(json.dumps(values), tmp_path, "row").trial is None
@@ -369,7 +369,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return path, folder / "out"
 
 
-def test_a_real_selection_takes_the_last_validation_loss_of_its_candidates(undisturbed: tuple[Path, Path]) -> None:
+def test_a_real_selection_uses_the_last_validation_loss_of_its_candidates(undisturbed: tuple[Path, Path]) -> None:
     _, out = undisturbed
     results = read_results(out)
     losses = {}
@@ -386,7 +386,7 @@ def test_a_real_selection_takes_the_last_validation_loss_of_its_candidates(undis
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the workers")
-def test_a_selection_killed_again_and_again_ends_as_if_nothing_had_happened(undisturbed: tuple[Path, Path]) -> None:
+def test_a_selection_killed_repeatedly_ends_with_the_same_result(undisturbed: tuple[Path, Path]) -> None:
     path, out = undisturbed
     command_line = ("run", str(path), "--out", "disturbed", "--jobs", "1")
     again = out.with_name("disturbed")

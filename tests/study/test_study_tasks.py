@@ -1,4 +1,4 @@
-"""Downstream tasks inside a study: asked for, checked, measured once, added later, in tables and report."""
+"""Downstream tasks in a study: requested, checked, measured once, added later, in tables and report."""
 
 import json
 import re
@@ -34,7 +34,7 @@ NO_WORKER = (sys.executable, "-S", "-c", "")
 
 @pytest.fixture(autouse=True)
 def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval's tasks from the folders of the paper's alone: all of them take seconds to read."""
+    """Load only the folders of the paper's tasks from lm-eval; reading all of them takes seconds."""
     whole = harness.task_manager
     monkeypatch.setattr(harness, "task_manager", lambda _: whole(True))
 
@@ -49,18 +49,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copied(trained: Path, tmp_path: Path) -> Path:
-    """The same study, to change it."""
+    """A copy of the study that tests may change."""
     shutil.copytree(trained / "out", tmp_path / "out")
     return tmp_path / "out"
 
 
 def asking(trained: Path, *tasks: str) -> tuple[str, str]:
-    """The settings that ask for tasks."""
+    """The settings that request tasks."""
     return f"evaluation.tasks={','.join(tasks) or 'paper'}", f"evaluation.task_data={trained / 'tasks'}"
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, *, stop_at: int | None = None) -> list[str]:
-    """The tasks that are evaluated from here on; Ctrl-C comes when `stop_at` of them are done."""
+    """Record the evaluated tasks; raise Ctrl-C after `stop_at` of them."""
     evaluate, found = harness.evaluate_task, []
 
     def noted(model: Any, name: str, *rest: Any) -> Any:
@@ -77,7 +77,7 @@ def forbidden(*arguments: Any, **options: Any) -> Any:
     raise AssertionError("this was done before")
 
 
-def test_tasks_asked_for_later_are_measured_without_repeating_anything_else(
+def test_tasks_requested_later_are_measured_without_repeating_anything_else(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = copied(trained, tmp_path)
@@ -98,7 +98,7 @@ def test_tasks_asked_for_later_are_measured_without_repeating_anything_else(
         assert stored.loss is None
 
 
-def test_tasks_are_measured_once_though_the_study_is_stopped_between_them(
+def test_tasks_are_measured_once_even_if_the_study_is_stopped_between_them(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, settings = copied(trained, tmp_path), asking(trained, "arc_easy", "winogrande", "hellaswag")
@@ -134,7 +134,7 @@ def test_eval_of_a_run_agrees_with_its_study_and_adds_to_its_tables(
     assert (means["arc_easy"], means["race"]) == (of_study["arc_easy"], of_eval["race"])
 
 
-def test_limited_tasks_are_measured_again_on_all_documents_and_say_so_until_then(trained: Path, tmp_path: Path) -> None:
+def test_limited_tasks_have_a_note_until_they_are_measured_on_all_documents(trained: Path, tmp_path: Path) -> None:
     out, settings = copied(trained, tmp_path), asking(trained, "arc_easy")
     do(trained / "study.toml", out, *settings, "evaluation.task_limit=2", only=(FIRST,))
     limited = by_label(read_results(out))[FIRST]
@@ -144,11 +144,11 @@ def test_limited_tasks_are_measured_again_on_all_documents_and_say_so_until_then
     assert do(trained / "study.toml", out, *settings, only=(FIRST,))[FIRST][0] == "finished"
     whole = by_label(read_results(out))[FIRST]
     assert whole.metrics[TASK_LIMIT] is None
-    # All documents are enough for a study that asks for two of them.
+    # A result on all documents satisfies a study that requests two of them.
     assert do(trained / "study.toml", out, *settings, "evaluation.task_limit=2", only=(FIRST,)) == {}
 
 
-def test_a_result_lacks_what_was_not_asked_for_before() -> None:
+def test_a_result_lacks_metrics_that_were_not_requested() -> None:
     metrics = {"train_loss": 1.0, "loss": 1.0, "iso": 0.5}
     seven = EvaluationSection.model_validate({"tasks": "paper"})
     assert is_measured(metrics, EvaluationSection())
@@ -158,7 +158,7 @@ def test_a_result_lacks_what_was_not_asked_for_before() -> None:
     assert not is_measured({**metrics, **{task.key: 0.1 for task in PAPER_TASKS}, TASK_LIMIT: 5}, seven)
 
 
-def test_a_limit_stays_until_every_task_it_is_of_was_evaluated_on_all_documents(tmp_path: Path) -> None:
+def test_a_limit_is_kept_until_all_its_tasks_were_evaluated_on_all_documents(tmp_path: Path) -> None:
     first = read_results(fabricate(tmp_path / "study", seeds=(1,)))[0]
     write_evaluation(replace(first, metrics={**first.metrics, "race": 0.2, "lambada": 0.1, TASK_LIMIT: 5}))
     for added, limit in ({"theory_batches": 20.0}, 5), ({"race": 0.3}, 5), ({"race": 0.3, "lambada": 0.2}, None):
@@ -185,7 +185,7 @@ def test_tasks_are_named_in_the_study_file_and_by_set(text: str, tasks: list[str
 
 
 @pytest.mark.parametrize("text", ["3", "[]", "[1]", '""'])
-def test_what_is_no_list_of_tasks_is_refused(text: str) -> None:
+def test_an_invalid_list_of_tasks_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r'evaluation\.tasks\b.*"paper".*lm-eval'):
         with_settings(load_study("demo"), [f"evaluation.tasks={text}"])
 
@@ -210,7 +210,7 @@ def unknown_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str
 
 
 def small_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    # The corpus uses a few tokens of a larger tokenizer: for training a smaller table would do.
+    # The corpus uses a few tokens of a larger tokenizer: a smaller table would suffice for training.
     manifest = folder / "corpus" / MANIFEST_FILE
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "vocabulary_size": 61}))
     return ["--set", "model.vocabulary_size=64"]
@@ -232,7 +232,7 @@ def no_lm_eval(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (no_lm_eval, r"\[eval\]"),
     ],
 )
-def test_what_the_tasks_lack_is_said_before_any_run(
+def test_missing_requirements_of_tasks_are_reported_before_any_run(
     spoil: Any, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launchers, "WORKER", NO_WORKER)
@@ -246,7 +246,7 @@ def test_what_the_tasks_lack_is_said_before_any_run(
     assert not any(tmp_path.glob("out/runs/*"))
 
 
-def test_other_tasks_have_their_own_column_behind_the_papers(tmp_path: Path) -> None:
+def test_other_tasks_have_their_own_column_after_the_papers(tmp_path: Path) -> None:
     results = [
         replace(result, metrics={**result.metrics, "race": 0.3 + 0.1 * place, "piqa_50%": 0.5 + 0.01 * place})
         for place, result in enumerate(read_results(fabricate(tmp_path / "study", with_runs=False)))

@@ -1,4 +1,4 @@
-"""The theory inside a study: milestones, metrics, measured once, added later, in tables, figures and report."""
+"""The theory in a study: milestones, metrics, measured once, added later, in tables, figures and report."""
 
 import math
 import re
@@ -39,7 +39,7 @@ FIGURES = ("theory_second_moment", "theory_constant", "theory_update_sums")
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study with two milestones in each run, and its theory measured in two batches: one seed of each optimizer."""
+    """A study with two milestones per run and its theory measured in two batches; one seed of each optimizer."""
     folder = tmp_path_factory.mktemp("measured")
     file = write_study(folder, ADAMW + COUPLED, checkpoints={"milestones": 2})
     ended = do(file, folder / "out", *ASKING, only=("*/seed-1",))
@@ -48,13 +48,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copied(measured: Path, tmp_path: Path) -> Path:
-    """The same study, to change it."""
+    """A copy of the study that tests may change."""
     shutil.copytree(measured / "out", tmp_path / "out")
     return tmp_path / "out"
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, *, stop_at: int | None = None) -> list[int]:
-    """The checkpoints that are measured from here on; Ctrl-C comes when `stop_at` of them are done."""
+    """Record the measured checkpoints; raise Ctrl-C after `stop_at` of them."""
     measure_checkpoint, found = measure.measure_checkpoint, []
 
     def noted(*arguments: Any, step: int, **options: Any) -> Any:
@@ -93,7 +93,7 @@ def test_metrics_of_the_theory_are_means_and_largest_values_over_the_checkpoints
         }
         for key, (one, two) in expected.items():
             assert math.isclose(metrics[key], (one + two) / 2), key
-        # The loss and the embeddings are there as ever.
+        # Loss and embeddings are measured as usual.
         assert {"loss", "iso", "train_loss"} <= metrics.keys()
 
 
@@ -134,7 +134,7 @@ def test_a_run_trained_without_milestones_has_the_theory_of_its_last_checkpoint(
     result = by_label(read_results(out))[STANDARD]
     assert result.metrics["theory_checkpoints"] == 1
     assert do(file, out, *ASKING, only=(STANDARD,)) == {}
-    # A single checkpoint that `theory RUN` measures is not the theory of the run.
+    # A single checkpoint measured by `theory RUN` is not the theory of the run.
     command = ["theory", str(result.run_folder), "--checkpoint", "12", "--no-page"]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert by_label(read_results(out))[STANDARD] == result
@@ -151,7 +151,7 @@ def test_theory_of_a_run_adds_to_the_results_of_its_study(measured: Path, tmp_pa
     assert rows[STANDARD].metrics["theory_second_moment_r2"] == theory.summary["second_moment_r2"].mean
 
 
-def test_a_study_of_the_theory_keeps_ten_milestones_unless_it_says_otherwise(tmp_path: Path) -> None:
+def test_a_study_of_the_theory_keeps_ten_milestones_by_default(tmp_path: Path) -> None:
     plain = plan(write_study(tmp_path, ADAMW))[1]
     study, _ = with_settings(load_study(str(tmp_path / "study.toml")), ASKING)
     cells = cells_of(study)
@@ -174,7 +174,7 @@ def test_a_result_with_other_batches_is_measured_again() -> None:
     assert not is_measured({**metrics, "theory_batches": 5.0}, asking)
 
 
-def test_a_machine_without_scikit_learn_is_told_before_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scikit_learn_is_reported_before_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(theory_evaluation, "has_scikit_learn", lambda: False)
     (note,) = theory_evaluation.notes_on_theory(EvaluationSection(theory=True))
     assert re.search("^scikit-learn .*mutual information", note), note
@@ -238,7 +238,7 @@ def test_report_shows_theory_and_tasks(measured: Path, tmp_path: Path) -> None:
     assert "theory_updates_coupled_input_mean" in (out / "tables" / "theory.csv").read_text()
 
 
-def test_a_damaged_theory_costs_its_figure_alone(measured: Path, tmp_path: Path) -> None:
+def test_a_damaged_theory_removes_only_its_figure(measured: Path, tmp_path: Path) -> None:
     from coupled_adam.report.figures import theory_figures as figures
 
     out = copied(measured, tmp_path)
@@ -246,14 +246,14 @@ def test_a_damaged_theory_costs_its_figure_alone(measured: Path, tmp_path: Path)
     draws = (figures.draw_second_moments, figures.draw_constants, figures.draw_sums)
     assert all(draw(gather_grid(results)) is not None for draw in draws)
     (out / "runs" / STANDARD / "theory" / "step-000000012.npz").write_bytes(b"")
-    assert figures.draw_second_moments(gather_grid(results)) is not None  # that of the other run
+    assert figures.draw_second_moments(gather_grid(results)) is not None  # of the other run
     for result in results:
         (result.run_folder / "theory" / "theory.json").write_text("{}")
     assert all(draw(gather_grid(results)) is None for draw in draws)
     assert all(draw(gather_grid([])) is None for draw in draws)
 
 
-def test_a_single_checkpoint_is_no_curve(measured: Path, tmp_path: Path) -> None:
+def test_a_single_checkpoint_does_not_make_a_curve(measured: Path, tmp_path: Path) -> None:
     from coupled_adam.report.figures import theory_figures as figures
 
     results = read_results(copied(measured, tmp_path))
@@ -266,7 +266,7 @@ def test_a_single_checkpoint_is_no_curve(measured: Path, tmp_path: Path) -> None
     assert figures.draw_second_moments(gather_grid(results)) is not None
 
 
-def test_theory_of_several_models_is_a_line_for_each(measured: Path) -> None:
+def test_the_theory_of_several_models_has_a_line_for_each(measured: Path) -> None:
     from coupled_adam.report.figures.theory_figures import draw_constants
 
     results = read_results(measured / "out")

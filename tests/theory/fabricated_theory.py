@@ -1,4 +1,4 @@
-"""A measured run that never was: numbers with the paper's shape, for figures, page and command."""
+"""A made-up measured run: numbers similar to the paper's, for figures, page and command."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ SUMS: dict[Optimizer, tuple[float, float, float]] = {
 
 
 def fabricate(run: Path, *, name: str = "tiny", tied: bool = True, steps: tuple[int, ...] = (30, 60, 90)) -> RunTheory:
-    """Write RUN/theory as a measurement leaves it, and give back what is in it."""
+    """Write RUN/theory as a measurement would, and return its contents."""
     generator = np.random.default_rng(0)
     folder = TheoryFolder(run)
     counts = generator.permutation((10**6 / np.arange(1, TOKENS + 1)).astype(np.int64))
@@ -92,7 +92,7 @@ def fabricated_arrays(p: np.ndarray, A: float, generator: np.random.Generator) -
 
 
 def fabricated_checkpoint(step: int, A: float, tied: bool) -> CheckpointTheory:
-    """With sums that vanish where they should."""
+    """Updates whose sums vanish according to the theory."""
     return CheckpointTheory(
         step=step,
         tokens_seen=step * 1024,

@@ -1,4 +1,4 @@
-"""`coupled-adam theory`: what it prints, writes and refuses, on runs that were really trained."""
+"""`coupled-adam theory`: its output, files and refusals, on real runs."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def refusal(*words: object) -> str:
     return " ".join(output.split())
 
 
-def test_it_prints_a_row_for_each_milestone_the_means_and_the_paper_however_narrow_the_terminal(run: Path) -> None:
+def test_it_prints_rows_for_milestones_means_and_the_paper_on_any_terminal(run: Path) -> None:
     printed = (run / "printed.txt").read_text()
     assert re.match(r"run: 3 batches\b.* 2 checkpoints\n", printed)
     rows = [line.split() for line in printed.splitlines() if line.split()[:1] in (["768"], ["1.54k"])]
@@ -55,14 +55,14 @@ def test_it_prints_a_row_for_each_milestone_the_means_and_the_paper_however_narr
     assert LEGEND in printed
 
 
-def test_it_says_in_words_what_the_tables_show(run: Path) -> None:
+def test_it_explains_the_tables_in_words(run: Path) -> None:
     printed = (run / "printed.txt").read_text()
     sentences = findings(TheoryFolder(run).read_run())
     assert len(sentences) == 3
     assert "\n".join(sentences) in printed
 
 
-def test_what_is_printed_is_what_the_paper_says_of_the_sums(run: Path) -> None:
+def test_the_printed_sums_agree_with_the_paper(run: Path) -> None:
     measured = TheoryFolder(run).read_run()
     for checkpoint in measured.checkpoints:
         assert max(checkpoint.gradient_sums["output"]) < 1e-6
@@ -73,7 +73,7 @@ def test_what_is_printed_is_what_the_paper_says_of_the_sums(run: Path) -> None:
         assert sums["coupled"].total == pytest.approx(sums["coupled"].input, abs=1e-5)
 
 
-def test_it_writes_the_page_and_the_figures_and_says_where(run: Path) -> None:
+def test_it_writes_the_page_and_the_figures_and_prints_their_paths(run: Path) -> None:
     written = run / "theory" / "theory.html"
     assert f"Page: {written}" in (run / "printed.txt").read_text()
     [title] = re.findall("<title>(.*)</title>", written.read_text())
@@ -82,7 +82,7 @@ def test_it_writes_the_page_and_the_figures_and_says_where(run: Path) -> None:
     assert names == set(CAPTIONS)
 
 
-def test_json_is_the_record_and_nothing_else_and_nothing_is_measured_twice(
+def test_only_the_record_is_printed_as_json_and_nothing_is_measured_twice(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(theory_page, "write_page", lambda *_: Path("elsewhere.html"))  # drawing it takes seconds
@@ -95,7 +95,7 @@ def test_json_is_the_record_and_nothing_else_and_nothing_is_measured_twice(
     assert (run / "theory" / "step-000000012.npz").stat().st_mtime_ns == before
 
 
-def test_several_runs_stand_beside_each_other_and_one_checkpoint_can_be_chosen(run: Path, tmp_path: Path) -> None:
+def test_several_runs_are_shown_side_by_side_and_one_checkpoint_can_be_selected(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(run, other)
     code, output = theory(run, other, "--batches", 3, "--checkpoint", 6, "--no-page")

@@ -1,4 +1,4 @@
-"""The figures and the page: that they show the numbers they should, say what these say, and nothing else.
+"""The figures and the page show the numbers of the measurement, and text that follows from them.
 
 Letters: V rows of the table.
 """
@@ -59,7 +59,7 @@ def p(run: Path) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def page(run: Path, theory: RunTheory) -> Path:
-    """Of a run with a hostile name, beside another one."""
+    """The page of a run with a hostile name, next to another run."""
     noted = replace(theory, notes=[f"scikit-learn is missing {ATTACK}"])
     return write_page(run, {ATTACK: noted, "other": theory}, ATTACK, {"command": ATTACK})
 
@@ -73,7 +73,7 @@ def line(axes, label: str) -> np.ndarray:
     return np.column_stack(found.get_data())
 
 
-def test_updates_of_the_toy_lie_along_the_hidden_state_and_vanish_but_for_adam() -> None:
+def test_updates_of_the_toy_lie_along_the_hidden_state_and_sum_to_zero_except_for_adam() -> None:
     toy = toy_example()
     assert np.exp(toy.embeddings @ toy.hidden) / np.exp(toy.embeddings @ toy.hidden).sum() == pytest.approx(
         toy.probabilities
@@ -87,7 +87,7 @@ def test_updates_of_the_toy_lie_along_the_hidden_state_and_vanish_but_for_adam()
     assert toy.updates["adam"].sum(0) @ toy.hidden < 0, "rare tokens are pushed away, and the mean with them"
 
 
-def test_the_toy_figure_has_every_update_and_where_each_optimizer_ends() -> None:
+def test_the_toy_figure_shows_every_update_and_its_sum() -> None:
     vectors, chains = draw_gradients_example().axes
     assert len([text for text in vectors.texts if text.arrow_patch is not None]) == 1 + 3 + 2 * 3
     ends = [line for line in chains.lines if line.get_marker() == "o"]
@@ -113,13 +113,13 @@ def test_the_second_moment_is_drawn_with_the_line_of_its_fit(p: np.ndarray, arra
     plain, logarithmic = theory_plots.draw_second_moment(p, arrays.second_moment, fit).axes
     for axes in (plain, logarithmic):
         np.testing.assert_allclose(points(axes), np.column_stack([p, arrays.second_moment]))
-        ends = line(axes, "A p̃, R² = 0.87")
+        ends = line(axes, "A p̃, R² = 0.873")
         assert ends[:, 1] == pytest.approx(3e-5 * ends[:, 0])
         assert ends[1, 0] == p.max()
     assert logarithmic.get_xscale() == logarithmic.get_yscale() == "log"
 
 
-def test_x_leaves_out_tokens_that_never_were_true(p: np.ndarray, arrays: TokenArrays, theory: RunTheory) -> None:
+def test_x_leaves_out_tokens_that_were_never_a_target(p: np.ndarray, arrays: TokenArrays, theory: RunTheory) -> None:
     left, right = theory_plots.draw_x(p, arrays.x_true, arrays.x_false, theory.checkpoints[-1].fits).axes
     shown = np.isfinite(arrays.x_true) & (p > 0)
     assert 0 < shown.sum() < TOKENS
@@ -128,7 +128,7 @@ def test_x_leaves_out_tokens_that_never_were_true(p: np.ndarray, arrays: TokenAr
     assert (left.get_title(), right.get_title()) == ("R² of A p̃: 0.010", "R² of A p̃: 0.930")
 
 
-def test_the_theorem_is_measured_over_predicted_with_the_diagonal(arrays: TokenArrays) -> None:
+def test_the_theorem_figure_plots_measured_over_predicted_with_the_diagonal(arrays: TokenArrays) -> None:
     [axes] = theory_plots.draw_theorem(arrays.squared_gradient, arrays.squared_gradient_predicted).axes
     np.testing.assert_allclose(
         points(axes), np.column_stack([arrays.squared_gradient_predicted, arrays.squared_gradient])
@@ -219,8 +219,8 @@ def with_update(theory: RunTheory, name: str, **changes: float) -> RunTheory:
     return replace(theory, checkpoints=checkpoints)
 
 
-def test_what_is_said_follows_from_the_numbers(theory: RunTheory) -> None:
-    """The one place that holds the words of a verdict."""
+def test_the_text_follows_from_the_numbers(theory: RunTheory) -> None:
+    """The only test that checks the wording of a verdict."""
     assert re.search(r"\b2\.0e-8 .* vanishes\b", finding(theory, "gradients"))
     broken = replace(theory.checkpoints[1], gradient_sums={**theory.checkpoints[1].gradient_sums, "output": [0.3]})
     broken_run = replace(theory, checkpoints=[theory.checkpoints[0], broken])
@@ -234,9 +234,7 @@ def test_what_is_said_follows_from_the_numbers(theory: RunTheory) -> None:
     assert re.search(r"R² = 0\.90\(1\).* 0\.85\(7\)", finding(theory, "second_moment"))
 
 
-def test_the_page_walks_through_the_argument_with_every_figure_and_the_papers_values(
-    page: Path, theory: RunTheory
-) -> None:
+def test_the_page_explains_the_argument_with_every_figure_and_the_papers_values(page: Path, theory: RunTheory) -> None:
     html = page.read_text()
     chapters_of_page = re.findall(r'<li id="([\w-]+)"', html)
     assert chapters_of_page == ["gradients", "updates", "tying", "second-moment", "derivation"]
@@ -247,7 +245,7 @@ def test_the_page_walks_through_the_argument_with_every_figure_and_the_papers_va
         assert finding(theory, chapter.replace("-", "_")) in unescape(html)
 
 
-def test_names_on_the_page_are_text_and_nothing_is_loaded_or_run(page: Path) -> None:
+def test_names_on_the_page_are_escaped_and_nothing_is_loaded_or_run(page: Path) -> None:
     html = page.read_text()
     assert "<script" not in html
     assert "{{ 7 * 7 }}" in html
@@ -260,7 +258,7 @@ def test_names_on_the_page_are_text_and_nothing_is_loaded_or_run(page: Path) -> 
     assert set(re.findall(r'(?:url\(#|href="#)([^")]*)', html)) <= set(ids)
 
 
-def test_figures_are_files_too(page: Path) -> None:
+def test_figures_are_also_written_as_files(page: Path) -> None:
     for name in CAPTIONS:
         svg = (page.parent / "figures" / f"{name}.svg").read_bytes()
         ET.fromstring(svg)
@@ -268,8 +266,8 @@ def test_figures_are_files_too(page: Path) -> None:
         assert (page.parent / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_a_run_with_next_to_nothing_measured_still_has_its_page(tmp_path: Path) -> None:
-    """One checkpoint, no fit, no token that was true: the smallest run there can be."""
+def test_a_run_with_hardly_any_measurements_still_has_a_page(tmp_path: Path) -> None:
+    """One checkpoint, no fit, no target token: the smallest possible run."""
     theory = fabricate(tmp_path, steps=(1,), tied=False)
     none, nothing = Fit(None, None, None, None, 0), TheoremFit(None, None, None, None, None)
     [only] = theory.checkpoints

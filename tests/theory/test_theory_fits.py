@@ -1,4 +1,4 @@
-"""Fits through the origin, mutual information and summaries, against numpy, scipy and known values."""
+"""Fits through the origin, mutual information and summaries, compared with numpy, scipy and known values."""
 
 import math
 
@@ -15,7 +15,7 @@ P = RANDOM.dirichlet(np.full(300, 0.3))
 Y = 0.7 * P + 0.002 * RANDOM.random(300)
 
 
-def test_slope_is_that_of_least_squares_without_intercept():
+def test_slope_equals_least_squares_without_intercept():
     by_lstsq = np.linalg.lstsq(P[:, None], Y, rcond=None)[0][0]
     by_scipy = scipy.optimize.curve_fit(lambda p, A: A * p, P, Y)[0][0]
     slope = fit_through_origin(Y, P).A
@@ -23,14 +23,14 @@ def test_slope_is_that_of_least_squares_without_intercept():
     assert slope == pytest.approx(by_scipy, rel=1e-6)
 
 
-def test_r2_is_uncentred_and_the_centred_one_stands_beside_it():
+def test_r2_is_uncentred_and_the_centred_one_is_also_given():
     fit = fit_through_origin(Y, P)
     residual = sum((y - fit.A * p) ** 2 for y, p in zip(Y, P, strict=True))
     assert fit.r2 == pytest.approx(1 - residual / sum(y**2 for y in Y), rel=1e-12)
     assert fit.r2_centred == pytest.approx(1 - residual / sum((y - sum(Y) / len(Y)) ** 2 for y in Y), rel=1e-9)
 
 
-def test_a_constant_has_an_uncentred_r2_near_zero_as_the_paper_has_for_x_true():
+def test_a_constant_has_an_uncentred_r2_near_zero_like_the_papers_x_true():
     # 0.003 in the paper: (sum p)^2 / (V sum p^2) of a long-tailed p.
     fit = fit_through_origin(np.full(300, 0.9), P)
     assert fit.r2 == pytest.approx(1 / (300 * np.square(P).sum()), rel=1e-9)
@@ -51,7 +51,7 @@ def test_nothing_to_fit_gives_none_and_no_nan():
     assert fit_through_origin(np.zeros(10), P[:10]).r2 is None
 
 
-def test_mutual_information_of_gaussians_is_the_known_one():
+def test_mutual_information_of_gaussians_matches_the_known_value():
     pytest.importorskip("sklearn")
     correlation = 0.9
     x, noise = RANDOM.standard_normal((2, 3000))
@@ -72,7 +72,7 @@ def test_mutual_information_is_none_without_scikit_learn(monkeypatch):
 def test_theorem_fit_against_scipy():
     measured = np.exp(RANDOM.normal(-20, 3, 200))
     predicted = measured * np.exp(RANDOM.normal(0, 0.2, 200))
-    measured[3] = 0.0  # a probability too small for float32: no logarithm, but part of the line
+    measured[3] = 0.0  # a probability too small for float32: it has no logarithm but counts in the fit
     found = theorem_fit(measured, predicted)
     slope = (measured * predicted).sum() / (predicted**2).sum()
     assert found.slope == pytest.approx(slope, rel=1e-12)

@@ -1,4 +1,4 @@
-"""The theory measured on real runs: against loops, against training's own optimizer, and after interruptions."""
+"""The theory measured on real runs, compared with loops and with training's own optimizer, and after interruptions."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ K = 3
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A run with Coupled Adam, whose second moment is not the one that is to be measured."""
+    """A run with Coupled Adam, whose second moment differs from the measured one."""
     return milestone_run(tmp_path_factory.mktemp("theory"), optimizer={"embeddings": "coupled", "max_grad_norm": 0.1})
 
 
@@ -41,13 +41,13 @@ def measured(made):
 
 @pytest.fixture
 def run(made, measured, tmp_path) -> Path:
-    """A copy of the measured run, to be disturbed."""
+    """A copy of the measured run that tests may change."""
     shutil.copytree(made, tmp_path / "run")
     return tmp_path / "run"
 
 
 def steps_measured(run, **options):
-    """The steps of the checkpoints that a call measures, and what it returns."""
+    """The steps of the checkpoints that a call measures, and its result."""
     seen: list[tuple[int, int, int]] = []
     theory = theory_of_run(run, batches=K, on_progress=lambda *values: seen.append(values), **options)
     return sorted({step for _, _, step in seen}), theory
@@ -99,7 +99,7 @@ def test_x_false_of_a_token_that_is_always_certain_is_not_rounding():
     assert float(found.x_false[0]) == pytest.approx(0.0, abs=1e-30)
 
 
-def test_theorem_is_exact_where_h_squared_is_constant_and_not_where_it_follows_the_target():
+def test_theorem_is_exact_if_h_squared_is_constant_and_not_if_it_depends_on_the_target():
     generator = torch.Generator().manual_seed(0)
     signs = torch.randn(400, 4, generator=generator).sign()
     table, targets = torch.randn(V, 4, generator=generator), torch.randint(V, (400,), generator=generator)
@@ -113,7 +113,7 @@ def test_theorem_is_exact_where_h_squared_is_constant_and_not_where_it_follows_t
     assert fitted[1].r2 < 0.95
 
 
-def test_gradient_identity_holds_and_a_wrong_formula_is_seen(monkeypatch):
+def test_gradient_identity_holds_and_a_wrong_formula_is_detected(monkeypatch):
     inputs = head_input(windows(6))
     assert identity_error(*inputs) < 1e-13
     right = identity.gradient_by_formula
@@ -123,8 +123,8 @@ def test_gradient_identity_holds_and_a_wrong_formula_is_seen(monkeypatch):
     assert identity_error(*inputs) > 1e-8
 
 
-def test_second_moment_is_that_of_adamw_on_the_batches_that_follow(made, measured):
-    """Training's own step with AdamW at a learning rate of zero, from the checkpoint of a run with Coupled Adam."""
+def test_second_moment_equals_that_of_adamw_on_the_following_batches(made, measured):
+    """Compared with training steps of AdamW at learning rate zero, from the checkpoint of a run with Coupled Adam."""
     model, config, corpus = load_run(made, checkpoint=6)
     section = config.optimizer.model_copy(update={"embeddings": "adamw"})
     optimizers = build_optimizers(model, section)
@@ -142,7 +142,7 @@ def test_second_moment_is_that_of_adamw_on_the_batches_that_follow(made, measure
     assert np.array_equal(TheoryFolder(made).read_arrays(6).target_counts, counts)
 
 
-def test_what_the_paper_says_is_seen_at_every_checkpoint(measured):
+def test_the_papers_statements_are_confirmed_at_every_checkpoint(measured):
     assert [(each.step, each.tokens_seen) for each in measured.checkpoints] == [(6, 6 * 128), (12, 12 * 128)]
     for each in measured.checkpoints:
         assert each.identity_error < 1e-12
@@ -160,7 +160,7 @@ def test_what_the_paper_says_is_seen_at_every_checkpoint(measured):
     assert measured.notes == []
 
 
-def test_fits_are_over_the_tokens_of_the_corpus_against_its_own_counts(made, measured):
+def test_fits_use_the_tokens_of_the_corpus_and_its_counts(made, measured):
     counts = np.load(made.parent / "corpus" / "unigram.npy")  # 61, of 64 rows
     arrays = TheoryFolder(made).read_arrays(12)
     fit = measured.checkpoints[1].fits["second_moment"]
@@ -174,7 +174,7 @@ def test_mean_embedding_is_without_padding(made, measured):
     assert measured.checkpoints[1].mu_norm == pytest.approx(float(mu.norm()), rel=1e-9)
 
 
-def test_theory_json_holds_what_was_returned(made, measured):
+def test_theory_json_contains_the_returned_numbers(made, measured):
     assert TheoryFolder(made).read_run() == measured
     text = measured.to_json()
     assert run_from_json(text, "theory.json") == measured
@@ -182,7 +182,7 @@ def test_theory_json_holds_what_was_returned(made, measured):
         run_from_json(text.replace('"loss"', '"lost"', 1), "theory.json")
 
 
-def test_nothing_is_measured_twice_not_even_without_weights_and_tokens(run, measured):
+def test_nothing_is_measured_twice_even_without_weights_and_tokens(run, measured):
     shutil.rmtree(run / "checkpoints")
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace("corpus", "gone"))
@@ -191,7 +191,7 @@ def test_nothing_is_measured_twice_not_even_without_weights_and_tokens(run, meas
     assert theory.checkpoints == measured.checkpoints
 
 
-def test_a_measurement_that_was_stopped_goes_on(run, measured):
+def test_a_stopped_measurement_resumes(run, measured):
     (run / "theory" / "step-000000012.json").unlink()
     assert steps_measured(run) == ([12], measured)
     (run / "theory" / "step-000000006.json").write_text('{"of": ')
@@ -199,7 +199,7 @@ def test_a_measurement_that_was_stopped_goes_on(run, measured):
     assert steps_measured(run, fresh=True) == ([6, 12], measured)
 
 
-def test_other_weights_batches_or_precision_are_measured_anew(run):
+def test_other_weights_batches_or_precision_are_measured_again(run):
     record = run / "theory" / "step-000000006.json"
     content = json.loads(record.read_text())
     record.write_text(json.dumps(content | {"of": content["of"] | {"weights": "of another run"}}))
@@ -208,11 +208,11 @@ def test_other_weights_batches_or_precision_are_measured_anew(run):
     assert steps == [12]
     assert "bf16" in theory.notes[0]
     assert [each.step for each in theory.checkpoints] == [12]
-    # What bf16 leaves of a sum that vanishes: more than float32, and little.
+    # In bf16 a vanishing sum has a larger rounding error than in float32, but still a small one.
     assert 1e-6 < max(theory.checkpoints[0].gradient_sums["output"]) < 0.05
 
 
-def test_what_version_0_1_0_measured_is_kept(run, measured):
+def test_measurements_of_version_0_1_0_are_kept(run, measured):
     """It stored twelve digits of another hash of the checkpoint's files."""
     for step in (6, 12):
         state = json.loads((run / "checkpoints" / f"step-{step:09d}" / "state.json").read_text())
@@ -232,7 +232,7 @@ def test_progress_counts_all_batches(run):
 
 
 def test_the_corpus_is_counted_once_for_all_checkpoints(tmp_path, monkeypatch):
-    run = milestone_run(tmp_path)  # of a corpus that nothing was measured on before
+    run = milestone_run(tmp_path)  # of a corpus without earlier measurements
     counted = []
     count = Corpus.unigram
     monkeypatch.setattr(Corpus, "unigram", lambda corpus: counted.append(corpus.folder) or count(corpus))
@@ -240,7 +240,7 @@ def test_the_corpus_is_counted_once_for_all_checkpoints(tmp_path, monkeypatch):
     assert (len(steps), len(counted)) == (2, 1)
 
 
-def test_mutual_information_is_filled_in_where_scikit_learn_is_found_later(run, measured, monkeypatch):
+def test_mutual_information_is_added_when_scikit_learn_is_installed_later(run, measured, monkeypatch):
     pytest.importorskip("sklearn")
     with monkeypatch.context() as without:
         for place in ("coupled_adam.theory.fits", "coupled_adam.theory.measure"):
@@ -271,7 +271,7 @@ def test_an_untied_model_has_updates_of_both_tables(tmp_path):
     assert checkpoint.gradient_sums["total"] == checkpoint.gradient_sums["output"]
 
 
-def test_refusals_name_the_thing_and_the_remedy(run, tmp_path):
+def test_refusals_name_the_problem_and_the_remedy(run, tmp_path):
     plain = milestone_run(tmp_path / "plain", checkpoints={"every": 4, "keep": 2})
     with pytest.raises(UserError, match=r"plain/run: .*--checkpoint STEP \(8, 12\).*checkpoints.milestones=10 --out"):
         theory_of_run(plain)
@@ -305,8 +305,8 @@ def test_a_diverged_checkpoint_is_refused(made, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_arrays_are_named_however_they_are_damaged(measured, made, tmp_path, seed):
-    """Bytes that are wrong anywhere: the archive's own checks, zlib's and numpy's fail in ways of their own."""
+def test_damaged_arrays_are_named_whatever_the_damage(measured, made, tmp_path, seed):
+    """Wrong bytes anywhere: the checks of the archive, zlib and numpy fail in different ways."""
     random, folder = np.random.default_rng(seed), TheoryFolder(tmp_path)
     folder.path.mkdir()
     damaged = bytearray((made / "theory" / "step-000000006.npz").read_bytes())
@@ -317,7 +317,7 @@ def test_arrays_are_named_however_they_are_damaged(measured, made, tmp_path, see
         folder.read_arrays(6)
 
 
-def test_files_that_are_no_arrays_are_named(run, made):
+def test_files_that_are_not_arrays_are_named(run, made):
     path = run / "theory" / "step-000000006.npz"
     for content in (b"", b"junk", (made.parent / "corpus" / "unigram.npy").read_bytes()):
         path.write_bytes(content)

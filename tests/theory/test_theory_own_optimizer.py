@@ -1,4 +1,4 @@
-"""The sum of updates of the run's own optimizer: a member of the family beside SGD, Adam and Coupled Adam."""
+"""The sum of updates of the run's own optimizer: a member of the family next to SGD, Adam and Coupled Adam."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ def gradients(count: int) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("settings", MEMBERS)
-def test_own_update_is_the_step_of_the_reference_at_a_learning_rate_of_one(settings: dict[str, Any]) -> None:
+def test_own_update_equals_the_reference_step_at_a_learning_rate_of_one(settings: dict[str, Any]) -> None:
     state = TableState(betas=BETAS, eps=EPS, momentum=0.9, member=member_of(**settings))
     reference = reference_init(torch.zeros(V, H))
     for gradient in gradients(4):
@@ -59,7 +59,7 @@ def test_own_update_is_the_step_of_the_reference_at_a_learning_rate_of_one(setti
 
 
 @pytest.mark.parametrize("settings", MEMBERS)
-def test_sum_vanishes_exactly_where_updates_are_mean_free(settings: dict[str, Any]) -> None:
+def test_the_sum_vanishes_exactly_if_updates_are_mean_free(settings: dict[str, Any]) -> None:
     state = TableState(betas=BETAS, eps=EPS, momentum=0.9, member=member_of(**settings))
     for gradient in gradients(3):
         state.add(gradient)
@@ -138,7 +138,7 @@ def test_other_runs_have_their_own_column_marked(
     assert theory_metrics(theory)["theory_updates_own"] == theory_metrics(theory)[f"theory_updates_{own}"]
 
 
-def test_untied_input_table_has_the_sum_of_the_member_only_where_it_is_coupled(tmp_path: Path) -> None:
+def test_an_untied_input_table_has_the_sum_of_the_member_only_if_it_is_coupled(tmp_path: Path) -> None:
     for couple, expected in (("output", 3), ("all", 4)):
         run = milestone_run(
             tmp_path / couple, optimizer={"embeddings": "coupled", "couple": couple, **PARTIAL}, model={"tied": False}

@@ -1,4 +1,4 @@
-"""The theory of a run takes Adam's numbers of the table in question, where it has its own."""
+"""The theory of a run uses a table's own Adam settings, if it has any."""
 
 import torch
 
@@ -6,7 +6,7 @@ from coupled_adam.config.run_config import load_config
 from coupled_adam.theory.checkpoint_measures import TableUpdates
 
 
-def test_updates_of_a_table_are_made_with_its_own_decays_and_eps() -> None:
+def test_updates_of_a_table_use_its_own_betas_and_eps() -> None:
     settings = ["model.tied=false", "optimizer.tables.beta1=0.5", "optimizer.input_table.eps=1e-3"]
     optimizer = load_config("tiny", settings).optimizer
     mean = torch.zeros(4)

@@ -1,4 +1,4 @@
-"""Gradients of pseudo-training and the updates rebuilt from them, against training steps and real optimizers."""
+"""Gradients of pseudo-training and the updates from them, compared with training steps and real optimizers."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ def nothing(hidden, targets):
 
 
 def ordinary_gradients(model, batch, max_grad_norm, z_loss=0.0):
-    """Gradients of all parameters by name as a training step has them, and the norm before clipping."""
+    """Gradients of all parameters in a training step, by name, and the norm before clipping."""
     model = copy.deepcopy(model)
     model(batch[:, :-1], batch[:, 1:], z_loss=z_loss).backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
@@ -60,7 +60,7 @@ def test_tables_of_an_untied_model_have_their_own_gradients():
     same_updates(found.input, expected[model.input_table_name])
 
 
-def test_output_part_is_the_formula_of_the_paper_and_the_input_part_is_of_tokens_that_came_in():
+def test_the_output_part_follows_the_papers_formula_and_the_input_part_the_input_tokens():
     model, batch = small_model(), windows(6)
     found = pseudo(model, 0.0).gradients(batch, nothing)
     hidden = model.hidden_states(batch[:, :-1]).detach().flatten(0, 1)
@@ -71,10 +71,10 @@ def test_output_part_is_the_formula_of_the_paper_and_the_input_part_is_of_tokens
     assert torch.equal(found.input.abs().sum(1) > 0, came_in)
 
 
-def test_pieces_give_the_gradients_of_the_whole_batch(monkeypatch):
+def test_gradients_of_pieces_add_up_to_those_of_the_whole_batch(monkeypatch):
     model = small_model()
     whole = pseudo(model).gradients(windows(7), nothing)
-    monkeypatch.setitem(pseudo_training.TOKENS_AT_ONCE, "cpu", 30)  # two samples at once, and one that is left
+    monkeypatch.setitem(pseudo_training.TOKENS_AT_ONCE, "cpu", 30)  # two samples at a time, and one left over
     sizes = []
     parts = pseudo(model).gradients(windows(7), lambda hidden, targets: sizes.append(len(targets)))
     assert sizes == [24, 24, 24, 12]
@@ -83,14 +83,14 @@ def test_pieces_give_the_gradients_of_the_whole_batch(monkeypatch):
     assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
 
 
-def test_z_loss_of_the_run_is_in_the_gradients():
+def test_the_gradients_include_the_z_loss_of_the_run():
     model = small_model()
     found = pseudo(model, 0.0, z_loss=0.1).gradients(windows(6), nothing)
     expected, _ = ordinary_gradients(model, windows(6), 0.0, z_loss=0.1)
     same_updates(found.output + found.input, expected[model.input_table_name])
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_is_not_changed():
     model = small_model()
     before = copy.deepcopy(model.state_dict())
     pseudo(model).gradients(windows(6), nothing)
@@ -118,7 +118,7 @@ def state_after(gradients):
 
 
 def last_update(optimizer, table, gradients):
-    """What the last step of a real optimizer adds to its table, at a learning rate of one."""
+    """The last update of a real optimizer at a learning rate of one."""
     for each in gradients:
         before = table.detach().clone()
         table.grad = (each.output + each.input).to(table.dtype)
@@ -127,7 +127,7 @@ def last_update(optimizer, table, gradients):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "coupled"])
-def test_updates_are_those_of_the_real_optimizers(name, gradients, state):
+def test_updates_match_the_real_optimizers(name, gradients, state):
     table = nn.Parameter(torch.zeros(V, H, dtype=torch.float64))
     options = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": 0.0}
     real = {
@@ -140,7 +140,7 @@ def test_updates_are_those_of_the_real_optimizers(name, gradients, state):
 
 
 @pytest.mark.parametrize("coupled", [False, True])
-def test_updates_are_those_of_algorithm_1(coupled, gradients, state):
+def test_updates_match_algorithm_1(coupled, gradients, state):
     reference = reference_init(torch.zeros(V, H))
     for each in gradients:
         before = reference.embeddings
@@ -151,13 +151,13 @@ def test_updates_are_those_of_algorithm_1(coupled, gradients, state):
     same_updates(state.second_moment(), v_hat.mean(1))
 
 
-def test_sum_of_updates_of_the_output_layer_vanishes_but_for_adam(state):
+def test_sum_of_updates_of_the_output_layer_vanishes_except_for_adam(state):
     mean = torch.ones(H, dtype=torch.float64)
     sums = {name: update_sum(name, state.update(name), mean) for name in ("sgd", "adam", "coupled")}
     assert sums["sgd"].output < 1e-6
     assert sums["coupled"].output < 1e-6
     assert sums["adam"].output > 0.05
-    # What is left of the others is the input layer's.
+    # The remaining sum of the others comes from the input layer.
     for name in ("sgd", "coupled"):
         assert sums[name].total == pytest.approx(sums[name].input, rel=1e-4)
         assert sums[name].input > 0.01

@@ -1,4 +1,4 @@
-"""The theory of a model whose logits have a bias: its probabilities are those of the model, and its sums vanish."""
+"""The theory of a model whose logits have a bias: it uses the model's probabilities, and the sums vanish."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,7 +25,7 @@ def biased_model(*, tied: bool) -> torch.nn.Module:
     return model
 
 
-def test_token_statistics_and_the_identity_have_the_bias() -> None:
+def test_token_statistics_and_the_identity_include_the_bias() -> None:
     model, batch = biased_model(tied=True), windows(6)
     hidden, targets = model.hidden_states(batch[:, :-1]).detach().flatten(0, 1), batch[:, 1:].flatten()
     found = TokenStatistics(model.lm_head.weight.detach(), model.lm_head.bias.detach())
@@ -39,7 +39,7 @@ def test_token_statistics_and_the_identity_have_the_bias() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_gradients_are_those_of_the_model_and_clipping_counts_the_bias(tied: bool) -> None:
+def test_gradients_match_the_model_and_clipping_includes_the_bias(tied: bool) -> None:
     model, batch = biased_model(tied=tied), windows(6)
     model(batch[:, :-1], batch[:, 1:]).backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}

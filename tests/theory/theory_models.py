@@ -1,4 +1,4 @@
-"""Small models and runs that the tests of the theory share. Letters: V rows, H width, B samples, T context."""
+"""Small models and runs for the theory tests. Letters: V rows, H width, B samples, T context."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ def small_model(*, tied: bool = True, architecture: str = "gpt2") -> LanguageMod
 
 
 def windows(B: int, seed: int = 0) -> Tensor:
-    """(B, T + 1) tokens, low ones more often than high ones; the last are never there."""
+    """(B, T + 1) tokens, low ones more often than high ones; the last ones never occur."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.rand(B, T + 1, generator=generator).square() * (V - 4)).long()
 

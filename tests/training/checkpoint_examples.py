@@ -1,4 +1,4 @@
-"""Two small checkpoints that tests damage, and what they hold."""
+"""Two small checkpoints that tests damage, and their contents."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def assert_loads(path: Path | None, step: int) -> None:
 
 
 def write_two_checkpoints(folder: Path) -> None:
-    """Of the steps 1 and 2."""
+    """Write checkpoints of steps 1 and 2."""
     writer = CheckpointWriter(folder, keep=2)
     for step in (1, 2):
         writer.save(step, state_of_step(step), {"tokens": 12345}, tables=TABLES)

@@ -1,8 +1,8 @@
-"""Savers that are killed with SIGKILL at random moments, alone and in twos; what they leave must always be loadable.
+"""Savers that are killed with SIGKILL at random moments, alone and in pairs; a loadable checkpoint must always remain.
 
-Every saver first loads the newest checkpoint, compares it bit for bit with what was saved under its step, and goes on
-saving states that differ in every bit pattern, as fast as it can, keeping only the last one. It says what it found in
-`found`, one line for each start.
+Every saver first loads the newest checkpoint and compares it bitwise with the state saved at its step. It then saves
+states with different random bits as fast as it can, keeping only the last one. It writes what it found to `found`, one
+line per start.
 
 Usage: python checkpoint_kills.py FOLDER KILLS RANKS
 """
@@ -27,14 +27,14 @@ MOST_SECONDS_OF_SAVING = 0.15  # a save takes about a tenth of it
 
 
 def state_of_step(step: int) -> dict[str, Tensor]:
-    """Random bits that depend on the step only."""
+    """Random bits that depend only on the step."""
     generator = torch.Generator().manual_seed(step)
     tensors = {f"model.{i}": torch.randn(37, 11 * i, generator=generator) for i in range(1, 6)}
     return {**tensors, "optimizer.1.step": torch.tensor(float(step))}
 
 
 def save_until_killed(folder: Path, start: int, rank: int, ranks: int, last: bool) -> None:
-    """Check what the last saver left, say so, then save without end."""
+    """Check and record the checkpoint of the last saver, then save forever."""
     if ranks > 1:
         join(folder, f"start{start}", rank, ranks)
     tensors = sharded(state_of_step(-1), ranks)
@@ -68,7 +68,7 @@ def save_until_killed(folder: Path, start: int, rank: int, ranks: int, last: boo
 
 
 def sharded(tensors: dict[str, Tensor], ranks: int) -> dict[str, Tensor]:
-    """Matrices spread over the ranks by rows, unevenly."""
+    """Matrices sharded unevenly by rows."""
     if ranks == 1:
         return tensors
     mesh = init_device_mesh("cpu", (ranks,))
@@ -106,7 +106,7 @@ def main() -> None:
         for pid in moments.sample(pids, len(pids)):
             if not last:
                 os.kill(pid, signal.SIGKILL)
-                time.sleep(moments.choice([0, 0.005]))  # the other rank goes on alone for a moment
+                time.sleep(moments.choice([0, 0.005]))  # the other rank continues alone for a moment
         for pid in pids:
             os.waitpid(pid, 0)
         for path in folder.glob("checkpoints/.*"):

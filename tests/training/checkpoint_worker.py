@@ -1,6 +1,6 @@
-"""Real processes that save and load together: this script forks the ranks of one scenario after the other.
+"""Real processes that save and load together: fork the ranks of one scenario after the other.
 
-They are forked after the imports, so that seventy processes cost little more than one. A rank's outcome is a file,
+They are forked after the imports, so seventy processes cost little more than one. The outcome of a rank is a file,
 `<scenario>.rank<r>`: "ok" or the traceback.
 
 Usage: python checkpoint_worker.py FOLDER [SCENARIO ...]
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo  # the first DTensor asks for it; better here once than in every fork
+import torch._dynamo  # the first DTensor imports it; do it here once instead of in every fork
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,7 +38,7 @@ PARALLELISMS = ("fsdp2", "ddp")
 
 
 class Model(nn.Module):
-    """A tied table, and a layer of 5 rows: on 4 ranks one of them has none."""
+    """A tied table, and a layer of 5 rows: one of 4 ranks has none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Model(nn.Module):
 
 
 def trained(parallelism: str, steps: int) -> tuple[nn.Module, CoupledAdamW]:
-    """A model after some steps on the same batches on every rank; `training_tensors` are made in any case."""
+    """A model after some steps on the same batches on every rank; `training_tensors` exist in any case."""
     model: nn.Module = Model()
     if parallelism == "fsdp2":
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -72,7 +72,7 @@ def trained(parallelism: str, steps: int) -> tuple[nn.Module, CoupledAdamW]:
 
 
 def full(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Whole tensors on every rank, as copies."""
+    """Copies of the full tensors, on every rank."""
     return {name: (t.full_tensor() if isinstance(t, DTensor) else t).clone() for name, t in tensors.items()}
 
 
@@ -82,7 +82,7 @@ def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> list[
 
 
 def save_each_parallelism(folder: Path) -> None:
-    """For those who load on other numbers of ranks: checkpoints, and beside them what must come out."""
+    """Write checkpoints for loading on other numbers of ranks, and the expected values."""
     ranks = dist.get_world_size()
     for parallelism in PARALLELISMS:
         run = folder / f"{parallelism}-{ranks}"
@@ -157,7 +157,7 @@ def a_full_disk_on_one_rank_is_an_error_on_all(folder: Path) -> None:
 
 
 def all_ranks_agree_on_the_newest_good_one(folder: Path) -> None:
-    """Damage in a file that only one of the ranks hashes, and one that only one of them can see at all."""
+    """Damage a file that only one of the ranks hashes, and one that only one of them can see."""
     tensors = {f"model.{i}": torch.full((100 * i,), float(i)) for i in range(1, 9)}
     writer = CheckpointWriter(folder / "agree", keep=3)
     for step in (1, 2, 3):
@@ -189,7 +189,7 @@ def messages_of_the_writer_do_not_mix_with_training(folder: Path) -> None:
             dist.all_reduce(value)
             assert value.eq(dist.get_world_size()).all(), value
         if dist.get_rank() == step % 2:
-            time.sleep(0.02)  # the ranks come to their next collective at different times
+            time.sleep(0.02)  # the ranks reach their next collective at different times
     writer.wait()
     assert load(newest_good(folder / "mix", on_skip=no_skip), tensors) == {"step": 5}
 
@@ -202,7 +202,7 @@ def no_skip(message: str) -> None:
     raise AssertionError(message)
 
 
-# In this order: what is saved first is loaded later.
+# In this order: earlier scenarios save what later ones load.
 SCENARIOS: tuple[tuple[str, Callable[[Path], None], int], ...] = (
     ("save_on_2", save_each_parallelism, 2),
     ("save_on_4", save_each_parallelism, 4),
@@ -218,7 +218,7 @@ SCENARIOS: tuple[tuple[str, Callable[[Path], None], int], ...] = (
 
 
 def join(folder: Path, name: str, rank: int, ranks: int) -> None:
-    """Make this process one of the ranks."""
+    """Join the process group as one of the ranks."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -239,7 +239,7 @@ def run_rank(name: str, scenario: Callable[[Path], None], folder: Path, rank: in
     (folder / f"{name}.rank{rank}").write_text(outcome)
     if outcome == "ok":
         with contextlib.suppress(RuntimeError):
-            dist.barrier()  # who leaves early closes connections on which others may still be waiting
+            dist.barrier()  # a rank that exits early closes connections on which others may still wait
     os._exit(0)
 
 

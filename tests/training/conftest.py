@@ -1,4 +1,4 @@
-"""The corpus and the undisturbed run that many tests of the training read, and none of them changes."""
+"""The corpus and the uninterrupted run that many training tests read and none changes."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def whole_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbed."""
+    """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     train(small_config(corpus), folder)
     return folder

@@ -27,7 +27,7 @@ if __name__ == "__main__":
         annealed = small_config(corpus, training={"parallel": mode}, optimizer=OPTIMIZERS["annealed"])
         stopped(annealed, folder / f"{mode}-resumed", step=5)
         train(annealed, folder / f"{mode}-resumed", resume=True)
-    # Coupled Adam until a signal; then the config in the folder is changed, as a user would with an editor.
+    # Coupled Adam until a signal; then the config in the folder is edited, as a user would.
     common = {"training": {"parallel": "fsdp2"}, "checkpoints": {"keep": 9}}
     stopped(small_config(corpus, **common), folder / "fsdp2-switched", step=5)
     switched = small_config(corpus, **common, optimizer={"row_exponent": 0.25})

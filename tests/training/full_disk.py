@@ -1,4 +1,4 @@
-"""A disk that is full for some files: the system says so when they are brought to it."""
+"""A disk that is full for some files: fsync fails."""
 
 import errno
 import os
@@ -12,8 +12,8 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, is_full: Callable[[Path], bool]) 
     """Let fsync fail as on a full disk.
 
     Args:
-        monkeypatch: takes it back.
-        is_full: asked with the path of every file that is brought to the disk.
+        monkeypatch: restores fsync.
+        is_full: called with the path of every file that is synced.
     """
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("needs /proc to know which file a descriptor is")

@@ -1,6 +1,6 @@
 """Start a run, kill -9 it at a random moment, resume it; twenty times, then let it finish.
 
-Each attempt is a child forked after the imports, which is a process of its own but starts at once.
+Each attempt is a child forked after the imports: a separate process that starts at once.
 
 Usage: kill_worker.py CORPUS FOLDER
 """
@@ -33,7 +33,7 @@ def main() -> None:
     killed = 0
     while killed < KILLS:
         child = fork(train_in_child)
-        if killed % 2:  # else it may die before its first step
+        if killed % 2:  # otherwise it may die before its first step
             wait_for_steps(folder / "metrics.jsonl")
         time.sleep(moments.uniform(0.0, 0.5))
         os.kill(child, signal.SIGKILL)
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def wait_for_steps(metrics: Path) -> None:
-    """Until the run has logged something: at its start it takes away what came after its checkpoint."""
+    """Wait until the run has logged something: at its start it discards rows after its checkpoint."""
     started = time.time()
     while not metrics.exists() or os.stat(metrics).st_mtime < started:
         time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Two ranks, forked after the imports: the monitor of sharded tables against the same table on one rank.
+"""Compare the monitor of sharded tables on two forked ranks with the same table on one rank.
 
 Usage: python monitor_on_ranks.py STORE
 
@@ -24,7 +24,7 @@ from coupled_adam.embeddings import measure
 from coupled_adam.training.embedding_monitor import full_measures, light_measures
 
 H = 8
-# 13 rows are uneven on two ranks, of one row the second rank has none; padding begins in the second rank's part,
+# 13 rows are uneven on two ranks; with one row the second rank has none; padding begins in the second rank's part,
 # between both, in the first rank's part, or not at all.
 SHAPES = [(13, 13), (13, 11), (13, 7), (13, 3), (12, 6), (1, 1), (2, 1)]
 

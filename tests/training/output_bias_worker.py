@@ -1,4 +1,4 @@
-"""Runs with an output bias on two ranks, each whole, and once more stopped and resumed.
+"""Runs with an output bias on two ranks, each uninterrupted, and again stopped and resumed.
 
 Usage: python output_bias_worker.py CORPUS FOLDER
 """

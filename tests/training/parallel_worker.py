@@ -1,6 +1,6 @@
-"""Small runs of every parallelism, one after the other, each in its own folder.
+"""Small runs with every kind of parallelism, one after the other, each in its own folder.
 
-Run by torchrun, once per rank, or with a number of ranks, which are then forked after the imports: they start at once.
+Started by torchrun once per rank, or with a number of ranks, which are then forked after the imports and start at once.
 
 Usage: torchrun --nproc-per-node N parallel_worker.py CORPUS FOLDER
        python parallel_worker.py CORPUS FOLDER RANKS
@@ -21,19 +21,19 @@ from coupled_adam.training.rank_batches import MicroBatch, RankBatches
 
 
 def train(config: Config, folder: Path, *, resume: bool = False) -> None:
-    """One run. It meets at a port of its own: torchrun's store remembers the addresses of the run before."""
+    """One run, with its own port: torchrun's store remembers the addresses of the previous run."""
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     os.environ["MASTER_PORT"] = str(next_port(int(os.environ["MASTER_PORT"])))
     small_runs.train(config, folder, resume=resume)
 
 
 def next_port(port: int) -> int:
-    """Another port, the same on all ranks, below those that the system hands out to other processes by itself."""
+    """Another port, the same on all ranks, below the range of ephemeral ports."""
     return port + 1 if port < 32768 else 10_000 + port % 20_000
 
 
 def stopped(config: Config, folder: Path, step: int) -> None:
-    """Run until the first rank, and it alone, gets a signal."""
+    """Run until the first rank, and only that one, gets a signal."""
     read = RankBatches.micro_batches
 
     def micro_batches(self: RankBatches, asked: int) -> list[MicroBatch]:
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def fork_ranks(ranks: int) -> None:
-    """As torchrun would start them, all on this machine."""
+    """Start the ranks like torchrun, all on this machine."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Small corpora and configs that the tests of whole runs share."""
+"""Small corpora and configs for the tests of complete runs."""
 
 import io
 import json
@@ -25,7 +25,7 @@ TIMES = {"tokens_per_second", "mfu", "memory_bytes"}
 
 
 def write_corpus(folder: Path, seed: int = 0, train_tokens: int = 4000) -> Path:
-    """Text that can be learned: after token i comes mostly one of three others."""
+    """A learnable text: token i is mostly followed by one of three others."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(seed)
     successors = generator.integers(0, VOCABULARY, (VOCABULARY, 3))
@@ -43,7 +43,7 @@ def write_corpus(folder: Path, seed: int = 0, train_tokens: int = 4000) -> Path:
 
 
 def small_values(corpus: Path) -> dict[str, dict[str, Any]]:
-    """A config as TOML would give it: 12 steps of 8 samples."""
+    """A config in the form of TOML: 12 steps of 8 samples."""
     return {
         "model": {"layers": 2, "heads": 2, "width": 16, "context": 16, "vocabulary_size": 64},
         "data": {"folder": str(corpus)},
@@ -63,20 +63,20 @@ def small_config(corpus: Path, **sections: dict[str, Any]) -> Config:
 
 
 def train(config: Config, folder: Path, *, resume: bool = False) -> tuple[Outcome, str]:
-    """Run a config in this process; how it ended, and what was shown."""
+    """Run a config in this process; return the outcome and the output."""
     text = io.StringIO()
     outcome = run_training(config, folder, resume=resume, console=Console(file=text, width=200))
     return outcome, text.getvalue()
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what depends on the clock."""
+    """metrics.jsonl without values that depend on the clock."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
 
 
 def saved_tensors(run: Path, step: int | None = None) -> dict[str, Tensor]:
-    """Everything that a checkpoint of a run holds, the last one by default."""
+    """The contents of a checkpoint of a run, by default the last one."""
     folder = run / "checkpoints"
     path = folder / f"step-{step:09d}" if step is not None else checkpoints.newest_good(folder, on_skip=print)
     assert path is not None
@@ -102,7 +102,7 @@ def assert_same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 def run_on_two_ranks(worker: Path, corpus: Path, folder: Path) -> Path:
-    """Let a worker make its runs, in real processes that talk through gloo; the folder with the runs."""
+    """Start a worker on real processes that communicate through gloo; return the folder with the runs."""
     command = [*TORCHRUN, "2", str(worker), str(corpus), str(folder)]
     done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]

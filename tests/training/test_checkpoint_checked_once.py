@@ -1,4 +1,4 @@
-"""A checkpoint is read completely once; while its files stay as they are, it is known to be whole."""
+"""A checkpoint is hashed once; while its files do not change, it is known to be intact."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, dam
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """One that was just written."""
+    """A checkpoint that was just written."""
     writer = CheckpointWriter(tmp_path / "checkpoints", keep=2)
     writer.save(1, state_of_step(1), {}, tables=TABLES)
     writer.wait()
@@ -24,7 +24,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are read for their hash."""
+    """The names of the files that are hashed."""
     names: list[str] = []
 
     def noted(path: Path) -> StoredFile:
@@ -46,7 +46,7 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_files_are_hashed_at_the_first_check_alone(checkpoint: Path, hashed: list[str]) -> None:
+def test_files_are_hashed_only_at_the_first_check(checkpoint: Path, hashed: list[str]) -> None:
     assert damage(checkpoint) is None
     assert sorted(hashed) == sorted({path.name for path in checkpoint.iterdir()} - {"state.json", CHECKED_FILE})
     hashed.clear()
@@ -63,7 +63,7 @@ def test_a_byte_that_changes_right_after_the_check_is_found(checkpoint: Path) ->
     assert damage(checkpoint) is None
 
 
-def test_a_file_whose_time_was_set_back_is_read_again(checkpoint: Path) -> None:
+def test_a_file_with_a_reset_time_is_hashed_again(checkpoint: Path) -> None:
     assert damage(checkpoint) is None
     path = tensors_of(checkpoint)
     before = path.stat()
@@ -73,7 +73,7 @@ def test_a_file_whose_time_was_set_back_is_read_again(checkpoint: Path) -> None:
     assert "sha256" in (damage(checkpoint) or "")
 
 
-def test_a_copy_is_read_though_it_kept_its_times(checkpoint: Path, hashed: list[str]) -> None:
+def test_a_copy_is_hashed_even_if_its_times_are_preserved(checkpoint: Path, hashed: list[str]) -> None:
     assert damage(checkpoint) is None
     copy = checkpoint.parent.parent / "other" / checkpoint.name
     shutil.copytree(checkpoint, copy)  # as cp -a does
@@ -83,7 +83,7 @@ def test_a_copy_is_read_though_it_kept_its_times(checkpoint: Path, hashed: list[
     assert tensors_of(copy).name in hashed
 
 
-def test_hashes_of_another_record_are_not_believed(checkpoint: Path) -> None:
+def test_hashes_of_another_record_are_not_trusted(checkpoint: Path) -> None:
     assert damage(checkpoint) is None
     record = checkpoint_folder.read_record(checkpoint)
     name = tensors_of(checkpoint).name
@@ -94,7 +94,7 @@ def test_hashes_of_another_record_are_not_believed(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"files": {}}', "{" * 1000])
-def test_a_damaged_list_of_times_costs_a_reading(content: str, checkpoint: Path, hashed: list[str]) -> None:
+def test_a_damaged_list_of_times_only_causes_another_hash(content: str, checkpoint: Path, hashed: list[str]) -> None:
     (checkpoint / CHECKED_FILE).write_text(content)
     assert damage(checkpoint) is None
     assert hashed
@@ -103,15 +103,13 @@ def test_a_damaged_list_of_times_costs_a_reading(content: str, checkpoint: Path,
     assert hashed == []
 
 
-def test_a_damaged_checkpoint_is_not_remembered_as_whole(checkpoint: Path) -> None:
+def test_a_damaged_checkpoint_is_not_remembered_as_intact(checkpoint: Path) -> None:
     flip_a_byte(tensors_of(checkpoint))
     assert damage(checkpoint) is not None
     assert not (checkpoint / CHECKED_FILE).exists()
 
 
-def test_a_folder_that_cannot_be_written_is_checked_all_the_same(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_folder_is_checked_too(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, text: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 

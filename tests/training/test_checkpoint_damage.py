@@ -1,4 +1,4 @@
-"""Damaged, foreign and malicious checkpoints are named and passed over."""
+"""Damaged, foreign and malicious checkpoints are named and skipped."""
 
 import errno
 import hashlib
@@ -30,7 +30,7 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(two_checkpoints: Path, tmp_path: Path) -> Path:
-    """Two checkpoints of one's own."""
+    """Two checkpoints that a test may damage."""
     return shutil.copytree(two_checkpoints, tmp_path / "checkpoints")
 
 
@@ -52,7 +52,7 @@ def empty(path: Path) -> None:
 
 def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    # In state.json, the last digit of the tokens: what changes a value and not the syntax.
+    # In state.json, the last digit of the tokens: it changes a value but not the syntax.
     position = content.index(b"12345") + 4 if path.name == "state.json" else len(content) // 2
     content[position] ^= 1
     path.write_bytes(content)
@@ -60,11 +60,11 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("harm", [remove, truncate, lengthen, empty, flip_a_bit])
-def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
+def test_a_damaged_file_is_named_and_the_previous_checkpoint_is_used(
     folder: Path, file: str, harm: Callable[[Path], None]
 ) -> None:
     if file == "state.json" and harm in (truncate, lengthen):
-        harm = empty  # white space at the end is no damage
+        harm = empty  # white space at the end is not damage
     path = folder / "step-000000002" / file
     before = path.stat().st_size
     harm(path)
@@ -81,12 +81,12 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
         assert "sha256" in message or "checksum" in message
 
 
-def test_undamaged_checkpoints_are_taken(folder: Path) -> None:
+def test_intact_checkpoints_are_used(folder: Path) -> None:
     assert damage(folder / "step-000000001") is None
     assert_loads(newest_good(folder, on_skip=pytest.fail), 2)
 
 
-def test_when_all_are_damaged_there_is_none(folder: Path) -> None:
+def test_if_all_are_damaged_there_is_none(folder: Path) -> None:
     for step in (1, 2):
         remove(folder / f"step-00000000{step}/__0_0.distcp")
     skipped: list[str] = []
@@ -95,7 +95,7 @@ def test_when_all_are_damaged_there_is_none(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["[1]", "{}", '{"format": 2}', "not json", '{"format": 1, "sha256": "x"}'])
-def test_a_state_file_that_says_something_else_is_refused(folder: Path, content: str) -> None:
+def test_a_state_file_with_other_contents_is_refused(folder: Path, content: str) -> None:
     (folder / "step-000000002/state.json").write_text(content)
     skipped: list[str] = []
     assert_loads(newest_good(folder, on_skip=skipped.append), 1)
@@ -103,7 +103,7 @@ def test_a_state_file_that_says_something_else_is_refused(folder: Path, content:
 
 
 def rewrite_state(checkpoint: Path, **changes: object) -> None:
-    """Other values in state.json, with a checksum that fits."""
+    """Write other values into state.json, with a valid checksum."""
     content = json.loads((checkpoint / "state.json").read_text()) | changes
     del content["sha256"]
     checksum = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -111,7 +111,7 @@ def rewrite_state(checkpoint: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("step", [-1, 0, 1, 3, 10**30, True, 2.0, "2", None, [2]])
-def test_a_step_that_is_not_that_of_the_folder_is_damage(folder: Path, step: object) -> None:
+def test_a_step_that_differs_from_the_folder_is_damage(folder: Path, step: object) -> None:
     rewrite_state(folder / "step-000000002", step=step)
     skipped: list[str] = []
     assert_loads(newest_good(folder, on_skip=skipped.append), 1)
@@ -127,7 +127,7 @@ def test_a_step_after_the_last_of_the_run_is_damage(folder: Path) -> None:
     assert "step-000000002" in skipped[0]
 
 
-def test_the_state_of_the_run_cannot_say_another_step(folder: Path) -> None:
+def test_the_state_of_the_run_cannot_have_another_step(folder: Path) -> None:
     rewrite_state(folder / "step-000000002", state={"step": -7, "tokens": 5})
     assert load(folder / "step-000000002", state_of_step(2)) == {"step": 2, "tokens": 5}
 
@@ -144,7 +144,7 @@ def test_the_state_of_the_run_cannot_say_another_step(folder: Path) -> None:
         {"files": {"a": {"bytes": -1, "sha256": ""}}},
     ],
 )
-def test_a_state_file_with_values_that_no_checkpoint_has_is_refused(folder: Path, changes: dict[str, object]) -> None:
+def test_a_state_file_with_impossible_values_is_refused(folder: Path, changes: dict[str, object]) -> None:
     rewrite_state(folder / "step-000000002", **changes)
     skipped: list[str] = []
     assert_loads(newest_good(folder, on_skip=skipped.append), 1)
@@ -159,7 +159,7 @@ def test_a_state_file_that_is_nested_deeply_is_refused(folder: Path, content: st
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("kind", ["fifo", "device"])
-def test_a_pipe_or_a_device_in_the_place_of_a_file_is_not_read(folder: Path, file: str, kind: str) -> None:
+def test_a_pipe_or_a_device_in_place_of_a_file_is_not_read(folder: Path, file: str, kind: str) -> None:
     path = folder / "step-000000002" / file
     path.unlink()
     if kind == "fifo":
@@ -193,7 +193,7 @@ def test_a_leftover_that_cannot_be_removed_is_named(folder: Path, monkeypatch: p
 
 
 def replace_metadata(checkpoint: Path, content: bytes) -> None:
-    """As somebody would who wants to be believed: with the right size and hash in state.json."""
+    """Replace a file like an attacker, with the right size and hash in state.json."""
     (checkpoint / ".metadata").write_bytes(content)
     record = read_record(checkpoint)
     files = {**record.files, ".metadata": stored_file(checkpoint / ".metadata")}
@@ -283,7 +283,7 @@ def test_wrong_metadata_is_refused(folder: Path, change: Callable[[dcp.Metadata]
 
 
 @pytest.mark.parametrize("content", [pickle.dumps({"a": 1}), b"", b"\x80\x04garbage"])
-def test_something_else_in_the_place_of_metadata_is_refused(folder: Path, content: bytes) -> None:
+def test_something_else_in_place_of_metadata_is_refused(folder: Path, content: bytes) -> None:
     replace_metadata(folder / "step-000000002", content)
     skipped: list[str] = []
     assert_loads(newest_good(folder, on_skip=skipped.append), 1)
@@ -296,7 +296,7 @@ def test_metadata_names_no_path_of_the_machine(folder: Path) -> None:
     assert b".tmp" not in content
 
 
-def test_the_state_file_is_for_people_too(folder: Path) -> None:
+def test_the_state_file_is_readable_for_people(folder: Path) -> None:
     content = json.loads((folder / "step-000000002/state.json").read_text())
     assert content["step"] == 2
     assert content["milestone"] is False

@@ -1,4 +1,4 @@
-"""A full disk costs one save and no more."""
+"""A full disk loses at most one save."""
 
 import errno
 import os
@@ -22,14 +22,14 @@ from coupled_adam.training.checkpoint.save_and_load import CheckpointWriter, new
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With two checkpoints."""
+    """A writer with two checkpoints."""
     write_two_checkpoints(tmp_path / "checkpoints")
     return tmp_path / "checkpoints"
 
 
 @contextmanager
 def largest_file(limit: int) -> Iterator[None]:
-    """The system refuses to write files beyond this many bytes, as it does on a full disk.
+    """Let the operating system refuse to write more than this many bytes, as on a full disk.
 
     Not a fixture: pytest writes its own report before a fixture ends.
     """
@@ -41,7 +41,7 @@ def largest_file(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_file_the_system_does_not_take_is_an_error_that_says_what_is_kept(folder: Path) -> None:
+def test_a_refused_file_is_an_error_that_names_the_kept_checkpoint(folder: Path) -> None:
     writer = CheckpointWriter(folder, keep=2)
     with largest_file(20_000):
         writer.save(3, {"model.w": torch.ones(20_000)}, {})
@@ -61,7 +61,7 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def refuse_tensors(descriptor: int) -> None:
-    """The first that are brought to the disk; what comes after them is not the disk's fault."""
+    """Refuse the first fsync, which must be that of a tensor file."""
     assert Path(os.readlink(f"/proc/self/fd/{descriptor}")).suffix == ".distcp"
     refuse()
 
@@ -80,7 +80,7 @@ def refuse_as_safetensors_does(*_: object, **__: object) -> None:
         (checkpoints, "put_in_place", refuse),
     ],
 )
-def test_wherever_the_disk_fills_up_the_next_save_says_so_and_the_one_after_it_works(
+def test_wherever_the_disk_fills_up_the_next_save_reports_it_and_the_following_one_works(
     folder: Path, monkeypatch: pytest.MonkeyPatch, where: object, name: str, refusal: Callable[..., None]
 ) -> None:
     writer, is_refused = CheckpointWriter(folder, keep=2), threading.Event()
@@ -147,7 +147,7 @@ print("ok")
 
 
 def test_a_run_survives_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """On a file system of 1 MB in memory, which only the child sees."""
+    """Uses a 1 MB file system in memory that only the child sees."""
     disk, script = tmp_path / "disk", tmp_path / "script.py"
     disk.mkdir()
     script.write_text(ON_A_SMALL_DISK)

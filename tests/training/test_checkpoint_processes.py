@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks, and of processes that are killed: real processes, forked by the scripts here."""
+"""Checkpoints of several ranks and of killed processes: real processes, forked by the scripts here."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from coupled_adam.training.checkpoint.training_state import make_optimizer_state
 
 HERE = Path(__file__).parent
 SECONDS = 200
-KILLS = 10  # alone, and as many in twos
+KILLS = 10  # alone, and as many in pairs
 SCRIPTS: dict[str, tuple[object, ...]] = {
     "ranks": ("checkpoint_worker.py",),
     "kills-on-1": ("checkpoint_kills.py", KILLS, 1),
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(SECONDS + 30)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What the scripts left behind; they run at the same time, because they mostly wait."""
+    """The outcomes of the scripts, which run at the same time because they mostly wait."""
     folders = {name: tmp_path_factory.mktemp(name) for name in SCRIPTS}
     processes = [start(*SCRIPTS[name], folder=folder) for name, folder in folders.items()]
     deadline = time.monotonic() + SECONDS
@@ -59,7 +59,7 @@ def test_on_several_ranks(folders: dict[str, Path], name: str, ranks: int) -> No
 
 
 @pytest.mark.parametrize("saved", [f"{parallelism}-{ranks}" for parallelism in ("fsdp2", "ddp") for ranks in (1, 2, 4)])
-def test_what_ranks_have_saved_is_loaded_by_one_plain_process(folders: dict[str, Path], saved: str) -> None:
+def test_a_checkpoint_of_several_ranks_is_loaded_by_one_plain_process(folders: dict[str, Path], saved: str) -> None:
     outcomes = folders["ranks"]
     expected = torch.load(outcomes / saved / "expected.pt")
     model = Model()

@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint holds, and optimizers that are given their state without a step."""
+"""The tensors of a checkpoint, and creating the state of an optimizer without a step."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -78,12 +78,12 @@ def bits(tensors: dict[str, Tensor]) -> dict[str, bytes]:
     return {name: t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name, t in tensors.items()}
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+def test_a_resumed_run_is_bitwise_equal_to_the_uninterrupted_one(
     tmp_path: Path, make_optimizers: Callable[[nn.Module], list[Optimizer]]
 ) -> None:
     model = Model()
     optimizers = make_optimizers(model)
-    train(model, optimizers, range(3))  # state as the optimizers make it themselves
+    train(model, optimizers, range(3))  # state created by the optimizers themselves
     writer = CheckpointWriter(tmp_path, keep=1)
     writer.save(3, training_tensors(model, optimizers), {})
     train(model, optimizers, range(3, 6))
@@ -99,7 +99,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     assert bits(training_tensors(resumed, resumed_optimizers)) == expected
 
 
-def test_the_state_is_what_the_first_step_would_make(make_optimizers: Callable[[nn.Module], list[Optimizer]]) -> None:
+def test_the_state_equals_that_of_the_first_step(make_optimizers: Callable[[nn.Module], list[Optimizer]]) -> None:
     model, stepped = Model(), Model()
     optimizers, stepped_optimizers = make_optimizers(model), make_optimizers(stepped)
     parameters = bits(dict(model.named_parameters()))
@@ -117,7 +117,7 @@ def test_the_state_is_what_the_first_step_would_make(make_optimizers: Callable[[
             assert not made[name].any(), name
 
 
-def test_a_run_with_the_state_made_in_advance_is_the_same(
+def test_creating_the_state_in_advance_does_not_change_the_run(
     make_optimizers: Callable[[nn.Module], list[Optimizer]],
 ) -> None:
     results = []
@@ -156,7 +156,7 @@ def test_the_second_moment_of_a_coupled_table_is_one_row(tmp_path: Path) -> None
 
 
 def test_counters_of_capturable_optimizers_are_on_the_device_of_the_parameters() -> None:
-    """On meta: it is a device that is not the host, and a machine without a GPU has it."""
+    """On meta, a device other than the host that every machine has."""
     model = Model().to("meta")
     for optimizers in (adamw(capturable=True)(model), [CoupledAdamW(model, capturable=True)]):
         make_optimizer_state(optimizers)
@@ -164,7 +164,7 @@ def test_counters_of_capturable_optimizers_are_on_the_device_of_the_parameters()
         assert devices == {"meta"}
 
 
-def test_names_are_those_of_the_model_without_its_wrappers() -> None:
+def test_names_do_not_include_wrappers_of_the_model() -> None:
     model = Model()
     optimizers = adamw()(model)
     make_optimizer_state(optimizers)

@@ -1,4 +1,4 @@
-"""Checkpoints of one process: what comes back, when it is written, what stays, and what a wrong call is told."""
+"""Checkpoints of one process: round trips, when they are written, which are kept, and errors of wrong calls."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ from coupled_adam.training.checkpoint.training_state import Staging
 
 
 def random_state(seed: int = 0) -> dict[str, Tensor]:
-    """Every kind of tensor that may occur."""
+    """Every possible kind of tensor."""
     generator = torch.Generator().manual_seed(seed)
     bits = torch.randint(-(2**31), 2**31, (50,), generator=generator).int()
     return {
@@ -76,7 +76,7 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return released.set
 
 
-def test_every_tensor_and_the_state_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_every_tensor_and_the_state_are_restored_bitwise(tmp_path: Path) -> None:
     tensors = without_generators(random_state())
     state = {"tokens": 10**12, "loss": 0.1 + 0.2, "config": "é", "list": [1, None, True]}
     writer = CheckpointWriter(tmp_path, keep=1)
@@ -87,7 +87,7 @@ def test_every_tensor_and_the_state_come_back_bit_for_bit(tmp_path: Path) -> Non
     assert_same(loaded, tensors)
 
 
-def test_torchs_own_reader_reads_the_same(tmp_path: Path) -> None:
+def test_torchs_own_reader_gives_the_same_tensors(tmp_path: Path) -> None:
     tensors = save_whole(tmp_path, 1)
     loaded = blank(tensors)
     dcp.load(loaded, checkpoint_id=tmp_path / "step-000000001")
@@ -132,7 +132,7 @@ def test_a_second_save_waits_for_the_first_and_does_not_touch_its_copy(
         assert_same(loaded, expected)
 
 
-def test_the_host_memory_is_one_copy_and_used_again() -> None:
+def test_the_host_memory_is_one_copy_that_is_reused() -> None:
     tensors = {f"model.{i}": torch.full((1000 + i, 3), float(i)) for i in range(20)}
     staging = Staging()
     first = staging.stage(tensors, rank=0, ranks=1).data
@@ -140,14 +140,12 @@ def test_the_host_memory_is_one_copy_and_used_again() -> None:
     size = sum(tensor.nbytes for tensor in tensors.values())
     assert max(addresses) - min(addresses) < size + 64 * len(tensors)
     assert not set(addresses) & {tensor.data_ptr() for tensor in tensors.values()}
-    second = staging.stage(tensors, rank=0, ranks=1).data  # while the first is still there
+    second = staging.stage(tensors, rank=0, ranks=1).data  # while the first still exists
     assert [copy.data_ptr() for copy in second.values()] == addresses
     assert [copy.data_ptr() for copy in first.values()] == addresses
 
 
-def test_the_folder_gets_its_name_when_every_file_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_gets_its_name_after_every_file_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[int] = set()
     unsynced_at_rename: dict[str, list[str]] = {}
     fsync, rename = os.fsync, Path.rename
@@ -209,7 +207,7 @@ def test_damaged_ones_neither_count_nor_are_deleted(tmp_path: Path) -> None:
     assert names_in(tmp_path) == [f"step-00000000{step}" for step in (1, 2, 3)]
 
 
-def test_a_new_writer_deletes_what_a_killed_one_left(tmp_path: Path) -> None:
+def test_a_new_writer_deletes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
     save_whole(tmp_path, 1)
     (tmp_path / ".step-000000002.tmp").mkdir()
     (tmp_path / ".step-000000002.tmp/__0_0.distcp").write_bytes(b"half")
@@ -218,7 +216,7 @@ def test_a_new_writer_deletes_what_a_killed_one_left(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["step-000000001"]
 
 
-def test_a_checkpoint_that_was_about_to_be_replaced_is_found_again(tmp_path: Path) -> None:
+def test_a_checkpoint_is_recovered_if_its_replacement_was_interrupted(tmp_path: Path) -> None:
     tensors = save_whole(tmp_path, 1)
     (tmp_path / "step-000000001").rename(tmp_path / ".step-000000001.replaced")
     CheckpointWriter(tmp_path, keep=1)
@@ -239,7 +237,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["wte.weight", "lm_head.weight"])
-def test_tables_are_the_bits_of_the_checkpoint(tmp_path: Path, output: str) -> None:
+def test_tables_are_bitwise_equal_to_the_checkpoint(tmp_path: Path, output: str) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = {f"model.{name}": torch.randn(64, 8, generator=generator) for name in {"wte.weight", output}}
     writer = CheckpointWriter(tmp_path, keep=1)
@@ -268,7 +266,7 @@ def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert checkpoint_record.checkpoints_in(tmp_path) == found
 
 
-def test_weights_alone_can_be_loaded(tmp_path: Path) -> None:
+def test_only_the_weights_can_be_loaded(tmp_path: Path) -> None:
     tensors = save_whole(tmp_path, 1)
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
     loaded = blank(weights)
@@ -276,7 +274,7 @@ def test_weights_alone_can_be_loaded(tmp_path: Path) -> None:
     assert_same(loaded, weights)
 
 
-def test_generators_are_set_where_both_sides_have_them(tmp_path: Path) -> None:
+def test_generators_are_restored_if_both_sides_have_them(tmp_path: Path) -> None:
     torch.manual_seed(5)
     saved = {"model.w": torch.ones(3), "rng.cpu": torch.get_rng_state(), "rng.cuda": torch.zeros(16, dtype=torch.uint8)}
     writer = CheckpointWriter(tmp_path, keep=1)
@@ -326,7 +324,7 @@ def test_tensors_that_do_not_fit_are_named_and_nothing_is_loaded(
         ((1, {"model.wte": torch.ones(3, 2)}, {}), {"tables": Tables("wte", "wte", 4)}, r"vocabulary_size=4"),
     ],
 )
-def test_what_cannot_be_saved_is_said_at_once(
+def test_unsupported_values_are_reported_at_once(
     tmp_path: Path, arguments: tuple[object, ...], options: dict[str, object], message: str
 ) -> None:
     writer = CheckpointWriter(tmp_path, keep=1)
@@ -341,8 +339,8 @@ def test_keeping_none_is_refused(tmp_path: Path) -> None:
         CheckpointWriter(tmp_path, keep=0)
 
 
-def test_the_fingerprint_is_that_of_version_0_1_0() -> None:
-    """Results of evaluations hold it; with another one they would be thrown away."""
+def test_the_fingerprint_equals_that_of_version_0_1_0() -> None:
+    """Evaluation results contain it; with another fingerprint they would be discarded."""
     files = {"tables.safetensors": StoredFile(2, "22"), "a.distcp": StoredFile(1, "11")}
     # printf "%s" "[('a.distcp', '11'), ('tables.safetensors', '22')]" | sha256sum
     expected = "418e95ec495f478607dcfb5fe40a4d2d5ab9cc4effe6d966a945514d8fb3d4f9"

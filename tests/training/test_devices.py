@@ -1,4 +1,4 @@
-"""Devices: which one, what it could do, and the settings of the process."""
+"""Devices: selection, peak performance, and the settings of the process."""
 
 import ctypes
 import sys
@@ -49,7 +49,7 @@ def test_preparing_sets_threads_and_determinism() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_memory_is_counted() -> None:
+def test_memory_is_measured() -> None:
     assert 2**20 < devices.peak_memory(torch.device("cpu")) < 2**40
 
 
@@ -73,7 +73,7 @@ def test_glibc_is_told_to_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert library.set == {-1: 2**30, -2: 2**26, -3: 2**25}
 
 
-def test_settings_of_the_user_and_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_user_and_other_c_libraries_are_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     devices.keep_freed_memory()
     library = FakeLibrary()

@@ -1,4 +1,4 @@
-"""What a training shows: on terminals of any width, in files, through pipes that close, and how often."""
+"""The display of a training: on terminals of any width, in files, through closed pipes, and how often."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coupled_adam.base.text import duration, learning_rate, si
+from coupled_adam.base.text import duration, setting, short, significant
 from coupled_adam.metrics import METRICS
 from coupled_adam.training.display import IMPORTANCE, LiveLine, TrainingDisplay, parts_of
 
@@ -27,11 +27,20 @@ VALUES = {
     "memory_bytes": 36.94e9,
     "seconds_left": 3780,
 }
-ALL = ["loss 4.213", "lr 3.3e-4", "grad 0.421", "mu ratio 0.123", "541k tok/s", "MFU 47%", "36.9GB", "1h 03m left"]
+ALL = [
+    "loss 4.213",
+    "lr 0.00033",
+    "grad 0.421",
+    "mu ratio 0.1234",
+    "541k tok/s",
+    "MFU 47%",
+    "36.9 GB",
+    "1 h 3 min left",
+]
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that tests move."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -52,22 +61,23 @@ def drawn(width: int, step: int = 16954, total_steps: int = 50862, encoding: str
 @pytest.mark.parametrize(
     ("width", "left_out"),
     [
-        (60, ["lr 3.3e-4", "grad 0.421", "mu ratio 0.123", "MFU 47%", "36.9GB"]),
-        (80, ["lr 3.3e-4", "grad 0.421", "MFU 47%", "36.9GB"]),
-        (120, []),
+        (60, ["lr 0.00033", "grad 0.421", "mu ratio 0.1234", "MFU 47%", "36.9 GB"]),
+        (80, ["lr 0.00033", "grad 0.421", "MFU 47%", "36.9 GB"]),
+        (120, ["36.9 GB"]),
+        (130, []),
         (200, []),
     ],
 )
 def test_a_narrow_terminal_shows_the_most_important(width: int, left_out: list[str]) -> None:
     line = drawn(width)
-    assert line.startswith("16954/50862  33%")
+    assert line.startswith("16,954/50,862  33%")
     assert [text for text in ALL if text not in line] == left_out
 
 
 @pytest.mark.parametrize("total_steps", [300, 50862, 1_234_567])
-def test_on_every_width_it_is_one_line_and_a_part_is_missing_only_for_want_of_room(total_steps: int) -> None:
+def test_on_every_width_it_is_one_line_and_a_part_is_missing_only_if_it_does_not_fit(total_steps: int) -> None:
     parts = parts_of(7, total_steps, VALUES)
-    for width in range(20, 220):
+    for width in range(len(parts[0].text), 220):
         line = drawn(width, 7, total_steps)
         assert line.count("\n") == 1
         assert len(line) - 1 <= width, f"{width} columns"
@@ -79,7 +89,7 @@ def test_on_every_width_it_is_one_line_and_a_part_is_missing_only_for_want_of_ro
 
 
 def test_no_terminal_is_too_narrow_for_the_step() -> None:
-    assert drawn(5).startswith("16954")
+    assert drawn(6).startswith("16,954")
 
 
 def test_nothing_moves_when_a_value_gains_a_digit() -> None:
@@ -93,7 +103,7 @@ def test_nothing_moves_when_a_value_gains_a_digit() -> None:
     assert len(positions) == 1
 
 
-def test_the_bar_is_filled_as_far_as_the_training_is() -> None:
+def test_the_bar_shows_the_progress_of_the_training() -> None:
     for step, filled in ((0, 0), (50, 20), (99, 39), (100, 40)):
         line = drawn(200, step, 100)
         assert (line.count("━"), line.count("─")) == (filled, 40 - filled)
@@ -110,7 +120,7 @@ def test_before_the_first_values_it_says_so() -> None:
 
 @contextlib.contextmanager
 def terminal() -> Iterator[tuple[Console, Callable[[], str]]]:
-    """A console on a real terminal, and what was written to it since."""
+    """A console on a real terminal, and the output since the last call."""
     master, slave = pty.openpty()
     attributes = termios.tcgetattr(slave)
     attributes[1] &= ~termios.OPOST  # bytes arrive as they were written
@@ -136,9 +146,9 @@ def test_the_live_line_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.
     with terminal() as (console, written), TrainingDisplay(console, 1000, clock=clock) as display:
         written()
         for step in range(1, 1001):
-            clock.now += 0.01  # ten seconds in all
+            clock.now += 0.01  # ten seconds in total
             display.update(step, {"loss": 5.0} if step % 10 == 0 else None)
-            drawings += written().count("/1000")
+            drawings += written().count("/1,000")
     assert 35 <= drawings <= 41
 
 
@@ -154,7 +164,7 @@ def test_the_live_line_stays_at_the_end_with_the_last_step(monkeypatch: pytest.M
     assert "\x1b[?25h" in last  # the cursor is back
 
 
-def test_standard_output_is_given_back_when_the_terminal_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_output_is_restored_after_the_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     before = sys.stdout
     with terminal() as (console, _), TrainingDisplay(console, 10) as display:
@@ -185,9 +195,9 @@ def plain_output(clock: Clock, steps: Callable[[TrainingDisplay], None], total_s
     return file.getvalue().splitlines()
 
 
-def test_where_there_is_no_terminal_plain_lines_have_all_values() -> None:
+def test_without_a_terminal_plain_lines_have_all_values() -> None:
     (line,) = plain_output(Clock(), lambda display: display.update(150, VALUES))
-    assert line == "step 150/1000  15%  " + "  ".join(ALL)
+    assert line == "step 150/1,000  15%  " + "  ".join(ALL)
 
 
 def test_plain_lines_come_every_few_seconds_with_the_first_and_the_last() -> None:
@@ -214,7 +224,7 @@ def test_plain_lines_become_rare_in_a_long_run() -> None:
 
     lines = plain_output(clock, train, 17280)
     assert 24 * 60 < len(lines) < 24 * 60 + 500
-    assert lines[-1].startswith("step 17280/17280 100%")
+    assert lines[-1].startswith("step 17,280/17,280 100%")
 
 
 def test_the_last_line_is_not_printed_twice() -> None:
@@ -222,16 +232,16 @@ def test_the_last_line_is_not_printed_twice() -> None:
         display.update(1000, {"loss": 5.0})
         display.update(1000, {"mu_norm_ratio": 0.5})
 
-    assert plain_output(Clock(), train) == ["step 1000/1000 100%  loss 5.000"]
+    assert plain_output(Clock(), train) == ["step 1,000/1,000 100%  loss 5.000"]
 
 
-def test_a_run_that_is_stopped_says_at_which_step() -> None:
+def test_a_stopped_run_shows_its_step() -> None:
     def train(display: TrainingDisplay) -> None:
         display.update(10, {"loss": 5.0})
         for step in range(11, 15):
             display.update(step)
 
-    assert plain_output(Clock(), train)[-1].startswith("step 14/1000")
+    assert plain_output(Clock(), train)[-1].startswith("step 14/1,000")
 
 
 def test_a_run_that_ends_before_its_first_values_shows_no_line() -> None:
@@ -258,7 +268,7 @@ def test_ranks_other_than_the_first_show_nothing() -> None:
     assert file.getvalue() == ""
 
 
-def test_values_keep_until_new_ones_come_and_none_is_no_value() -> None:
+def test_values_stay_until_replaced_and_none_is_ignored() -> None:
     clock = Clock()
 
     def train(display: TrainingDisplay) -> None:
@@ -266,17 +276,17 @@ def test_values_keep_until_new_ones_come_and_none_is_no_value() -> None:
         clock.now += 10
         display.update(110, {"loss": float("nan"), "lr": float("nan"), "seconds_left": float("inf")})
 
-    ratio = f"{METRICS['mu_norm_ratio'].short} 0.500"
+    ratio = f"{METRICS['mu_norm_ratio'].short} 0.5"
     assert [line.split("  ") for line in plain_output(clock, train)] == [
-        ["step 100/1000", "10%", "loss 5.000", ratio],
-        ["step 110/1000", "11%", "loss nan", "lr nan", ratio, "? left"],
+        ["step 100/1,000", "10%", "loss 5.000", ratio],
+        ["step 110/1,000", "11%", "loss nan", "lr nan", ratio, "? left"],
     ]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device without room")
 def test_a_full_disk_under_the_output_does_not_end_the_training() -> None:
     reached_the_end = False
-    with contextlib.suppress(OSError), open("/dev/full", "w") as file:  # closing it tries to write once more
+    with contextlib.suppress(OSError), open("/dev/full", "w") as file:  # closing it tries to write again
         with TrainingDisplay(Console(file=file), 300) as display:
             display.update(150, VALUES)
             display.message("checkpoint saved")
@@ -315,7 +325,7 @@ def test_a_closed_pipe_does_not_end_the_training() -> None:
 
 
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit])
-def test_being_interrupted_while_showing_ends_the_training(
+def test_an_interrupt_during_display_ends_the_training(
     monkeypatch: pytest.MonkeyPatch, exception: type[BaseException]
 ) -> None:
     console = Console(file=io.StringIO())
@@ -335,34 +345,33 @@ def test_being_interrupted_while_showing_ends_the_training(
         (0, "0"),
         (7, "7"),
         (999.4, "999"),
-        (999.6, "1.00k"),
-        (1_000, "1.00k"),
-        (9_994, "9.99k"),
-        (9_996, "10.0k"),
-        (99_960, "100k"),
+        (999.6, "1k"),
+        (9_996, "10k"),
+        (20_712, "20.7k"),
         (541_234, "541k"),
-        (999_600, "1.00M"),
-        (1_900_000, "1.90M"),
-        (141e9, "141G"),
-        (2e18, "2000P"),
+        (999_600, "1M"),
+        (1_900_000, "1.9M"),
         (float("nan"), "nan"),
     ],
 )
-def test_large_numbers_have_three_digits_and_a_prefix(value: float, text: str) -> None:
-    assert si(value) == text
+def test_large_numbers_have_at_most_three_digits_and_a_suffix(value: float, text: str) -> None:
+    assert short(value) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (-1, "0s"),
-        (0.4, "0s"),
-        (59.4, "59s"),
-        (59.6, "1m 00s"),
-        (3599.6, "1h 00m"),
-        (3780, "1h 03m"),
-        (86_399, "23h 59m"),
-        (86_400, "1d 00h"),
+        (-1, "0.0 s"),
+        (0.42, "0.4 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (80, "1 min 20 s"),
+        (3599.6, "1 h 0 min"),
+        (3780, "1 h 3 min"),
+        (86_399, "23 h 59 min"),
+        (86_400, "1 d 0 h"),
         (float("nan"), "?"),
     ],
 )
@@ -370,5 +379,7 @@ def test_times_have_their_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_learning_rates_have_two_digits() -> None:
-    assert [learning_rate(lr) for lr in (6e-4, 3.27e-5, 1.0, 0.0)] == ["6.0e-4", "3.3e-5", "1.0e0", "0"]
+def test_learning_rates_have_at_most_six_digits_and_short_exponents() -> None:
+    rates = (6e-4, 2.5e-4, 0.00195, 3.27e-5, 1.0, 0.0)
+    assert [setting(lr) for lr in rates] == ["0.0006", "0.00025", "0.00195", "3.27e-5", "1", "0"]
+    assert [significant(lr, 2) for lr in (3.27e-4, 3.27e-5)] == ["0.00033", "3.3e-5"]

@@ -1,4 +1,4 @@
-"""The estimates against the bytes of real small models, and against what was measured."""
+"""The estimates, compared with the bytes of small models and with measurements."""
 
 import re
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def trained(config: Config) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
 
 
 def bytes_of_state(optimizers: list[torch.optim.Optimizer]) -> int:
-    """Bytes of all moments; the step counts, which have no dimension, are left out."""
+    """Bytes of all moments, without the scalar step counts."""
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     moments = [moment for state in states for moment in state.values() if moment is not None and moment.ndim > 0]
     return sum(moment.nbytes for moment in moments)
@@ -61,10 +61,10 @@ def test_weights_and_optimizer_state_are_counted_to_the_byte(optimizer: list[str
 
 @contextmanager
 def saved_storages(model: nn.Module) -> Iterator[dict[tuple[int, int], int]]:
-    """Bytes of all that autograd keeps for the backward pass, the parameters left out.
+    """Bytes of all tensors that autograd saves for the backward pass, without parameters.
 
-    Known by its content: eager autocast keeps a copy of a norm's result for each matrix that it meets, and attention's
-    result in two layouts; compiled, there is one of each.
+    Tensors with equal contents count once: eager autocast saves a copy of a norm's result for each matrix, and
+    attention's result in two layouts; compiled code saves one of each.
     """
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[tuple[int, int], int] = {}
@@ -82,8 +82,8 @@ def saved_storages(model: nn.Module) -> Iterator[dict[tuple[int, int], int]]:
 
 @pytest.mark.parametrize("shape", [SMALL, LLAMA])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_activations_are_what_autograd_keeps(shape: list[str], precision: str) -> None:
-    """Up to a twentieth: tokens, the norms' means and deviations, and attention's sums are not counted."""
+def test_activations_match_the_tensors_saved_by_autograd(shape: list[str], precision: str) -> None:
+    """Up to 5%: tokens, the norms' means and deviations, and attention's sums are not counted."""
     config = load_config("tiny", [*shape, f"training.precision={precision}", "model.layers=6", "model.context=256"])
     model = build_model(config.to_model_config())
     initialise(model, seed=1)
@@ -96,22 +96,22 @@ def test_activations_are_what_autograd_keeps(shape: list[str], precision: str) -
     assert estimates.memory(config).activations == pytest.approx(measured, rel=0.05)
 
 
-def test_the_head_computes_in_chunks_of_the_size_that_is_counted() -> None:
+def test_the_head_uses_chunks_of_the_estimated_size() -> None:
     assert loss.CHUNK_BYTES["cuda"] == estimates.LOGITS_BYTES
 
 
-def test_gpt2_125m_takes_the_memory_and_time_that_were_measured() -> None:
-    """H200, batch 96 x 1024, chunked loss: 37 GB and 541,000 tokens a second."""
+def test_the_estimate_for_gpt2_125m_matches_the_measurement() -> None:
+    """H200, batch 96 x 1024, chunked loss: 37 GB and 541,000 tokens per second."""
     config = load_config("gpt2-125m")
     assert estimates.memory(config).total == pytest.approx(37e9, rel=0.1)
     assert config.training.tokens / estimates.seconds(config, estimates.H200) == pytest.approx(541_000, rel=0.1)
 
 
-def test_tiny_takes_the_time_that_was_measured_on_two_cores() -> None:
+def test_the_estimate_for_tiny_matches_the_measurement_on_two_cores() -> None:
     assert estimates.seconds(load_config("tiny"), estimates.cpu(2)) == pytest.approx(11, rel=0.25)
 
 
-def test_this_machine_is_its_processor_without_a_gpu_and_its_gpu_where_the_peak_is_known(
+def test_this_machine_is_its_gpu_if_the_peak_is_known_and_otherwise_its_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -123,7 +123,7 @@ def test_this_machine_is_its_processor_without_a_gpu_and_its_gpu_where_the_peak_
     assert estimates.this_machine() is None
 
 
-def test_small_steps_are_bound_by_their_launch() -> None:
+def test_small_steps_are_limited_by_launch_overhead() -> None:
     config = load_config("tiny")
     assert estimates.seconds(config, estimates.gpu("H200", 989e12)) == config.total_steps * 2e-3
 
@@ -151,7 +151,7 @@ def test_the_table_lists_every_preset_with_its_size() -> None:
         "124M",
         "5B",
         "50,862",
-        "37 GB",
+        "36.5 GB",
     ]
     assert "Estimates" in text
     assert "4 CPU cores" in text
@@ -162,7 +162,7 @@ def test_without_a_known_device_there_is_no_column_for_it() -> None:
     assert len(with_device.columns) == len(without.columns) + 1
 
 
-def test_the_parameters_in_the_estimate_are_those_of_the_model() -> None:
+def test_the_estimate_uses_the_parameters_of_the_model() -> None:
     config = load_config("tiny", LLAMA)
     model = build_model(config.to_model_config())
     assert parameter_count(config.to_model_config()) == sum(p.numel() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""Members of the family of second moments on two ranks, with DDP and FSDP2: real processes that talk through gloo."""
+"""Members of the family of second moments on two ranks, with DDP and FSDP2: real processes with gloo."""
 
 from pathlib import Path
 
@@ -39,12 +39,12 @@ def test_two_ranks_give_the_curve_and_the_state_of_one(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_run_that_stops_in_the_middle_of_annealing_goes_on_bit_exactly(mode: str, runs: Path) -> None:
+def test_a_run_stopped_during_annealing_resumes_bitwise_equally(mode: str, runs: Path) -> None:
     assert rows(runs / f"{mode}-resumed") == rows(runs / f"{mode}-annealed")
     assert_same_tensors(saved_tensors(runs / f"{mode}-resumed"), saved_tensors(runs / f"{mode}-annealed"))
 
 
-def test_mean_of_a_sharded_table_stays_where_it_was(runs: Path) -> None:
+def test_the_mean_of_a_sharded_table_does_not_move(runs: Path) -> None:
     before, after = (
         saved_tensors(runs / "fsdp2-partial", step)["model.wte.weight"][:VOCABULARY].double().mean(dim=0)
         for step in (8, 12)
@@ -52,10 +52,10 @@ def test_mean_of_a_sharded_table_stays_where_it_was(runs: Path) -> None:
     assert (after - before).abs().max() < 1e-7
 
 
-def test_sharded_checkpoint_without_row_moments_goes_on_with_a_row_exponent(runs: Path) -> None:
+def test_a_sharded_checkpoint_without_row_moments_resumes_with_a_row_exponent(runs: Path) -> None:
     assert not any(key.endswith("row_avg_sq") for key in saved_tensors(runs / "fsdp2-switched", 4))
     found = saved_tensors(runs / "fsdp2-switched", 12)
     rows_of_table, columns = found["optimizer.wte.weight.row_avg_sq"], found["optimizer.wte.weight.exp_avg_sq"]
-    # Started at the common mean, row and column moments of the real rows keep one.
+    # Row and column moments of the real rows start with the same mean and keep it.
     torch.testing.assert_close(rows_of_table[:VOCABULARY].mean(), columns.mean(), rtol=2e-2, atol=0)
     assert rows_of_table.std() > 0

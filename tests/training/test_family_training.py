@@ -1,4 +1,4 @@
-"""Runs with members of the family of second moments: what is updated how, annealing, resuming, old checkpoints."""
+"""Runs with members of the family of second moments: updates, annealing, resuming, old checkpoints."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ V, H, REAL = 40, 8, 37
 def stopped_and_resumed(
     corpus: Path, folder: Path, step: int, monkeypatch: pytest.MonkeyPatch, **sections: Any
 ) -> None:
-    """A run that gets a signal before a step, and goes on."""
+    """A run that gets a signal before a step, and is resumed."""
     read = RankBatches.micro_batches
 
     def micro_batches(self: RankBatches, asked: int) -> list[MicroBatch]:
@@ -47,7 +47,7 @@ def stopped_and_resumed(
 
 
 @pytest.mark.parametrize("optimizer", [PARTIAL, ANNEALED, FROM_ZERO, {"column_exponent": 0.0}, {"mean_free": True}])
-def test_resumed_run_is_bit_exact(
+def test_resumed_run_is_bitwise_equal(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(small_config(corpus, optimizer=optimizer), tmp_path / "whole")
@@ -66,7 +66,7 @@ def test_resumed_run_is_bit_exact(
         ({"row_exponent": 0.0, "row_exponent_start": 0.5, "anneal": 5}, True),
     ],
 )
-def test_rows_have_a_state_of_their_own_only_where_they_need_one(
+def test_rows_have_their_own_state_only_if_they_need_it(
     optimizer: dict[str, Any], expected: bool, corpus: Path, tmp_path: Path
 ) -> None:
     train(small_config(corpus, optimizer=optimizer), tmp_path / "run")
@@ -83,19 +83,17 @@ def test_annealed_exponent_is_logged_and_a_constant_one_is_not(corpus: Path, tmp
     assert not any("row_exponent" in row for row in rows(tmp_path / "constant"))
 
 
-def test_annealing_to_its_end_at_once_is_the_constant_exponent_from_the_second_step_on(
-    corpus: Path, tmp_path: Path
-) -> None:
-    """Two runs whose first step is the same: with one gradient, all that differs later is the exponent."""
+def test_annealing_in_one_step_equals_the_constant_exponent_from_the_second_step(corpus: Path, tmp_path: Path) -> None:
+    """Two runs with the same first step: later they could only differ in the exponent."""
     one = {**ANNEALED, "row_exponent_start": 0.5, "anneal": 1}
     train(small_config(corpus, optimizer=one, schedule={"warmup": 2}), tmp_path / "one")
     train(small_config(corpus, optimizer=PARTIAL, schedule={"warmup": 2}), tmp_path / "constant")
-    # The first step has a learning rate of zero, so both runs are the same run.
+    # The first step has a learning rate of zero, so both runs are equal.
     losses = [[row["loss"] for row in rows(tmp_path / name) if row["kind"] == "train"] for name in ("one", "constant")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_mean_free_updates_leave_the_mean_of_the_real_rows_where_it_was(corpus: Path, tmp_path: Path) -> None:
+def test_mean_free_updates_do_not_move_the_mean_of_the_real_rows(corpus: Path, tmp_path: Path) -> None:
     for name, mean_free in (("free", True), ("plain", False)):
         train(small_config(corpus, optimizer={"row_exponent": 0.25, "mean_free": mean_free}), tmp_path / name)
     means = {
@@ -121,7 +119,7 @@ def section(**values: object) -> OptimizerSection:
         {"mean_free": True},
     ],
 )
-def test_step_of_the_trainer_is_the_literal_step_over_the_real_rows(settings: dict[str, Any]) -> None:
+def test_a_training_step_equals_the_literal_step_over_the_real_rows(settings: dict[str, Any]) -> None:
     model = build_model(ModelConfig("gpt2", layers=1, heads=2, width=H, context=16, vocabulary_size=V, tied=True))
     initialise(model, seed=3)
     optimizers = build_optimizers(model, section(**settings), vocabulary_size=REAL)
@@ -145,7 +143,7 @@ def test_step_of_the_trainer_is_the_literal_step_over_the_real_rows(settings: di
     torch.testing.assert_close(table.detach().double(), state.embeddings, rtol=1e-4, atol=1e-6)
 
 
-def test_padding_counts_for_coupled_adam_itself_as_in_version_0_1_0() -> None:
+def test_padding_counts_for_coupled_adam_as_in_version_0_1_0() -> None:
     model = build_model(ModelConfig("gpt2", layers=1, heads=2, width=H, context=16, vocabulary_size=V, tied=True))
     sizes = {
         name: {
@@ -158,7 +156,7 @@ def test_padding_counts_for_coupled_adam_itself_as_in_version_0_1_0() -> None:
     assert sizes == {"coupled": {None}, "scaled": {None}, "partial": {REAL}}
 
 
-def test_train_step_sets_the_exponent_in_place_as_it_does_the_learning_rate() -> None:
+def test_train_step_sets_the_exponent_in_place_like_the_learning_rate() -> None:
     model = build_model(ModelConfig("gpt2", layers=1, heads=2, width=H, context=16, vocabulary_size=V, tied=True))
     initialise(model, seed=3)
     optimizers = build_optimizers(model, section(**ANNEALED), vocabulary_size=REAL)
@@ -174,7 +172,7 @@ def test_train_step_sets_the_exponent_in_place_as_it_does_the_learning_rate() ->
 
 
 def change_config(run: Path, **values: object) -> None:
-    """Change keys of [optimizer] in the config of a run folder, as a user would with an editor."""
+    """Edit keys of [optimizer] in the config of a run folder, as a user would."""
     lines = (run / "config.toml").read_text().splitlines()
     for key, value in values.items():
         [number] = [n for n, line in enumerate(lines) if line.startswith(f"{key} = ")]
@@ -182,7 +180,7 @@ def change_config(run: Path, **values: object) -> None:
     (run / "config.toml").write_text("\n".join(lines) + "\n")
 
 
-def test_checkpoint_without_row_moments_goes_on_with_a_row_exponent(
+def test_a_checkpoint_without_row_moments_resumes_with_a_row_exponent(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
@@ -216,7 +214,7 @@ def test_checkpoint_without_row_moments_goes_on_with_a_row_exponent(
     assert any("row_avg_sq" in name for name in saved_tensors(run, 12))
 
 
-def test_checkpoint_with_row_moments_goes_on_as_coupled_adam(corpus: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_with_row_moments_resumes_as_coupled_adam(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(small_config(corpus, optimizer=PARTIAL, checkpoints={"every": 8, "keep": 2}), run)
     (last,) = (path for path in (run / "checkpoints").iterdir() if path.name.endswith("12"))

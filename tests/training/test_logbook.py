@@ -1,4 +1,4 @@
-"""The record of a run: what is in the file after writing, killing, resuming and a full disk; and the trackers."""
+"""The record of a run: its file after writing, kills, resuming and a full disk; and the trackers."""
 
 import importlib.util
 import json
@@ -38,7 +38,7 @@ def refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def test_rows_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+def test_rows_are_read_back_unchanged(tmp_path: Path) -> None:
     write_rows(tmp_path, ROWS)
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"kind": k, "step": s, **values} for k, s, values in ROWS]
     assert [row["loss"] for row in read_metrics(tmp_path / "metrics.jsonl", "val")] == [8.3175, 6.5]
@@ -57,12 +57,12 @@ def test_a_row_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
             assert len(read_metrics(tmp_path / "metrics.jsonl")) == count
 
 
-def test_a_file_cut_anywhere_gives_its_whole_rows(tmp_path: Path) -> None:
+def test_a_truncated_file_gives_its_complete_rows(tmp_path: Path) -> None:
     content = write_rows(tmp_path, ROWS)
     path = tmp_path / "metrics.jsonl"
     for length in range(len(content) + 1):
         path.write_bytes(content[:length])
-        # The last row is whole with its last brace, before the end of the line.
+        # The last row is complete with its last brace, before the newline.
         whole = (content[:length] + b"\n").count(b"}\n")
         assert len(read_metrics(path)) == whole, f"cut after {length} bytes"
 
@@ -77,13 +77,13 @@ def test_a_resumed_run_has_the_file_of_an_uninterrupted_one(tmp_path: Path) -> N
         assert write_rows(tmp_path, rest, resume_step=20) == content, f"killed after {length} bytes"
 
 
-def test_an_early_row_behind_a_late_one_is_kept(tmp_path: Path) -> None:
+def test_an_early_row_after_a_late_one_is_kept(tmp_path: Path) -> None:
     write_rows(tmp_path, [("train", 10, {}), ("train", 30, {}), ("val", 20, {})])
     kept = [json.loads(line) for line in write_rows(tmp_path, [], resume_step=20).splitlines()]
     assert kept == [{"kind": "train", "step": 10}, {"kind": "val", "step": 20}]
 
 
-def test_rows_are_taken_away_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_removed_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = write_rows(tmp_path, ROWS)
 
     def interrupt(*_: object) -> None:
@@ -96,7 +96,7 @@ def test_rows_are_taken_away_in_one_go(tmp_path: Path, monkeypatch: pytest.Monke
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_run_that_starts_takes_over_no_row(tmp_path: Path) -> None:
+def test_a_new_run_keeps_no_old_rows(tmp_path: Path) -> None:
     write_rows(tmp_path, ROWS)
     assert write_rows(tmp_path, ROWS[:1]).count(b"\n") == 1
 
@@ -137,13 +137,13 @@ def test_a_killed_run_leaves_rows_without_a_gap(tmp_path: Path, seconds: float) 
     assert steps
 
 
-def test_a_full_disk_is_said_once_and_later_rows_are_whole(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_later_rows_are_complete(tmp_path: Path) -> None:
     said: list[str] = []
     logbook = open_logbook(tmp_path, say=said.append)
     logbook.write("train", 10, {"loss": 7.0})
     size = (tmp_path / "metrics.jsonl").stat().st_size
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))  # room for less than a row: write() is cut short
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))  # space for less than a row: write() is cut short
     try:
         for step in (20, 30, 40):
             logbook.write("train", step, {"loss": 6.0})
@@ -158,18 +158,18 @@ def test_a_full_disk_is_said_once_and_later_rows_are_whole(tmp_path: Path) -> No
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [10, 50]
 
 
-def test_sync_brings_the_rows_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_writes_the_rows_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     with open_logbook(tmp_path) as logbook:
         logbook.write("train", 1, {"loss": 1.0})
-        assert synced == []  # waiting for the disk at each row would slow the training down
+        assert synced == []  # waiting for the disk at each row would slow down the training
         logbook.sync()
     assert synced == [(tmp_path / "metrics.jsonl").stat().st_ino]
 
 
 class FailingSink:
-    """A tracker whose connection is gone."""
+    """A tracker that has lost its connection."""
 
     name = "tracker"
 
@@ -261,7 +261,7 @@ def test_a_missing_tracker_is_named_and_no_row_is_lost(
     assert (tmp_path / "metrics.jsonl").read_bytes() == content
 
 
-# In a process of its own: wandb starts a service that lives as long as the process does.
+# In a separate process: wandb starts a service that lives as long as the process.
 TRACKED_RUN = """
 import os, sys
 from pathlib import Path
@@ -284,7 +284,7 @@ train("offline", resume_step=10)
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Where the tracked runs are, and the lines that they have printed."""
+    """The folder of the tracked runs, and their output lines."""
     if importlib.util.find_spec("wandb") is None:
         pytest.skip("needs the package wandb")
     folder = tmp_path_factory.mktemp("tracked")
@@ -303,7 +303,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder, result.stdout.splitlines()
 
 
-def test_weights_and_biases_goes_on_with_the_same_run(tracked: tuple[Path, list[str]]) -> None:
+def test_weights_and_biases_resumes_the_same_run(tracked: tuple[Path, list[str]]) -> None:
     folder, lines = tracked
     assert all(re.search(r"^Weights & Biases: offline\b.*\boffline/wandb$", line) for line in lines[-2:]), lines
     run_id = (folder / "offline" / "wandb_id").read_text()
@@ -317,11 +317,11 @@ def test_weights_and_biases_goes_on_with_the_same_run(tracked: tuple[Path, list[
         assert b"train/note" not in content
 
 
-def test_weights_and_biases_without_a_login_says_what_to_do(tracked: tuple[Path, list[str]]) -> None:
+def test_weights_and_biases_without_a_login_gives_a_remedy(tracked: tuple[Path, list[str]]) -> None:
     assert re.search(r"^log\.wandb = 'embeddings': .*`wandb login`.*WANDB_MODE=offline", tracked[1][0]), tracked
 
 
-def test_logbook_and_display_do_not_wait_for_torch() -> None:
+def test_logbook_and_display_do_not_import_torch() -> None:
     names = ("logbook", "trackers", "display", "throughput")
     script = "import sys, " + ", ".join(f"coupled_adam.training.{name}" for name in names)
     subprocess.run([sys.executable, "-c", f"{script}; assert 'torch' not in sys.modules"], check=True)

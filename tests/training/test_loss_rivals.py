@@ -22,7 +22,7 @@ def last(folder: Path, kind: str, key: str) -> float:
     return [row[key] for row in rows(folder) if row["kind"] == kind][-1]
 
 
-def test_mu_loss_is_part_of_the_training_loss_and_draws_the_mean_to_the_origin(corpus: Path, tmp_path: Path) -> None:
+def test_mu_loss_is_part_of_the_training_loss_and_pulls_the_mean_to_the_origin(corpus: Path, tmp_path: Path) -> None:
     log = {"every": 1, "monitor_every": 1}
     without = small_config(corpus, optimizer={"embeddings": "adamw"}, log=log)
     config = small_config(corpus, optimizer={"embeddings": "adamw", "mu_loss": 100.0}, log=log)
@@ -52,7 +52,7 @@ def test_a_capped_run_keeps_its_cap_and_cannot_be_exported(corpus: Path, tmp_pat
 
 
 @pytest.mark.parametrize("sections", [{"model": {"logit_cap": 30.0}}, {"optimizer": {"mu_loss": 0.1}}])
-def test_the_theory_refuses_a_loss_that_it_is_not_about(
+def test_the_theory_refuses_a_loss_that_it_does_not_cover(
     corpus: Path, tmp_path: Path, sections: dict[str, dict[str, float]]
 ) -> None:
     checkpoints = {"every": None, "milestones": 2, "keep": 1}

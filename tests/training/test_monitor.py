@@ -1,4 +1,4 @@
-"""The embeddings while a model trains: equal to `measure`, on the device, with little memory, and on several ranks.
+"""The embedding metrics during training: equal to `measure`, on the device, with little memory, and on several ranks.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -40,7 +40,7 @@ def test_the_light_measures_equal_those_of_measure(
     rows = table.double().numpy()
     mu_norm, mean_norm = np.linalg.norm(rows.mean(0)), np.linalg.norm(rows, axis=1).mean()
     metrics = measure(table)
-    # A centred table in float64 has a mean of 1e-16: what is left of it is rounding.
+    # The mean of a centred float64 table is 1e-16, which is rounding error.
     for expected in (mu_norm / mean_norm, metrics.mu_norm_ratio):
         assert results["mu_norm_ratio"].item() == pytest.approx(expected, rel=1e-9, abs=1e-15)
     for expected in (mu_norm, metrics.mu_norm):
@@ -54,7 +54,7 @@ def test_padding_is_left_out() -> None:
     assert full_measures({"output": padded}, V) == full_measures({"output": table}, V)
 
 
-def test_untied_tables_are_measured_by_themselves() -> None:
+def test_untied_tables_are_measured_separately() -> None:
     tables = {"input": table_of(0.1), "output": table_of(1.0).bfloat16()}
     results = light_measures(tables, V)
     assert list(results) == ["input_mu_norm", "input_mu_norm_ratio", "mu_norm", "mu_norm_ratio"]
@@ -62,7 +62,7 @@ def test_untied_tables_are_measured_by_themselves() -> None:
         assert results[f"{prefix}mu_norm_ratio"].item() == pytest.approx(measure(table).mu_norm_ratio, rel=1e-9)
 
 
-def test_a_table_of_zeros_or_with_a_nan_has_no_ratio_and_ends_nothing() -> None:
+def test_a_table_of_zeros_or_with_a_nan_has_no_ratio_and_raises_nothing() -> None:
     broken = table_of(1.0)
     broken[3, 5] = float("nan")
     for table in (torch.zeros(V, H), broken):
@@ -78,7 +78,7 @@ def test_a_parameter_needs_no_gradient_here_and_is_not_changed() -> None:
 
 
 class Watch(TorchDispatchMode):
-    """Notes which operations run, and the largest tensor that any of them makes."""
+    """Records which operations run, and the largest tensor that they create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,16 +93,16 @@ class Watch(TorchDispatchMode):
         return result
 
 
-def test_nothing_of_the_light_measures_waits_for_the_device() -> None:
+def test_the_light_measures_never_wait_for_the_device() -> None:
     tables = {"input": table_of(1.0), "output": table_of(0.0)}
     with Watch() as watch:
         light_measures(tables, V - 24)
     assert "aten::linalg_vector_norm" in watch.operations
-    # What .item(), float(), bool() and indexing with a mask come down to.
+    # The operations behind .item(), float(), bool() and indexing with a mask.
     assert not watch.operations & {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"}
 
 
-def test_the_light_measures_make_nothing_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_light_measures_create_no_tensor_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding_monitor, "BLOCK_BYTES", 100 * 8 * H)
     for dtype in (torch.bfloat16, torch.float32):
         table = table_of(1.0, dtype)
@@ -118,7 +118,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused(vocabulary_size: int) -> None
 
 
 class LetterTokens:
-    """The word "a" is token 0, "b" is token 1, and so on; "z" is no token."""
+    """The word "a" is token 0, "b" is token 1, and so on; "z" is not a token."""
 
     def token_id(self, word: str) -> int | None:
         return None if word == "z" else ord(word) - ord("a")
@@ -127,7 +127,7 @@ class LetterTokens:
         raise NotImplementedError
 
 
-def test_the_full_measures_are_the_plain_numbers_of_measure() -> None:
+def test_the_full_measures_equal_those_of_measure() -> None:
     table = table_of(0.5)
     counts = np.arange(1, V + 1)
     pairs = WordPairs("SimLex-999", (("a", "b"), ("c", "d"), ("e", "f"), ("g", "z")), (1.0, 5.0, 2.0, 9.0))

@@ -1,4 +1,4 @@
-"""Runs with Muon beside coupled tables clip inside the steps, by the norm of all gradients, and write none of them."""
+"""Runs with Muon and coupled tables clip inside the steps, by the norm of all gradients, and write no gradient."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ MUON: dict[str, Any] = {"matrices": "muon"}
 
 @pytest.mark.parametrize("embeddings", ["coupled", "adamw"])
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.1, 1e6])
-def test_momentum_is_that_of_clipped_gradients_and_the_norm_that_before_clipping(
+def test_momentum_uses_clipped_gradients_and_the_norm_is_from_before_clipping(
     embeddings: str, max_grad_norm: float
 ) -> None:
     model = small_model()
@@ -62,7 +62,7 @@ def test_a_nan_spoils_the_step_as_with_clip_grad_norm() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU here, see tests/gpu")
-def test_the_kernels_of_a_gpu_train_as_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_kernels_train_like_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     models: list[nn.Module] = []
     for on_gpu in (True, False):

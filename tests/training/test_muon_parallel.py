@@ -1,4 +1,4 @@
-"""Muon on two ranks, with DDP and FSDP2: real processes that talk through gloo."""
+"""Muon on two ranks, with DDP and FSDP2: real processes that communicate through gloo."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_two_ranks_give_the_curve_and_the_state_of_one(mode: str, runs: Path, co
     assert [(row["kind"], row["step"]) for row in ours] == [(row["kind"], row["step"]) for row in theirs]
     for row, expected in zip(ours, theirs, strict=True):
         if row["kind"] == "train":
-            # The sum of two ranks' gradients rounds differently, and the iteration in bfloat16 makes that larger.
+            # The sum of two ranks' gradients rounds differently, and the bfloat16 iteration amplifies that.
             assert row["loss"] == pytest.approx(expected["loss"], rel=2e-3), row["step"]
             assert row["grad_norm"] == pytest.approx(expected["grad_norm"], rel=5e-2), row["step"]
     found, expected_tensors = saved_tensors(runs / mode), saved_tensors(tmp_path / "one")
@@ -36,7 +36,7 @@ def test_two_ranks_give_the_curve_and_the_state_of_one(mode: str, runs: Path, co
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_resumed_run_is_bit_exact(mode: str, runs: Path) -> None:
+def test_resumed_run_is_bitwise_equal(mode: str, runs: Path) -> None:
     assert rows(runs / f"{mode}-resumed") == rows(runs / mode)
     assert_same_tensors(saved_tensors(runs / f"{mode}-resumed"), saved_tensors(runs / mode))
 

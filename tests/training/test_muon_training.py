@@ -1,4 +1,4 @@
-"""Runs whose matrices are trained by Muon, and tables with numbers of their own: who updates what, resuming, memory."""
+"""Runs whose matrices are trained by Muon, and tables with their own settings: updates, resuming, memory."""
 
 import math
 import sys
@@ -53,11 +53,11 @@ def test_muon_gets_the_matrices_of_the_blocks_and_nothing_else(embeddings: str, 
 
 
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
-def test_a_step_is_clipping_then_muon_and_torchs_adamw(adjust: str) -> None:
+def test_a_step_equals_clipping_followed_by_muon_and_torchs_adamw(adjust: str) -> None:
     model, reference = small_model(), small_model()
     settings = {"lr_factor": 2.0, "momentum": 0.9, "weight_decay": 0.3, "adjust_lr_fn": adjust}
     optimizers = build_optimizers(model, section(embeddings="adamw", max_grad_norm=0.1, **MUON, muon=settings))
-    optimizers.optimizers[-1].param_groups[0]["ns_dtype"] = "float32"  # to compare sharply
+    optimizers.optimizers[-1].param_groups[0]["ns_dtype"] = "float32"  # for tight tolerances
     start, gradients = weights(model), []
     others = [p for name, p in reference.named_parameters() if not is_hidden_matrix(name)]
     adamw = torch.optim.AdamW(others, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
@@ -69,7 +69,7 @@ def test_a_step_is_clipping_then_muon_and_torchs_adamw(adjust: str) -> None:
         norm = optimizers.step()
         expected = nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
         assert norm == pytest.approx(float(expected), rel=1e-5)
-        assert float(expected) > 0.1  # else nothing would be clipped
+        assert float(expected) > 0.1  # otherwise nothing would be clipped
         gradients.append({name: p.grad.clone() for name, p in reference.named_parameters()})
         adamw.step()
     for name, found in weights(model).items():
@@ -122,7 +122,7 @@ def test_learning_rates_keep_their_ratios_along_the_schedule(capturable: bool) -
 
 
 @pytest.mark.parametrize("embeddings", ["adamw", "coupled"])
-def test_numbers_of_a_table_are_those_of_its_update_alone(embeddings: str) -> None:
+def test_settings_of_a_table_apply_only_to_its_update(embeddings: str) -> None:
     """With beta1 = beta2 = 0.5 and a large eps the first step is lr g / (|g| + eps), whatever the others have."""
     plain, own = small_model(tied=False), small_model(tied=False)
     numbers = {"lr_factor": 3.0, "beta1": 0.5, "beta2": 0.25, "eps": 1.0}
@@ -148,7 +148,7 @@ def test_a_model_without_matrices_is_refused() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [MUON, {**MUON, "embeddings": "adamw"}, {**MUON, **TABLES}, TABLES])
-def test_resumed_run_is_bit_exact(
+def test_resumed_run_is_bitwise_equal(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(small_config(corpus, optimizer=optimizer), tmp_path / "whole")
@@ -157,7 +157,7 @@ def test_resumed_run_is_bit_exact(
     assert_same_tensors(saved_tensors(tmp_path / "resumed"), saved_tensors(tmp_path / "whole"))
 
 
-def test_checkpoint_has_one_moment_of_a_matrix_and_the_run_learns(corpus: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_has_one_moment_per_matrix_and_the_run_learns(corpus: Path, tmp_path: Path) -> None:
     outcome, output = train(small_config(corpus, optimizer=MUON), tmp_path / "run")
     assert outcome.is_finished
     assert "muon" in output
@@ -203,8 +203,8 @@ def test_state_of_muon_is_counted_to_the_byte(architecture: str, embeddings: str
     assert sorted(estimates.hidden_matrices(config)) == shapes
 
 
-def test_operations_of_muon_are_those_of_its_products() -> None:
-    """Counted by torch's own counter of operations, while the iteration runs on empty matrices."""
+def test_the_flops_of_muon_are_those_of_its_products() -> None:
+    """Counted by torch's FLOP counter while the iteration runs on empty matrices."""
     config = load_config("tiny", ["optimizer.matrices=muon"])
     with FlopCounterMode(display=False) as counter:
         for m, n in map(sorted, estimates.hidden_matrices(config)):
@@ -227,9 +227,7 @@ def test_instructions_for_bfloat16_are_checked_before_muon_multiplies(
     assert len(calls) == expected
 
 
-def test_folder_of_a_run_without_one_is_called_after_muon_too(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_folder_name_contains_muon(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(to_toml(small_config(corpus, optimizer=MUON)))
     result = CliRunner().invoke(app, ["train", "small.toml"])

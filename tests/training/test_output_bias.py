@@ -1,4 +1,4 @@
-"""`model.output_bias`: where it starts, what trains it, that it survives a resumption, and that all ranks have it."""
+"""`model.output_bias`: its initial value, its training, resuming, and several ranks."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ WORKER = Path(__file__).with_name("output_bias_worker.py")
 
 
 def smoothed(corpus: Path) -> Tensor:
-    """log((count + 1) / sum of all such), padding rows as tokens that do not occur; counted here, from the tokens."""
+    """log((count + 1) / their sum), counted from the tokens; padding rows count as tokens that do not occur."""
     tokens = np.fromfile(corpus / "train.bin", np.uint16)
     counts = [int((tokens == token).sum()) for token in range(ROWS)]
     total = len(tokens) + ROWS
@@ -115,7 +115,9 @@ def test_the_estimate_counts_the_bias_exactly(kind: str, corpus: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 @pytest.mark.parametrize("kind", ["unigram", "learned"])
-def test_the_other_tensors_start_as_they_do_without_it(kind: str, architecture: str, corpus: Path) -> None:
+def test_the_other_tensors_have_the_same_initial_values_as_without_it(
+    kind: str, architecture: str, corpus: Path
+) -> None:
     shape = {"architecture": architecture, "tied": False}
     counts = np.arange(VOCABULARY)
     with_bias = biased(corpus, kind, model=shape).to_model_config()
@@ -127,7 +129,7 @@ def test_the_other_tensors_start_as_they_do_without_it(kind: str, architecture: 
 
 
 def test_a_model_starts_at_the_entropy_of_the_unigram(corpus: Path, tmp_path: Path) -> None:
-    """Initial embeddings are small, so the first loss is that of the bias alone, up to their noise."""
+    """Initial embeddings are small, so the first loss depends almost only on the bias."""
     train(biased(corpus, "unigram"), tmp_path / "biased")
     train(small_config(corpus), tmp_path / "plain")
     tokens = torch.from_numpy(np.fromfile(corpus / "train.bin", np.uint16).astype(np.int64))
@@ -140,7 +142,7 @@ def test_a_model_starts_at_the_entropy_of_the_unigram(corpus: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_logits_and_losses_and_the_held_out_loss_have_it(
+def test_logits_and_losses_and_the_held_out_loss_include_it(
     architecture: str, tied: bool, corpus: Path, tmp_path: Path
 ) -> None:
     config = biased(corpus, "learned", model={"architecture": architecture, "tied": tied})
@@ -162,7 +164,9 @@ def test_logits_and_losses_and_the_held_out_loss_have_it(
 
 
 @pytest.mark.parametrize("kind", ["unigram", "learned"])
-def test_a_resumed_run_is_bit_exact(kind: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_is_bitwise_equal(
+    kind: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = biased(corpus, kind)
     train(config, tmp_path / "whole")
     with monkeypatch.context() as patched:
@@ -174,8 +178,10 @@ def test_a_resumed_run_is_bit_exact(kind: str, corpus: Path, tmp_path: Path, mon
     assert_same_tensors(saved_tensors(tmp_path / "resumed"), saved_tensors(tmp_path / "whole"))
 
 
-def test_a_fixed_bias_is_that_of_the_checkpoint(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens are checked on resumption, unigram.npy is not: another one must not change the model half way."""
+def test_a_fixed_bias_is_loaded_from_the_checkpoint(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resuming checks the tokens but not unigram.npy: a changed file must not change the model halfway."""
     shutil.copytree(corpus, tmp_path / "corpus")
     config = biased(tmp_path / "corpus", "unigram")
     with monkeypatch.context() as patched:
@@ -200,7 +206,7 @@ def test_a_corpus_without_counts_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("counts", [b"no array", np.zeros(VOCABULARY, np.int64), np.ones(VOCABULARY + 1, np.int64)])
-def test_counts_that_cannot_be_right_end_the_run_before_it_starts(counts: Any, tmp_path: Path) -> None:
+def test_impossible_counts_are_refused_before_the_run_starts(counts: Any, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     if isinstance(counts, bytes):
         (corpus / "unigram.npy").write_bytes(counts)
@@ -237,7 +243,9 @@ def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["unigram", "learned"])
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
-def test_two_ranks_give_the_run_of_one_process(mode: str, kind: str, runs: Path, corpus: Path, tmp_path: Path) -> None:
+def test_two_ranks_give_the_same_run_as_one_process(
+    mode: str, kind: str, runs: Path, corpus: Path, tmp_path: Path
+) -> None:
     train(biased(corpus, kind), tmp_path / "one")
     ours, theirs = rows(runs / f"{mode}-{kind}"), rows(tmp_path / "one")
     assert [row["step"] for row in ours] == [row["step"] for row in theirs]
@@ -254,13 +262,13 @@ def test_two_ranks_give_the_run_of_one_process(mode: str, kind: str, runs: Path,
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["unigram", "learned"])
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
-def test_two_ranks_resume_bit_exactly(mode: str, kind: str, runs: Path, tmp_path: Path) -> None:
+def test_two_ranks_resume_bitwise_equally(mode: str, kind: str, runs: Path, tmp_path: Path) -> None:
     assert rows(runs / f"{mode}-{kind}-resumed") == rows(runs / f"{mode}-{kind}")
     assert_same_tensors(saved_tensors(runs / f"{mode}-{kind}-resumed"), saved_tensors(runs / f"{mode}-{kind}"))
 
 
 @pytest.mark.timeout(400)
-def test_a_run_of_two_ranks_is_read_by_one(runs: Path, corpus: Path, tmp_path: Path) -> None:
+def test_a_run_of_two_ranks_can_be_read_by_one(runs: Path, corpus: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "fsdp2-learned", tmp_path / "run")
     model, _, _ = load_run(tmp_path / "run")
     assert torch.equal(model.lm_head.bias, saved_tensors(runs / "fsdp2-learned")[BIAS])

@@ -1,4 +1,4 @@
-"""A run that was recentred half-way trains on as the run itself does: its gradients are the same."""
+"""A run recentred halfway continues like the original run: its gradients are the same."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ from coupled_adam.inspection.recentring.recentre_model import recentre
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_recentred_run_resumes_with_the_losses_of_the_run_itself(tmp_path: Path, tied: bool) -> None:
+def test_a_recentred_run_resumes_with_the_losses_of_the_original_run(tmp_path: Path, tied: bool) -> None:
     config = small_config(write_corpus(tmp_path / "corpus"), model={"tied": tied}, optimizer={"embeddings": "adamw"})
     train(config, tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "half")

@@ -1,4 +1,4 @@
-"""Runs with first moments in bfloat16: what is saved, resuming, what is refused, and the memory that is told."""
+"""Runs with first moments in bfloat16: checkpoints, resuming, refusals, and the estimated memory."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ BFLOAT16 = {"state_dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("optimizer", [BFLOAT16, {**BFLOAT16, "row_exponent": 0.25, "mean_free": True}], ids=str)
-def test_resumed_run_is_bit_exact(
+def test_resumed_run_is_bitwise_equal(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(small_config(corpus, optimizer=optimizer), tmp_path / "whole")
@@ -39,7 +39,7 @@ def test_rounding_follows_the_seed_of_the_run() -> None:
     assert [(group["state_dtype"], group["state_seed"]) for group in coupled] == [(torch.bfloat16, 7)]
 
 
-def test_loss_is_that_of_float32_up_to_rounding(corpus: Path, tmp_path: Path) -> None:
+def test_the_loss_equals_that_of_float32_up_to_rounding(corpus: Path, tmp_path: Path) -> None:
     losses = {}
     for name, optimizer in (("float32", {}), ("bfloat16", BFLOAT16)):
         train(small_config(corpus, optimizer=optimizer), tmp_path / name)
@@ -57,7 +57,7 @@ def test_a_run_is_not_resumed_with_another_dtype() -> None:
 
 
 @pytest.mark.parametrize("embeddings", [["adamw"], ["sgd", "optimizer.sgd_factor=300"]], ids=str)
-def test_other_optimizers_of_the_tables_have_no_use_for_it(embeddings: list[str]) -> None:
+def test_it_is_refused_for_other_optimizers_of_the_tables(embeddings: list[str]) -> None:
     with pytest.raises(UserError, match=r"optimizer\.state_dtype"):
         load_config(
             "tiny", ["optimizer.state_dtype=bfloat16", f"optimizer.embeddings={embeddings[0]}", *embeddings[1:]]

@@ -1,6 +1,6 @@
-"""The tokens of a run: what is in the folder already is taken, and said where it is not what the config names.
+"""The tokens of a run: an existing folder is used, with a note if it does not match the config.
 
-And the tokenizer that word similarity needs: opened from the corpus, or refused in the words of the setting.
+Also the tokenizer for word similarity: opened from the corpus, or refused with the name of the setting.
 """
 
 import io
@@ -34,13 +34,13 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def describe(corpus: Path, **values: Any) -> None:
-    """Let the manifest say something else."""
+    """Change values in the manifest."""
     manifest = corpus / MANIFEST_FILE
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **values}))
 
 
 def said_of(corpus: Path, source: str | None, tokenizer: str = "gpt2") -> list[str]:
-    """What is said of a folder when a config asks for a source and a tokenizer."""
+    """The notes about a folder for a config with a source and a tokenizer."""
     said: list[str] = []
     prepare_tokens(config_with(corpus, source, tokenizer), said.append)
     return said
@@ -54,7 +54,7 @@ def config_with(corpus: Path, source: str | None, tokenizer: str = "gpt2") -> Co
 
 @pytest.fixture
 def nanogpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as nanoGPT leaves it; nothing must be prepared."""
+    """A folder as written by nanoGPT; nothing must be prepared."""
     monkeypatch.setattr(preparation, "prepare", lambda *_, **__: pytest.fail("prepared over the user's tokens"))
     folder = tmp_path / "nanogpt"
     folder.mkdir()
@@ -65,14 +65,14 @@ def nanogpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("source", [None, "python-docs"])
 @pytest.mark.filterwarnings("error")
-def test_a_folder_of_nanogpt_is_taken_as_it_is_with_one_note(source: str | None, nanogpt: Path) -> None:
+def test_a_folder_of_nanogpt_is_used_with_one_note(source: str | None, nanogpt: Path) -> None:
     (note,) = said_of(nanogpt, source, "bpe:4096")
     assert re.search(rf"^Note: {nanogpt} .*manifest\.json.*\buint16\b.*GPT-2.*\b50257\b", note), note
     assert prepare_tokens(config_with(nanogpt, source), print).vocabulary_size == 50257
     assert sorted(path.name for path in nanogpt.iterdir()) == ["train.bin", "val.bin"]
 
 
-def test_tokens_of_another_text_or_tokenizer_are_said_and_taken(corpus: Path) -> None:
+def test_tokens_of_another_text_or_tokenizer_are_used_with_a_note(corpus: Path) -> None:
     (corpus / "tokenizer.json").touch()
     describe(corpus, source="text:stories.txt", tokenizer="tokenizer.json", settings={"tokenizer": "bpe:300"})
     assert said_of(corpus, "text:stories.txt", "bpe:300") == []
@@ -83,23 +83,23 @@ def test_tokens_of_another_text_or_tokenizer_are_said_and_taken(corpus: Path) ->
     assert len(said_of(corpus, "text:other.txt", "gpt2")) == 2
 
 
-def test_nothing_is_said_where_nobody_asks_or_nobody_knows(corpus: Path) -> None:
-    assert said_of(corpus, "text:other.txt") == []  # the manifest says neither
+def test_without_a_requested_or_known_source_there_is_no_note(corpus: Path) -> None:
+    assert said_of(corpus, "text:other.txt") == []  # the manifest has neither
     (corpus / "tokenizer.json").touch()
     describe(corpus, tokenizer="tokenizer.json")
-    assert said_of(corpus, "text:other.txt") == []  # some tokenizer.json
+    assert said_of(corpus, "text:other.txt") == []  # an unspecified tokenizer.json
     describe(corpus, source="text:stories.txt", tokenizer="r50k_base")
     assert said_of(corpus, None) == []
     assert len(said_of(corpus, "text:stories.txt")) == 1
 
 
-def test_a_note_cannot_steer_the_terminal(corpus: Path) -> None:
+def test_a_note_cannot_control_the_terminal(corpus: Path) -> None:
     describe(corpus, source="text:\x1b[2J")
     assert all(note.isprintable() for note in said_of(corpus, "text:other.txt"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_of_several_ranks_the_first_says_it(ranks: int, corpus: Path) -> None:
+def test_only_the_first_rank_prints_the_note(ranks: int, corpus: Path) -> None:
     describe(corpus, source="text:stories.txt")
     config = config_with(corpus, "text:other.txt")
     shown = io.StringIO()
@@ -120,7 +120,7 @@ def test_the_tokenizer_of_the_corpus_finds_its_words(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_corpus_of_unknown_tokenizer_is_refused_with_the_way_out(setting: str, corpus: Path) -> None:
+def test_a_corpus_with_an_unknown_tokenizer_is_refused_with_the_remedy(setting: str, corpus: Path) -> None:
     with pytest.raises(
         ValueError, match=rf"^{setting} .*{corpus}, .*`coupled-adam data prepare .* --set {setting}=none$"
     ):
@@ -129,7 +129,7 @@ def test_a_corpus_of_unknown_tokenizer_is_refused_with_the_way_out(setting: str,
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("error", [OSError("no network"), MissingPackageError("no tiktoken"), UserError("no file")])
-def test_a_tokenizer_that_cannot_be_opened_is_refused_with_the_cause_and_the_way_out(
+def test_a_tokenizer_that_cannot_be_opened_is_refused_with_cause_and_remedy(
     setting: str, error: Exception, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(spec: object) -> None:
@@ -141,7 +141,7 @@ def test_a_tokenizer_that_cannot_be_opened_is_refused_with_the_cause_and_the_way
         word_tokenizer(open_corpus(corpus), setting)
 
 
-def test_a_training_that_wants_word_similarity_says_so(corpus: Path, tmp_path: Path) -> None:
+def test_a_refused_training_names_its_word_similarity_setting(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, log={"wordsim": str(tmp_path)})
     with pytest.raises(ValueError, match=rf"^log\.wordsim .*{corpus}, .*--set log\.wordsim=none$"):
         train(config, tmp_path / "run")

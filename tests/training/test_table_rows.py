@@ -1,4 +1,4 @@
-"""`model.vocabulary_size = "auto"`: the rows that a run gets, when they are known, and what is said of unused ones."""
+"""`model.vocabulary_size = "auto"`: the number of rows, when it is known, and notes about unused rows."""
 
 import json
 import re
@@ -23,7 +23,7 @@ NOT_THERE = "data.folder=data/not-there"
     ("preset", "rows"),
     [("tiny", 4096), ("single-gpu", 50304), ("gpt2-125m", 50304), ("gpt2-760m", 50304), ("llama-2.6b", 50304)],
 )
-def test_presets_leave_the_rows_open_and_get_those_of_before(preset: str, rows: int) -> None:
+def test_presets_use_automatic_rows_and_get_the_former_numbers(preset: str, rows: int) -> None:
     config = load_config(preset, [NOT_THERE])
     assert config.model.vocabulary_size == "auto"
     assert config.rows == rows == config.to_model_config().vocabulary_size
@@ -33,11 +33,11 @@ def test_presets_leave_the_rows_open_and_get_those_of_before(preset: str, rows: 
     ("tokenizer", "rows"),
     [("bpe:2048", 2048), ("bpe:2049", 2112), ("bpe:300", 320), ("gpt2", 50304), ("cl100k_base", 100288)],
 )
-def test_before_the_text_is_prepared_the_name_of_the_tokenizer_says_the_rows(tokenizer: str, rows: int) -> None:
+def test_before_the_text_is_prepared_the_tokenizer_name_gives_the_rows(tokenizer: str, rows: int) -> None:
     assert load_config("tiny", [NOT_THERE, f"data.tokenizer={tokenizer}"]).rows == rows
 
 
-def test_tokens_that_are_there_say_the_rows(tmp_path: Path) -> None:
+def test_existing_tokens_give_the_rows(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     assert load_config("tiny", [f"data.folder={corpus}"]).rows == 64  # for its 61 tokens
     (corpus / MANIFEST_FILE).unlink()
@@ -45,7 +45,7 @@ def test_tokens_that_are_there_say_the_rows(tmp_path: Path) -> None:
     assert load_config("tiny", [f"data.folder={corpus}", "model.vocabulary_size=60000"]).rows == 60000
 
 
-def test_a_tokenizer_file_says_the_rows_by_its_highest_token(tmp_path: Path) -> None:
+def test_a_tokenizer_file_gives_the_rows_by_its_highest_token(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokens = {"?": 0, "the": 1, "</s>": 129}  # with a gap
     tokenizers.Tokenizer(tokenizers.models.WordLevel(tokens, "?")).save(str(tmp_path / "tokenizer.json"))
@@ -53,30 +53,30 @@ def test_a_tokenizer_file_says_the_rows_by_its_highest_token(tmp_path: Path) -> 
         assert load_config("tiny", [NOT_THERE, f"data.tokenizer={spec}"]).rows == 192
 
 
-def test_a_tokenizer_of_unknown_size_is_named_with_the_way_out() -> None:
+def test_a_tokenizer_of_unknown_size_is_named_with_the_remedy() -> None:
     config = load_config("tiny", [NOT_THERE, "data.tokenizer=o400k_maybe"])
     with pytest.raises(ValueError, match=r'data\.tokenizer = "o400k_maybe".*data/not-there.*model\.vocabulary_size'):
         _ = config.rows
 
 
-def test_show_leaves_auto_for_whoever_changes_the_tokenizer(tmp_path: Path) -> None:
+def test_show_keeps_auto_so_that_the_tokenizer_can_be_changed(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["train", "tiny", "--show", "--set", NOT_THERE]).stdout
     assert 'vocabulary_size = "auto"' in shown
     (tmp_path / "mine.toml").write_text(shown.replace("bpe:4096", "bpe:2048"))
     assert load_config(str(tmp_path / "mine.toml")).rows == 2048
 
 
-def test_a_run_writes_down_the_rows_that_it_has(tmp_path: Path) -> None:
+def test_a_run_records_its_number_of_rows(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     train(small_config(corpus, model={"vocabulary_size": "auto"}), tmp_path / "run")
     assert load_config(str(tmp_path / "run")).model.vocabulary_size == 64
     assert saved_tensors(tmp_path / "run")[TABLE].shape == (64, 16)
 
 
-def test_rows_are_those_of_the_tokenizer_that_was_made_not_of_the_one_asked_for(tmp_path: Path) -> None:
+def test_rows_follow_the_trained_tokenizer_and_not_the_requested_size(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     text = "\n<|endoftext|>\n".join(f"and so on {number}" for number in range(300))
-    (tmp_path / "text.txt").write_text(text)  # too little for so many tokens
+    (tmp_path / "text.txt").write_text(text)  # too little text for so many tokens
     data = {"folder": str(tmp_path / "c"), "source": f"text:{tmp_path / 'text.txt'}", "tokenizer": "bpe:2000"}
     config = small_config(tmp_path, model={"vocabulary_size": "auto"}, data=data)
     train(config, tmp_path / "run")
@@ -122,7 +122,7 @@ def write_tokens(folder: Path, tokens: "np.ndarray[tuple[int], np.dtype[np.uint1
     return folder
 
 
-def test_many_rows_without_a_token_are_said_with_their_number_and_the_way_out(tmp_path: Path) -> None:
+def test_many_rows_without_a_token_are_reported_with_their_number_and_the_remedy(tmp_path: Path) -> None:
     corpus = write_tokens(tmp_path / "corpus", np.arange(640), 640)
     assert note(corpus, "auto") is None
     assert note(corpus, 672) is None  # 32 of 672: less than 5%
@@ -132,7 +132,7 @@ def test_many_rows_without_a_token_are_said_with_their_number_and_the_way_out(tm
     assert 'model.vocabulary_size to "auto"' in said
 
 
-def test_many_tokens_that_never_occur_are_said_too(tmp_path: Path) -> None:
+def test_many_tokens_that_never_occur_are_reported_too(tmp_path: Path) -> None:
     corpus = write_tokens(tmp_path / "corpus", np.arange(700).repeat(2), 1000)
     said = note(corpus, "auto")
     assert said is not None
@@ -141,20 +141,20 @@ def test_many_tokens_that_never_occur_are_said_too(tmp_path: Path) -> None:
     assert note(write_tokens(tmp_path / "enough", np.arange(980), 1000), "auto") is None
 
 
-def test_bytes_that_no_text_has_do_not_count(tmp_path: Path) -> None:
+def test_bytes_that_never_occur_in_text_do_not_count(tmp_path: Path) -> None:
     """A byte-level tokenizer of 2048 tokens has over a hundred of them: more than 5%."""
     assert note(write_tokens(tmp_path / "corpus", np.arange(114, 2048), 2048), "auto") is None
     assert note(write_tokens(tmp_path / "less", np.arange(500, 2048), 2048), "auto") is not None
 
 
-def test_the_padding_of_a_small_tokenizer_is_said_with_a_size_that_needs_none(tmp_path: Path) -> None:
+def test_the_padding_of_a_small_tokenizer_is_reported_with_a_size_without_padding(tmp_path: Path) -> None:
     said = note(write_tokens(tmp_path / "corpus", np.arange(257), 257), "auto")
     assert said is not None
     assert re.search(r"^63 .*\b320 .*\(20%\)", said), said
     assert "model.vocabulary_size=257" in said
 
 
-def test_a_run_says_its_unused_rows(tmp_path: Path) -> None:
+def test_a_run_reports_its_unused_rows(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     _, shown = train(small_config(corpus, model={"vocabulary_size": 128}), tmp_path / "many")
     assert re.search(r"^Note: 67 .*\b128 .*\(52%\)", shown, re.MULTILINE), shown

@@ -6,7 +6,7 @@ from coupled_adam.training.throughput import Throughput
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that tests move."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -15,7 +15,7 @@ class Clock:
         return self.now
 
 
-def test_the_rate_is_that_of_the_steps_and_their_time() -> None:
+def test_the_rate_follows_from_the_steps_and_their_time() -> None:
     clock = Clock()
     throughput = Throughput(98_304, flops_per_token=0.8e9, peak_flops=989e12, clock=clock)
     for step in range(10, 101, 10):
@@ -50,7 +50,7 @@ def test_nothing_is_known_before_two_marks() -> None:
     assert throughput.tokens_per_second is None
 
 
-def test_mfu_is_unknown_where_the_device_is() -> None:
+def test_mfu_is_unknown_if_the_device_is() -> None:
     clock = Clock()
     throughput = Throughput(1, flops_per_token=1e9, clock=clock)
     for step in (10, 20):
@@ -81,10 +81,10 @@ def test_steps_longer_than_the_window_have_a_rate() -> None:
     assert throughput.seconds_per_step == pytest.approx(100)
 
 
-def test_pauses_do_not_lower_the_rate_but_the_time_left_expects_more_of_them() -> None:
+def test_pauses_do_not_lower_the_rate_but_count_for_the_time_left() -> None:
     clock = Clock()
     throughput = Throughput(1, clock=clock)
-    with throughput.paused():  # before the training has begun: no more of it will come
+    with throughput.paused():  # before the training starts: it happens only once
         clock.now += 500
     for step in range(10, 411, 10):
         clock.now += 1

@@ -1,4 +1,4 @@
-"""`coupled-adam train` as it is typed: its help, its lists, its mistakes, a run, and its continuation."""
+"""The command `coupled-adam train`: help, lists, mistakes, a run, and resuming."""
 
 import fcntl
 import json
@@ -91,11 +91,11 @@ def test_a_mistake_is_one_clear_message(
     assert result.stderr.startswith("Error: ")
     assert said in result.stderr
     assert len(result.stderr.splitlines()) <= 3
-    assert list(tmp_path.iterdir()) == []  # no run, and no tokens prepared for it
+    assert list(tmp_path.iterdir()) == []  # no run and no prepared tokens
 
 
 @pytest.mark.filterwarnings("error::UserWarning:coupled_adam")
-def test_a_folder_of_nanogpt_is_trained_on_whatever_text_the_preset_has(tmp_path: Path) -> None:
+def test_a_folder_of_nanogpt_replaces_the_text_of_any_preset(tmp_path: Path) -> None:
     nanogpt = tmp_path / "nanogpt"
     nanogpt.mkdir()
     for name in ("train", "val"):
@@ -110,7 +110,7 @@ def test_a_folder_of_nanogpt_is_trained_on_whatever_text_the_preset_has(tmp_path
     assert sorted(path.name for path in nanogpt.iterdir()) == ["train.bin", "val.bin"]
 
 
-def test_a_missing_tracker_is_said_before_the_tokens_are_prepared(
+def test_a_missing_tracker_is_reported_before_the_tokens_are_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -121,7 +121,7 @@ def test_a_missing_tracker_is_said_before_the_tokens_are_prepared(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_made_is_said(config_file: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(config_file: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = command(config_file, "--out", tmp_path / "file" / "run")
     assert result.exit_code == 2
@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_made_is_said(config_file: Path, tmp_path: Path)
 
 
 def start_long_run(config_file: Path, run: Path, **options: Any) -> subprocess.Popen[str]:
-    """A training of many steps, in a process of its own, that has taken some."""
+    """A long training in a separate process that has taken some steps."""
     many_steps = ["--set", f"training.tokens={4000 * 8 * 16}", "--set", "checkpoints.every=none"]
     process = subprocess.Popen(
         [sys.executable, "-m", "coupled_adam", "train", str(config_file), *many_steps, "--out", str(run)],
@@ -164,7 +164,7 @@ def test_a_hangup_saves_and_ends_with_exit_code_129(config_file: Path, tmp_path:
 
 
 def test_a_run_whose_terminal_is_closed_saves(config_file: Path, tmp_path: Path) -> None:
-    """The kernel sends SIGHUP, and nothing can be written to the terminal any more."""
+    """The kernel sends SIGHUP, and the terminal can no longer be written to."""
     master, terminal = os.openpty()
     process = start_long_run(
         config_file,
@@ -197,7 +197,7 @@ def test_with_nohup_a_hangup_changes_nothing(config_file: Path, tmp_path: Path) 
     assert_saved(tmp_path / "run")
 
 
-def test_an_interrupted_run_says_how_to_go_on_and_does(config_file: Path, corpus: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_prints_the_command_that_resumes_it(config_file: Path, corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start_long_run(config_file, run, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.send_signal(signal.SIGINT)
@@ -208,7 +208,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(config_file: Path, corpus
     stopped_at = json.loads((run / "run.json").read_text())["step"]
     assert re.search(rf"^SIGINT: .*\b{stopped_at:,} of 4,000\b", shown, re.MULTILINE), shown
     assert 0 < stopped_at < 4000
-    # The same command as it was said; what is left is cut short by a second signal.
+    # The printed command; the rest of the run is ended by a second signal.
     resumed = command(run, "--set", f"training.tokens={(stopped_at + 2) * 8 * 16}", "--resume")
     assert resumed.exit_code == 2  # another number of tokens is another run
     assert "training.tokens" in resumed.stderr

@@ -1,4 +1,4 @@
-"""One training step against a loop written out by hand, and what it leaves behind."""
+"""One training step, compared with a hand-written loop, and its side effects."""
 
 import contextlib
 import copy
@@ -51,7 +51,7 @@ def assert_close(model: nn.Module, expected: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 4])
-def test_steps_are_those_of_a_loop_written_out(parts: int) -> None:
+def test_steps_match_a_hand_written_loop(parts: int) -> None:
     model, expected = small_model(), small_model()
     section = OptimizerSection(embeddings="adamw", lr=1e-2, max_grad_norm=0.5)
     train_step = step_of(model, build_optimizers(model, section), z_loss=0.01)
@@ -91,8 +91,8 @@ def test_the_coupled_optimizer_clips_inside() -> None:
 
 
 @pytest.mark.parametrize("embeddings", ["adamw", "coupled", "sgd"])
-def test_unchanged_takes_everything_back(embeddings: str) -> None:
-    """What warming up for a CUDA graph relies on."""
+def test_unchanged_restores_everything(embeddings: str) -> None:
+    """The warm-up for a CUDA graph relies on it."""
     model = small_model()
     factor = 10.0 if embeddings == "sgd" else None
     section = OptimizerSection(embeddings=embeddings, lr=1e-2, sgd_factor=factor, centre=True)

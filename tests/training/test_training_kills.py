@@ -1,4 +1,4 @@
-"""kill -9 at random moments: a run that is resumed each time ends as if nothing had happened."""
+"""kill -9 at random moments: a run that is resumed each time ends like an uninterrupted one."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The optimizers of a run: who updates what, with which learning rate, and how the gradients are clipped."""
+"""The optimizers of a run: their parameters and learning rates, and gradient clipping."""
 
 import math
 
@@ -50,10 +50,10 @@ def test_the_norm_is_that_of_all_gradients_before_clipping(name: str, max_grad_n
     loss_of(model).backward()
     expected = grad_norm(model)
     assert float(optimizers.step()) == pytest.approx(expected, rel=1e-5)
-    assert expected > 0.1  # else nothing would be clipped
+    assert expected > 0.1  # otherwise nothing would be clipped
 
 
-def test_adamw_is_torchs_adamw_with_clipping_and_decay_on_linear_layers_only() -> None:
+def test_adamw_equals_torchs_adamw_with_clipping_and_decay_only_on_linear_layers() -> None:
     model, reference = small_model(), small_model()
     optimizers = build_optimizers(model, section(embeddings="adamw", max_grad_norm=0.1, weight_decay=0.5))
     linear = [p for n, p in reference.named_parameters() if "c_" in n and n.endswith("weight")]
@@ -75,7 +75,7 @@ def test_adamw_is_torchs_adamw_with_clipping_and_decay_on_linear_layers_only() -
         torch.testing.assert_close(weights(model)[name], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_sgd_takes_the_table_alone_with_momentum_and_its_factor_of_the_learning_rate() -> None:
+def test_sgd_trains_only_the_table_with_momentum_and_its_learning_rate_factor() -> None:
     model = small_model()
     optimizers = build_optimizers(model, section(embeddings="sgd", sgd_factor=30.0, max_grad_norm=0.0))
     optimizers.set_lr(2e-3)
@@ -96,7 +96,7 @@ def test_sgd_takes_the_table_alone_with_momentum_and_its_factor_of_the_learning_
 
 
 @pytest.mark.parametrize(("couple", "coupled"), [("output", {"lm_head.weight"}), ("input", {"wte.weight"})])
-def test_couple_says_which_table_of_an_untied_model_is_meant(couple: str, coupled: set[str]) -> None:
+def test_couple_selects_the_table_of_an_untied_model(couple: str, coupled: set[str]) -> None:
     model = small_model(tied=False)
     optimizer = build_optimizers(model, section(embeddings="coupled", couple=couple)).optimizers[0]
     assert isinstance(optimizer, CoupledAdamW)
@@ -106,7 +106,7 @@ def test_couple_says_which_table_of_an_untied_model_is_meant(couple: str, couple
 
 
 @pytest.mark.parametrize("name", ["adamw", "coupled"])
-def test_centring_leaves_no_mean_embedding_and_moves_every_row_by_the_same(name: str) -> None:
+def test_centring_removes_the_mean_embedding_and_moves_every_row_equally(name: str) -> None:
     plain, centred = small_model(), small_model()
     for model, wanted in ((plain, False), (centred, True)):
         optimizers = build_optimizers(model, section(embeddings=name, centre=wanted))
@@ -120,7 +120,7 @@ def test_centring_leaves_no_mean_embedding_and_moves_every_row_by_the_same(name:
         assert torch.equal(weights(plain)[other], weights(centred)[other])
 
 
-def test_centring_a_table_twice_changes_nothing_more() -> None:
+def test_centring_a_table_again_changes_nothing() -> None:
     table = torch.randn(V, H, generator=torch.Generator().manual_seed(0)) + 5
     centre(table)
     once = table.clone()

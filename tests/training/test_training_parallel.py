@@ -1,4 +1,4 @@
-"""The same config on one process, with DDP and with FSDP2: real processes that talk through gloo."""
+"""The same config on one process, with DDP and with FSDP2: real processes that communicate through gloo."""
 
 import os
 import re
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs: on 2 ranks of torchrun, then on 4 that are forked, which go on with one of the former."""
+    """All runs: on 2 ranks of torchrun, then on 4 forked ranks, which resume one of the former."""
     folder = tmp_path_factory.mktemp("runs")
     for start, ranks in (([*TORCHRUN, "2"], []), ([sys.executable], ["4"])):
         command = [*start, str(WORKER), str(corpus), str(folder), *ranks]
@@ -39,7 +39,7 @@ def one_process(corpus: Path, folder: Path, **sections: Any) -> Path:
 
 
 def assert_same_curve(run: Path, reference: Path) -> None:
-    """Equal up to rounding, at every step."""
+    """Assert equality up to rounding at every step."""
     ours, theirs = rows(run), rows(reference)
     assert [(row["kind"], row["step"]) for row in ours] == [(row["kind"], row["step"]) for row in theirs]
     for row, expected in zip(ours, theirs, strict=True):
@@ -68,7 +68,7 @@ def test_every_optimizer_of_sharded_embeddings_gives_the_curve_of_one_process(
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
-def test_bf16_is_the_same_on_ranks_up_to_its_rounding(mode: str, runs: Path, corpus: Path, tmp_path: Path) -> None:
+def test_bf16_on_ranks_is_equal_up_to_rounding(mode: str, runs: Path, corpus: Path, tmp_path: Path) -> None:
     one = one_process(corpus, tmp_path / "one", training={"precision": "bf16"}, log={"val_every": 3})
     ours, theirs = rows(runs / f"{mode}-bf16-2"), rows(one)
     assert [(row["kind"], row["step"]) for row in ours] == [(row["kind"], row["step"]) for row in theirs]
@@ -83,16 +83,16 @@ def test_an_untied_llama_gives_the_curve_of_one_process(runs: Path, corpus: Path
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
-def test_a_run_resumed_on_as_many_ranks_is_bit_exact(mode: str, runs: Path) -> None:
+def test_a_run_resumed_on_as_many_ranks_is_bitwise_equal(mode: str, runs: Path) -> None:
     assert rows(runs / f"{mode}-resumed-2") == rows(runs / f"{mode}-2")
     assert_same_tensors(saved_tensors(runs / f"{mode}-resumed-2"), saved_tensors(runs / f"{mode}-2"))
 
 
-def test_a_run_that_moves_from_two_to_four_ranks_goes_on_up_to_rounding(runs: Path) -> None:
+def test_a_run_that_moves_from_two_to_four_ranks_is_equal_up_to_rounding(runs: Path) -> None:
     assert_same_curve(runs / "moved", runs / "fsdp2-2")
 
 
-def test_a_mistake_is_said_once_by_all_ranks_together(corpus: Path, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once_for_all_ranks(corpus: Path, tmp_path: Path) -> None:
     config = [f"--set=data.folder={corpus}", "--set=data.source=none", "--set=training.batch_size=3"]
     command = [*TORCHRUN, "2", "-m", "coupled_adam", "train", "tiny", *config, f"--out={tmp_path / 'run'}"]
     done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=120)

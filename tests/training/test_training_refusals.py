@@ -1,4 +1,4 @@
-"""What a run refuses, and that a refusal leaves everything as it was: folders, configs and rows."""
+"""Refusals of a run, which change nothing: folders, configs and rows."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ from coupled_adam.training.checkpoint.checkpoint_folder import CHECKED_FILE
 
 
 def contents_of(run: Path) -> dict[Path, bytes]:
-    """All files of a run but the times at which its checkpoints were checked."""
+    """All files of a run except the times at which its checkpoints were checked."""
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != CHECKED_FILE}
 
 
 @pytest.mark.parametrize("refused", ["data", "wordsim", "tensorboard", "wandb"])
-def test_a_refused_resume_leaves_the_run_as_it_was(
+def test_a_refused_resume_does_not_change_the_run(
     refused: str, whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(whole_run, tmp_path / "run")
@@ -51,7 +51,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
     ],
     ids=["wordsim", "wandb", "context"],
 )
-def test_a_start_that_is_refused_late_leaves_nothing_behind(
+def test_a_start_that_is_refused_late_leaves_no_files(
     changes: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -60,7 +60,7 @@ def test_a_start_that_is_refused_late_leaves_nothing_behind(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_tracker_left_as_it_refused_is_no_obstacle_and_rows_of_others_are(corpus: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_failed_tracker_are_ignored_and_other_rows_are_refused(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "wandb_id").write_text("0123abcd")
     (tmp_path / "metrics.jsonl").write_text('{"of": "another program"}\n')
     with pytest.raises(ValueError, match=rf"^{tmp_path} .*config\.toml.*--out"):
@@ -70,7 +70,7 @@ def test_what_a_tracker_left_as_it_refused_is_no_obstacle_and_rows_of_others_are
     assert outcome.is_finished
 
 
-def test_a_refused_start_leaves_nothing_behind(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_start_leaves_no_files(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
@@ -108,7 +108,7 @@ def test_two_processes_cannot_train_in_one_folder(corpus: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "checkpoints", "lock"])
-def test_what_lies_in_the_way_of_a_file_is_named_with_what_to_do(corpus: Path, tmp_path: Path, name: str) -> None:
+def test_an_obstacle_to_a_file_is_named_with_the_remedy(corpus: Path, tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text(to_toml(small_config(corpus)))
@@ -126,7 +126,7 @@ def test_what_lies_in_the_way_of_a_file_is_named_with_what_to_do(corpus: Path, t
 @pytest.mark.parametrize(
     "content", ["[" * 100_000, '{"seconds": "abc"}', '{"seconds": null}', "[]", '{"seconds": NaN}']
 )
-def test_a_damaged_run_json_does_not_keep_a_run_from_being_resumed(
+def test_a_run_with_a_damaged_run_json_can_be_resumed(
     whole_run: Path, corpus: Path, tmp_path: Path, content: str
 ) -> None:
     run = shutil.copytree(whole_run, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A whole run in one process: what it leaves behind, how it stops, and how it goes on."""
+"""A complete run in one process: its files, stopping and resuming."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIG
     monkeypatch.setattr(RankBatches, "micro_batches", micro_batches)
 
 
-def test_a_run_leaves_its_config_its_metrics_and_checkpoints(whole_run: Path, corpus: Path) -> None:
+def test_a_run_writes_its_config_its_metrics_and_checkpoints(whole_run: Path, corpus: Path) -> None:
     assert load_config(str(whole_run)) == small_config(corpus)
     kept = sorted(path.name for path in (whole_run / "checkpoints").iterdir())
     assert kept == ["step-000000008", "step-000000012"]
@@ -53,18 +53,18 @@ def test_a_run_leaves_its_config_its_metrics_and_checkpoints(whole_run: Path, co
 
 @pytest.fixture
 def reads_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU is read a step later, as a GPU is."""
+    """Read values from the CPU a step later, as from a GPU."""
     monkeypatch.setattr(trainer, "READ_LATER", frozenset({"cpu"}))
 
 
 @pytest.mark.usefixtures("reads_later")
-def test_what_is_read_a_step_later_is_logged_in_the_same_order(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
+def test_values_read_a_step_later_are_logged_in_the_same_order(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
     train(small_config(corpus), tmp_path / "run")
     assert rows(tmp_path / "run") == rows(whole_run)
 
 
 @pytest.mark.usefixtures("reads_later")
-def test_what_is_read_a_step_later_is_shown_beside_its_own_step(
+def test_values_read_a_step_later_are_shown_with_their_own_step(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = {}
@@ -81,7 +81,7 @@ def test_what_is_read_a_step_later_is_shown_beside_its_own_step(
 
 
 @pytest.mark.usefixtures("reads_later")
-def test_a_run_that_stops_logs_what_was_not_read_yet(
+def test_a_stopped_run_logs_values_that_were_not_read_yet(
     whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_at(6, monkeypatch)
@@ -95,13 +95,13 @@ def test_the_model_learns(whole_run: Path) -> None:
     assert losses[-1] < losses[0] - 0.15
 
 
-def test_the_logged_learning_rate_is_that_of_the_schedule(whole_run: Path, corpus: Path) -> None:
+def test_the_logged_learning_rate_follows_the_schedule(whole_run: Path, corpus: Path) -> None:
     config = small_config(corpus)
     logged = [row["lr"] for row in rows(whole_run) if row["kind"] == "train"]
     assert logged == [config.learning_rate(step) for step in range(12)]
 
 
-def test_the_monitor_shows_what_inspect_measures(whole_run: Path) -> None:
+def test_the_monitor_agrees_with_inspect(whole_run: Path) -> None:
     from safetensors.torch import load_file
 
     table = load_file(whole_run / "checkpoints" / "step-000000012" / TABLES_FILE)["wte.weight"]
@@ -126,14 +126,14 @@ def test_a_metric_has_one_key_in_rows_trackers_and_the_outcome(corpus: Path, tmp
     assert outcome.values["input_mu_norm_ratio"] == last["input_mu_norm_ratio"]
 
 
-def test_the_same_config_gives_the_same_run_bit_for_bit(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
+def test_the_same_config_gives_a_bitwise_equal_run(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
     train(small_config(corpus), tmp_path / "again")
     assert rows(tmp_path / "again") == rows(whole_run)
     assert_same_tensors(saved_tensors(tmp_path / "again"), saved_tensors(whole_run))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_ends_and_the_resumed_run_is_bit_exact(
+def test_a_signal_saves_and_ends_the_run_and_the_resumed_run_is_bitwise_equal(
     number: int, whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
@@ -161,7 +161,7 @@ def test_a_signal_saves_and_ends_and_the_resumed_run_is_bit_exact(
     ],
     ids=lambda optimizer: "-".join(map(str, optimizer.values())),
 )
-def test_every_optimizer_resumes_bit_exactly(
+def test_every_optimizer_resumes_bitwise_equally(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(corpus, optimizer=optimizer)
@@ -200,14 +200,14 @@ def test_accumulated_gradients_give_the_same_run_up_to_rounding(whole_run: Path,
             assert ours["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-4)
 
 
-def test_milestones_are_kept_for_ever(corpus: Path, tmp_path: Path) -> None:
+def test_milestones_are_never_deleted(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, checkpoints={"every": 1, "keep": 1, "milestones": 4})
     train(config, tmp_path / "run")
     kept = sorted(int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == [3, 6, 9, 12]
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
     whole_run: Path, corpus: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(whole_run, tmp_path / "run")
@@ -228,7 +228,7 @@ def test_resuming_a_finished_run_changes_nothing(whole_run: Path, corpus: Path) 
     assert_same_tensors(saved_tensors(whole_run), before[1])
 
 
-def test_resuming_without_a_checkpoint_starts_and_says_so(corpus: Path, tmp_path: Path) -> None:
+def test_resuming_without_a_checkpoint_starts_from_step_0_with_a_note(corpus: Path, tmp_path: Path) -> None:
     outcome, shown = train(small_config(corpus), tmp_path / "run", resume=True)
     assert outcome.is_finished
     assert str(tmp_path / "run" / "checkpoints") in shown
@@ -257,14 +257,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_step_checkpoint_and_advice
     assert saved == ["step-000000004"]  # the state after the bad step is not saved
 
 
-def test_a_real_divergence_is_found(corpus: Path, tmp_path: Path) -> None:
+def test_a_real_divergence_is_detected(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, optimizer={"lr": 1e30, "max_grad_norm": 0.0})
     with pytest.raises(TrainingStopped, match=r"^step \d+: .*(loss|norm) .*\b(nan|inf)\b"):
         train(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("every", [1, 100], ids=["seen_when_logging", "seen_when_saving_again"])
-def test_a_full_disk_does_not_end_the_run_and_is_said(
+def test_a_full_disk_is_reported_and_does_not_end_the_run(
     every: int, whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from coupled_adam.training.train_step import TrainStep
@@ -281,7 +281,7 @@ def test_a_full_disk_does_not_end_the_run_and_is_said(
     def wait_for_the_failure(self: TrainStep, *arguments: Any) -> tuple[Tensor, Tensor]:
         if next(steps) == 5:
             assert is_full.wait(20)
-            time.sleep(0.2)  # until the thread that writes has ended
+            time.sleep(0.2)  # until the writing thread has ended
         return call(self, *arguments)
 
     monkeypatch.setattr(TrainStep, "__call__", wait_for_the_failure)
@@ -295,7 +295,7 @@ def test_a_full_disk_does_not_end_the_run_and_is_said(
     assert_same_tensors(saved_tensors(tmp_path / "run"), saved_tensors(whole_run))
 
 
-def test_a_disk_that_is_full_at_the_end_is_waited_for(
+def test_a_run_waits_for_a_full_disk_at_the_end(
     whole_run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = iter((True, True))
@@ -309,7 +309,7 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for(
     assert_same_tensors(saved_tensors(tmp_path / "run"), saved_tensors(whole_run))
 
 
-def test_a_run_is_resumed_on_its_own_tokens_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_resumed_only_with_its_own_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write_corpus(tmp_path / "corpus", seed=1)
     with monkeypatch.context() as patch:
         stop_at(5, patch)

@@ -1,4 +1,4 @@
-"""Every setting of a run reaches the part that it is meant for."""
+"""Every setting of a run reaches the component that uses it."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ def losses(folder: Path) -> list[float]:
 def test_z_loss_is_part_of_the_training_loss(corpus: Path, tmp_path: Path) -> None:
     train(small_config(corpus), tmp_path / "without")
     train(small_config(corpus, optimizer={"z_loss": 0.1}), tmp_path / "with")
-    # All logits are near zero at the start: the logsumexp is log 64.
+    # All initial logits are near zero: the logsumexp is log 64.
     expected = 0.1 * torch.tensor(64.0).log().square().item()
     assert losses(tmp_path / "with")[0] - losses(tmp_path / "without")[0] == pytest.approx(expected, rel=0.01)
 
@@ -57,7 +57,7 @@ def test_a_gradient_norm_that_is_not_finite_stops_the_run(
         train(small_config(corpus), tmp_path / "run")
 
 
-def test_seed_and_order_reach_the_batches(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_and_order_determine_the_batches(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     make = Batches.__init__
 
@@ -73,9 +73,7 @@ def test_seed_and_order_reach_the_batches(corpus: Path, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("batch_size", [8, 128])  # of 32 windows: four batches, or one that is too large
-def test_the_validation_loss_is_that_of_the_whole_validation_text(
-    batch_size: int, corpus: Path, tmp_path: Path
-) -> None:
+def test_the_validation_loss_covers_the_whole_validation_text(batch_size: int, corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus, training={"batch_size": batch_size, "tokens": 4 * batch_size * 16})
     train(config, tmp_path / "run")
     model = build_model(config.to_model_config())
@@ -84,7 +82,7 @@ def test_the_validation_loss_is_that_of_the_whole_validation_text(
         for name, tensor in saved_tensors(tmp_path / "run").items()
         if name.startswith("model.")
     }
-    model.load_state_dict(weights, strict=False)  # the tied head is there once
+    model.load_state_dict(weights, strict=False)  # the tied head counts once
     tokens = torch.from_numpy(open_corpus(corpus).tokens("val").read(0, 513))
     with torch.no_grad():
         logits = model(tokens[:-1].view(32, 16))
@@ -96,14 +94,14 @@ def test_the_validation_loss_is_that_of_the_whole_validation_text(
 @pytest.mark.parametrize(
     ("batch_size", "micro_batch_size", "ranks", "on_each_rank"),
     [
-        (128, 4, 1, [4] * 8),  # all 32 windows, no more at once than in training
+        (128, 4, 1, [4] * 8),  # all 32 windows, in batches no larger than in training
         (128, 128, 1, [32]),
-        (96, 4, 3, [4, 4]),  # 24 windows: every rank has as many
+        (96, 4, 3, [4, 4]),  # 24 windows: the same number for every rank
         (90, 5, 2, [5, 5, 5]),
-        (64, 1, 64, []),  # not one window for each
+        (64, 1, 64, []),  # fewer windows than ranks
     ],
 )
-def test_validation_takes_no_more_at_once_than_training(
+def test_validation_batches_are_no_larger_than_training_batches(
     batch_size: int, micro_batch_size: int, ranks: int, on_each_rank: list[int], corpus: Path
 ) -> None:
     sizes = {"batch_size": batch_size, "micro_batch_size": micro_batch_size, "tokens": 4 * batch_size * 16}
@@ -117,13 +115,13 @@ def test_validation_takes_no_more_at_once_than_training(
     assert len(set(seen)) == ranks * sum(on_each_rank)
 
 
-def test_minutes_save_by_the_clock(corpus: Path, tmp_path: Path) -> None:
+def test_checkpoints_can_be_saved_every_few_minutes(corpus: Path, tmp_path: Path) -> None:
     train(small_config(corpus, checkpoints={"every": None, "minutes": 1e-9, "keep": 50}), tmp_path / "run")
     saved = sorted(int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert saved == list(range(1, 13))
 
 
-def test_bf16_is_used_and_stays_near_float32(corpus: Path, tmp_path: Path) -> None:
+def test_bf16_is_used_and_stays_close_to_float32(corpus: Path, tmp_path: Path) -> None:
     train(small_config(corpus), tmp_path / "float32")
     train(small_config(corpus, training={"precision": "bf16"}), tmp_path / "bf16")
     assert losses(tmp_path / "bf16") != losses(tmp_path / "float32")
@@ -142,21 +140,23 @@ def test_threads_and_determinism_are_set(corpus: Path, tmp_path: Path) -> None:
         torch.use_deterministic_algorithms(before[1])
 
 
-def test_padding_does_not_count_in_the_mean_that_centring_takes_away() -> None:
+def test_padding_does_not_count_in_the_mean_removed_by_centring() -> None:
     table = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)) + 1
     table[VOCABULARY:] = 100.0
     centre(table, VOCABULARY)
     assert table[:VOCABULARY].mean(dim=0).abs().max() < 1e-6
 
 
-def test_resuming_in_another_precision_is_said(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_in_another_precision_is_reported(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from test_training_run import stop_at
 
     config = small_config(corpus)
     with monkeypatch.context() as patch:
         stop_at(5, patch)
         train(config, tmp_path / "run")
-    # As a machine whose "auto" is bf16 would have left it.
+    # As written by a machine whose "auto" is bf16.
     checkpoint = max((tmp_path / "run" / "checkpoints").iterdir())
     record = json.loads((checkpoint / "state.json").read_text())
     del record["sha256"]
@@ -168,14 +168,14 @@ def test_resuming_in_another_precision_is_said(corpus: Path, tmp_path: Path, mon
     assert re.search(r"\bbf16\b.*\bfloat32\b", shown), shown
 
 
-def test_a_run_that_was_refused_before_its_first_step_can_be_corrected(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_refused_before_its_first_step_can_be_corrected(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="context"):
         train(small_config(corpus, model={"context": 4096}, training={"tokens": 10 * 8 * 4096}), tmp_path / "run")
     outcome, _ = train(small_config(corpus), tmp_path / "run")
     assert outcome.is_finished
 
 
-def test_a_kill_while_the_first_file_is_written_leaves_a_folder_that_can_be_used(corpus: Path, tmp_path: Path) -> None:
+def test_a_kill_during_the_first_write_leaves_a_usable_folder(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".config.toml.123.tmp").write_text("half a con")
     outcome, _ = train(small_config(corpus), tmp_path / "run")
@@ -183,7 +183,7 @@ def test_a_kill_while_the_first_file_is_written_leaves_a_folder_that_can_be_used
     assert list((tmp_path / "run").glob(".*.tmp")) == []
 
 
-def test_checkpoints_that_are_all_damaged_are_not_thrown_away(corpus: Path, tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_not_deleted_even_if_all_are_damaged(corpus: Path, tmp_path: Path) -> None:
     config = small_config(corpus)
     train(config, tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").iterdir():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from coupled_adam.base.extras import require
 from coupled_adam.base.files import replacing, write_whole
+from coupled_adam.base.text import setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -155,7 +156,9 @@ def powers_of_ten(axes: "Axes") -> None:
         is_short = high < 10 * low  # the axis shows at most one power of ten
         axis.set_major_locator(ticker.LogLocator(numticks=5))
         axis.set_major_formatter(ticker.FuncFormatter(_power_of_ten))
-        axis.set_minor_formatter(ticker.StrMethodFormatter("{x:g}") if is_short else ticker.NullFormatter())
+        axis.set_minor_formatter(
+            ticker.FuncFormatter(lambda value, _: setting(value)) if is_short else ticker.NullFormatter()
+        )
 
 
 def _power_of_ten(value: float, _place: int | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from coupled_adam.base.text import printable
+from coupled_adam.base.text import duration, percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +52,7 @@ class ProgressBar:
         self._progress.update(self._stages[stage], completed=done or 0.0, total=total, note=printable(note))
         if not self.is_on_terminal and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            part = "" if done is None or not total else f"{done / total:.0%}"
+            part = "" if done is None or not total else percent(done / total)
             self.say(", ".join(filter(None, (stage, part, note))))
 
     def say(self, sentence: str) -> None:
@@ -64,7 +64,17 @@ class ProgressBar:
 def progress_bar() -> Iterator[ProgressBar]:
     """Show a progress bar with the remaining time on stderr; it disappears at the end."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn
+    from rich.text import Text
+
+    class TimeLeft(ProgressColumn):
+        """As `TimeRemainingColumn`, with the time written as everywhere else."""
+
+        max_refresh = 0.5
+
+        def render(self, task: Task) -> Text:
+            seconds = task.time_remaining
+            return Text("" if seconds is None else f"{duration(seconds)} left", style="progress.remaining")
 
     # Bind the current stream: sys.stderr is replaced for a while to silence libraries that print too much.
     console = Console(file=sys.stderr, highlight=False)
@@ -73,7 +83,7 @@ def progress_bar() -> Iterator[ProgressBar]:
         BarColumn(),
         TaskProgressColumn(),
         TextColumn("{task.fields[note]}", markup=False),
-        TimeRemainingColumn(),
+        TimeLeft(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield ProgressBar(progress)

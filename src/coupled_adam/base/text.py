@@ -1,5 +1,9 @@
 """Format numbers, amounts, durations and names as text, and parse amounts.
 
+Every number on a terminal, in a log line, in a table, on a page and in an error message is formatted here, so that a
+quantity reads the same wherever it appears. Whole numbers that must be exact are written `f"{number:,}"`. Number files
+(CSV, JSON lines, TOML) and names of runs keep their own formats.
+
 Tokens are written as "5B" or "300k", steps as a number or as a percentage of the run, "1%". A mean with its standard
 deviation is written 0.123(4), which stands for 0.123 ± 0.004. The number in parentheses is in units of the mean's last
 digit: 6.09(11) is 6.09 ± 0.11 and 25.0(11) is 25.0 ± 1.1.
@@ -16,8 +20,6 @@ from coupled_adam.base.errors import UserError
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmbt]?)", re.IGNORECASE)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
-
-PREFIXES = ("", "k", "M", "G", "T", "P")
 
 SHORTHAND = re.compile(r"(?P<mean>-?\d+(?:\.(?P<decimals>\d+))?) ?(?:\((?P<std>\d+(?:\.\d+)?)\))?")
 
@@ -84,6 +86,26 @@ def escape_latex(text: str) -> str:
     return "".join(_LATEX_LETTERS.get(letter, letter) for letter in text)
 
 
+def fixed(value: float, decimals: int) -> str:
+    """Format a number with a fixed number of decimals, never as a negative zero.
+
+    Example:
+        >>> fixed(3.88151, 3), fixed(-0.0001, 2), fixed(float("nan"), 3)
+        ('3.882', '0.00', 'nan')
+    """
+    return f"{value:z.{decimals}f}"
+
+
+def significant(value: float, digits: int) -> str:
+    """Format a number with at most that many significant digits, and exponents without leading zeros.
+
+    Example:
+        >>> significant(0.73721, 3), significant(0.5, 3), significant(3.27e-5, 2), significant(12_345, 3)
+        ('0.737', '0.5', '3.3e-5', '1.23e4')
+    """
+    return _short_exponent(f"{value:.{digits}g}")
+
+
 def four_digits(value: float) -> str:
     """Format a number with four significant digits.
 
@@ -91,7 +113,42 @@ def four_digits(value: float) -> str:
         >>> four_digits(0.123456), four_digits(-54.0), four_digits(1e-12)
         ('0.1235', '-54', '1e-12')
     """
-    return f"{value:.4g}"
+    return significant(value, 4)
+
+
+def percent(share: float) -> str:
+    """Format a share in percent, with one digit below 1%.
+
+    Example:
+        >>> percent(0.853), percent(0.0213), percent(0.0042), percent(9e-9)
+        ('85%', '2%', '0.4%', '0%')
+    """
+    return f"{share:.0%}" if share >= 0.0095 or share < 5e-5 else f"{100 * share:.1g}%"
+
+
+def scientific(value: float) -> str:
+    """Format a small number with two digits and an exponent.
+
+    Example:
+        >>> scientific(2.94e-8), scientific(6e-4), scientific(0)
+        ('2.9e-8', '6.0e-4', '0')
+    """
+    return _short_exponent(f"{value:.1e}") if value else "0"
+
+
+def setting(value: float) -> str:
+    """Format the value of a setting, such as a learning rate, with up to six digits.
+
+    Example:
+        >>> setting(0.95), setting(10.0), setting(6e-4), setting(3e-5)
+        ('0.95', '10', '0.0006', '3e-5')
+    """
+    return significant(value, 6)
+
+
+def _short_exponent(text: str) -> str:
+    """Write 2.9e-8 instead of 2.9e-08."""
+    return re.sub(r"e\+?(-?)0*(?=\d)", r"e\1", text)
 
 
 def parse_tokens(amount: object) -> object:
@@ -156,57 +213,26 @@ def short(amount: float) -> str:
     return f"{amount:.3g}"
 
 
-def si(value: float) -> str:
-    """Format a number with three significant digits and an SI prefix.
-
-    Example:
-        >>> si(541_234), si(1_900_000), si(36.94e9), si(87)
-        ('541k', '1.90M', '36.9G', '87')
-    """
-    if not math.isfinite(value):
-        return str(value)
-    thousands = 0
-    while abs(value) >= 999.5 and thousands < len(PREFIXES) - 1:
-        value /= 1000
-        thousands += 1
-    if thousands == 0:
-        return f"{value:.3g}"
-    # 9.995 is shown as 10.0: the thresholds are where rounding adds a digit.
-    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{decimals}f}{PREFIXES[thousands]}"
-
-
 def duration(seconds: float) -> str:
-    """Format a duration in its two largest units.
+    """Format a duration in its two largest units; below ten seconds, with one decimal.
 
     Example:
-        >>> duration(42), duration(725), duration(3780), duration(273_600)
-        ('42s', '12m 05s', '1h 03m', '3d 04h')
+        >>> duration(4.26), duration(42), duration(80), duration(3780), duration(273_600)
+        ('4.3 s', '42 s', '1 min 20 s', '1 h 3 min', '3 d 4 h')
     """
     if not math.isfinite(seconds):
         return "?"
-    seconds = max(0, round(seconds))
+    if seconds < 9.95:  # above it, rounding adds a digit
+        return f"{max(0.0, seconds):.1f} s"
+    seconds = round(seconds)
     minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
     if days:
-        return f"{days}d {hours % 24:02d}h"
+        return f"{days} d {hours % 24} h"
     if hours:
-        return f"{hours}h {minutes % 60:02d}m"
+        return f"{hours} h {minutes % 60} min"
     if minutes:
-        return f"{minutes}m {seconds % 60:02d}s"
-    return f"{seconds}s"
-
-
-def learning_rate(value: float) -> str:
-    """Format a learning rate with two digits and an exponent without leading zeros.
-
-    Example:
-        >>> learning_rate(6e-4), learning_rate(0)
-        ('6.0e-4', '0')
-    """
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+        return f"{minutes} min {seconds % 60} s"
+    return f"{seconds} s"
 
 
 def size_text(size: int) -> str:
@@ -224,7 +250,17 @@ def size_text(size: int) -> str:
             break
         value, unit = value / 1000, larger
     decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{decimals}f} {unit}"
+    return f"{fixed(value, decimals)} {unit}"
+
+
+def energy(joules: float) -> str:
+    """Format an energy in kilowatt hours.
+
+    Example:
+        >>> energy(3.6e6), energy(331_000)
+        ('1 kWh', '0.0919 kWh')
+    """
+    return f"{significant(joules / 3.6e6, 3)} kWh"
 
 
 class Value(NamedTuple):
@@ -254,12 +290,12 @@ def shorthand(mean: float, std: float | None, decimals: int) -> str:
         raise ValueError(f"decimals is {decimals}; pass 0 or more")
     if not math.isfinite(mean):
         raise ValueError(f"mean is {mean}, which has no shorthand; leave it out or show it as missing")
-    shown = f"{mean:z.{decimals}f}"  # z: never a negative zero
+    shown = fixed(mean, decimals)
     if std is None:
         return shown
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"standard deviation is {std}; it must be finite and not negative, or None for a single run")
-    units = f"{std:.{decimals}f}".replace(".", "").lstrip("0") or "0"
+    units = fixed(std, decimals).replace(".", "").lstrip("0") or "0"
     return f"{shown}({units})"
 
 

@@ -94,7 +94,7 @@ def convert(
 
 def _print_summary(conversion: "Conversion", to: str) -> None:
     from coupled_adam.base.progress import wide_enough
-    from coupled_adam.base.text import printable, size_text
+    from coupled_adam.base.text import printable, setting, size_text
 
     verb = "averaged" if to == "coupled" else "filled"
     tables = Table("table", *_numbers(f"rows {verb}", "state before", "state after"))
@@ -105,7 +105,7 @@ def _print_summary(conversion: "Conversion", to: str) -> None:
     tables.add_row("all parameters", "", size_text(conversion.bytes_before), size_text(conversion.bytes_after))
     groups = Table("group", *_numbers("tensors", "learning rate", "weight decay"))
     for index, group in enumerate(conversion.groups):
-        numbers = f"{len(group['params']):,}", f"{float(group['lr']):g}", f"{float(group['weight_decay']):g}"
+        numbers = f"{len(group['params']):,}", setting(float(group["lr"])), setting(float(group["weight_decay"]))
         groups.add_row(Text(printable(str(group.get("name", index)))), *numbers)
     console = Console(highlight=False)
     for table in (tables, groups):

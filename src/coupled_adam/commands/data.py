@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coupled_adam.base.progress import progress_bar, warnings_as_notes
-from coupled_adam.base.text import parse_tokens, printable, size_text
+from coupled_adam.base.text import fixed, parse_tokens, printable, size_text
 from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
 
@@ -225,8 +225,8 @@ def _print_info(console: Console, facts: dict[str, Any]) -> None:
 def _print_counts(console: Console, facts: dict[str, Any]) -> None:
     console.print(
         f"{facts['tokens']:,} tokens; {facts['vocabulary_size'] - facts['unseen']:,} of the "
-        f"{facts['vocabulary_size']:,} in the vocabulary occur. Their entropy is {facts['entropy']:.3f} nats, the loss "
-        "of a model that knows only token frequencies.",
+        f"{facts['vocabulary_size']:,} in the vocabulary occur. Their entropy is {fixed(facts['entropy'], 3)} nats, "
+        "the loss of a model that knows only token frequencies.",
         soft_wrap=True,
     )
     _print_frequent(console, facts["most_frequent"])

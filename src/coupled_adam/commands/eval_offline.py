@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.text import printable_lines
+from coupled_adam.base.text import duration, printable_lines
 from coupled_adam.commands import eval_options as options
 from coupled_adam.commands.eval_output import note, show, table_cell, task_bar, tell_study
 from coupled_adam.commands.refusal import refuse, user_errors
@@ -99,9 +99,9 @@ def answer(
             on_progress=on_progress,
             on_note=note,
         )
-    table = Table("task", Column("requests", justify="right"), Column("seconds", justify="right"))
+    table = Table("task", Column("requests", justify="right"), Column("time", justify="right"))
     for name, scores in found.scores.items():
-        table.add_row(table_cell(name), f"{len(scores):,}", f"{found.model['seconds'][name]:.1f}")
+        table.add_row(table_cell(name), f"{len(scores):,}", duration(found.model["seconds"][name]))
     Console(highlight=False).print(table)
     typer.echo(
         f"Scores: {printable_lines(str(out))}. Next, on the machine with lm-eval: coupled-adam eval score RUN "

@@ -13,7 +13,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from coupled_adam.base.progress import progress_bar, wide_enough
-from coupled_adam.base.text import printable_lines
+from coupled_adam.base.text import duration, printable_lines
+from coupled_adam.metrics import ACCURACY, METRICS
 
 if TYPE_CHECKING:
     from coupled_adam.evaluation.downstream.task_results import Downstream, TaskResult
@@ -40,7 +41,6 @@ def task_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 def show(found: "Downstream", path: Path, *, as_json: bool) -> None:
     """Print results as a table or as JSON."""
-    from coupled_adam.base.text import shorthand
     from coupled_adam.evaluation.downstream.task_results import to_json
     from coupled_adam.paper_tasks import PAPER_NAMES, label_of
 
@@ -54,24 +54,24 @@ def show(found: "Downstream", path: Path, *, as_json: bool) -> None:
         Column("metric", overflow="fold"),
         Column("value", justify="right", no_wrap=True),
         Column("examples", justify="right", overflow="fold"),
-        Column("seconds", justify="right", overflow="fold"),
+        Column("time", justify="right", overflow="fold"),
     )
     if found.loss is not None:
-        value = shorthand(found.loss.loss, found.loss.standard_error, 3)
+        value = METRICS["loss"].text(found.loss.loss, found.loss.standard_error)
         table.add_row(
             table_cell(f"{found.loss.split} split"),
             "loss",
             value,
             f"{found.loss.targets:,} tokens",
-            f"{found.loss.seconds:.1f}",
+            duration(found.loss.seconds),
         )
     for name, task in sorted(found.tasks.items(), key=lambda item: _place(item[0], PAPER_NAMES)):
         metric, value = _shown_metric(task)
         examples = f"{task.examples:,}" + ("" if task.examples == task.documents else f" of {task.documents:,}")
-        table.add_row(table_cell(label_of(name)), table_cell(metric), value, examples, f"{task.seconds:.1f}")
+        table.add_row(table_cell(label_of(name)), table_cell(metric), value, examples, duration(task.seconds))
     if found.accuracy is not None:
         table.add_section()
-        table.add_row("mean of the seven", "Acc", shorthand(found.accuracy, found.accuracy_error, 3), "", "")
+        table.add_row("mean of the seven", "Acc", ACCURACY.text(found.accuracy, found.accuracy_error), "", "")
     console = Console(highlight=False)
     console.print(table)
     if found.loss is not None and found.loss.by_frequency is not None:
@@ -83,7 +83,6 @@ def show(found: "Downstream", path: Path, *, as_json: bool) -> None:
 def frequency_table(split: str, bins: "Sequence[FrequencyBin]") -> Table:
     """Loss and calibration by token frequency, a row for each bin that has tokens."""
     from coupled_adam.base.notation import MISSING
-    from coupled_adam.base.text import shorthand
     from coupled_adam.metrics import BIN_CALIBRATION, BIN_LOSS, BIN_TARGETS, BIN_TOKENS
 
     headings = ("bin", "seen in training", *(each.symbol for each in (BIN_TOKENS, BIN_TARGETS, BIN_LOSS)))
@@ -102,8 +101,8 @@ def frequency_table(split: str, bins: "Sequence[FrequencyBin]") -> Table:
                 " to ".join(seen),
                 f"{each.tokens:,}",
                 f"{each.targets:,}",
-                MISSING if each.loss is None else shorthand(each.loss, each.standard_error, BIN_LOSS.decimals),
-                MISSING if each.calibration is None else f"{each.calibration:.{BIN_CALIBRATION.decimals}f}",
+                MISSING if each.loss is None else BIN_LOSS.text(each.loss, each.standard_error),
+                MISSING if each.calibration is None else BIN_CALIBRATION.text(each.calibration),
             )
     return table
 
@@ -115,14 +114,13 @@ def _place(name: str, order: tuple[str, ...]) -> int:
 def _shown_metric(task: "TaskResult") -> tuple[str, str]:
     """Name of a task's main metric, and its value with the standard error."""
     from coupled_adam.base.notation import MISSING
-    from coupled_adam.base.text import shorthand
     from coupled_adam.paper_tasks import METRIC
 
     name = METRIC if METRIC in task.metrics else next((key for key in task.metrics if "_stderr" not in key), None)
     if name is None or not math.isfinite(task.metrics[name]):
         return name or MISSING, MISSING
     error = task.metrics.get(f"{name}_stderr", math.nan)
-    return name, shorthand(task.metrics[name], error if math.isfinite(error) else None, 3)
+    return name, ACCURACY.text(task.metrics[name], error if math.isfinite(error) else None)
 
 
 def tell_study(run: Path, path: Path, found: "Downstream", *, aside: bool) -> None:

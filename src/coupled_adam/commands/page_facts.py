@@ -6,7 +6,7 @@ import sys
 from datetime import datetime
 
 from coupled_adam import __version__
-from coupled_adam.base.text import printable
+from coupled_adam.base.text import duration, printable
 
 
 def page_facts(seconds: float) -> dict[str, str]:
@@ -16,7 +16,7 @@ def page_facts(seconds: float) -> dict[str, str]:
     return {
         "command": printable(shlex.join(["coupled-adam", *sys.argv[1:]])),
         "date": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
-        "took": f"{seconds:.1f} s",
+        "took": duration(seconds),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "versions": f"coupled-adam {__version__}, torch {torch.__version__}",
     }

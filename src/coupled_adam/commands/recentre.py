@@ -90,7 +90,7 @@ def recentre(
 
 
 def _print(done: "Recentred") -> None:
-    from coupled_adam.base.text import printable, size_text
+    from coupled_adam.base.text import printable, scientific, size_text
     from coupled_adam.inspection.inspection_table import compare
     from coupled_adam.inspection.terminal import print_overview
 
@@ -99,15 +99,15 @@ def _print(done: "Recentred") -> None:
         print_overview(console, compare([done.before]))
         typer.echo(
             f"\nNothing to do: the mean of the output embeddings is already 0 within the rounding of {done.dtype} "
-            f"(ratio {done.mu_norm_ratio:.1e}). Nothing was written."
+            f"(ratio {scientific(done.mu_norm_ratio)}). Nothing was written."
         )
         return
     print_overview(console, compare([done.before, done.after]))
     table = Table("log-probabilities before and after", *(Column(each.tokens, justify="right") for each in done.stored))
     table.add_row("positions compared", *(f"{each.positions:,}" for each in done.stored))
-    table.add_row("largest difference, unrounded float64", *(f"{each.largest:.1e}" for each in done.unrounded))
-    table.add_row(f"largest difference, stored {done.dtype}", *(f"{each.largest:.1e}" for each in done.stored))
-    table.add_row(f"mean KL divergence, stored {done.dtype}", *(f"{each.mean_kl:.1e}" for each in done.stored))
+    table.add_row("largest difference, unrounded float64", *(scientific(each.largest) for each in done.unrounded))
+    table.add_row(f"largest difference, stored {done.dtype}", *(scientific(each.largest) for each in done.stored))
+    table.add_row(f"mean KL divergence, stored {done.dtype}", *(scientific(each.mean_kl) for each in done.stored))
     console.print()
     console.print(table)
     how = {

@@ -126,7 +126,7 @@ def train(
 
 
 def _print_outcome(console: Console, outcome: "Outcome") -> None:
-    from coupled_adam.base.text import duration, four_digits
+    from coupled_adam.base.text import duration
     from coupled_adam.metrics import METRICS
 
     if not outcome.is_finished:
@@ -146,7 +146,7 @@ def _print_outcome(console: Console, outcome: "Outcome") -> None:
     for key in SHOWN:
         value = outcome.values.get(key)
         if value is not None:
-            table.add_row(METRICS[key].label_with_arrow, four_digits(value))
+            table.add_row(METRICS[key].label_with_arrow, METRICS[key].text(value))
     if table.row_count:
         console.print(table)
     console.print(

@@ -8,6 +8,8 @@ version 0.1.0 have no exponents and are Coupled Adam.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coupled_adam.base.text import setting
+
 # By column and row exponent: the name, and a short name for folders and narrow tables.
 CORNERS = {
     (1.0, 0.0): ("Coupled Adam", "coupled"),
@@ -91,12 +93,12 @@ def _exponents(settings: Mapping[str, Any]) -> list[str]:
         settings.get("row_exponent", 0.0),
         settings.get("row_exponent_start"),
     )
-    parts = [] if column == 1.0 else [f"x = {column:g}"]
+    parts = [] if column == 1.0 else [f"x = {setting(column)}"]
     if start is not None:
-        return [*parts, f"y = {start:g} to {row:g}"]
-    return parts if row == 0.0 else [*parts, f"y = {row:g}"]
+        return [*parts, f"y = {setting(start)} to {setting(row)}"]
+    return parts if row == 0.0 else [*parts, f"y = {setting(row)}"]
 
 
 def _further_parts(settings: Mapping[str, Any]) -> list[str]:
     exponent = settings.get("scale_exponent") or 0.0
-    return [*([MEAN_FREE] if settings.get("mean_free") else []), *([f"n = {exponent:g}"] if exponent else [])]
+    return [*([MEAN_FREE] if settings.get("mean_free") else []), *([f"n = {setting(exponent)}"] if exponent else [])]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import setting
 
 Array = npt.NDArray[Any]
 Report = Callable[[float], None]
@@ -147,7 +148,9 @@ def scaled(table: EmbeddingMatrix, report: Report | None) -> EmbeddingMatrix:
         if not math.isfinite(float(low) + float(high)):
             refuse_non_finite(block, span.start)
     if largest > LARGEST:
-        raise UserError(f"E has an entry of size {largest:g}, whose square overflows float64. Scale the matrix first")
+        raise UserError(
+            f"E has an entry of size {setting(largest)}, whose square overflows float64. Scale the matrix first"
+        )
     if largest == 0.0 or SMALLEST_UNSCALED <= largest <= LARGEST_UNSCALED:
         return table
     return replace(table, scale=math.ldexp(1.0, math.frexp(largest)[1]))

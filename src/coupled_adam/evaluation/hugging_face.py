@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import setting
 from coupled_adam.config.toml_writing import toml_value
 from coupled_adam.models import gpt2, llama
 from coupled_adam.models.initial import STANDARD_DEVIATION
@@ -136,9 +137,9 @@ def require_class(config: ModelConfig) -> None:
         )
     if config.logit_cap is not None:
         raise UserError(
-            f"the model caps its logits (model.logit_cap = {config.logit_cap:g}), which neither GPT2LMHeadModel nor "
-            "StableLmForCausalLM supports, so it cannot be exported; use `coupled-adam eval` on the run, or train with "
-            'model.logit_cap = "none"'
+            f"the model caps its logits (model.logit_cap = {setting(config.logit_cap)}), which neither GPT2LMHeadModel "
+            "nor StableLmForCausalLM supports, so it cannot be exported; use `coupled-adam eval` on the run, or train "
+            'with model.logit_cap = "none"'
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coupled_adam import __version__
+from coupled_adam.base.text import setting
 from coupled_adam.config.optimizer_names import is_coupled_adam, member_name
 from coupled_adam.models.model_config import ModelConfig, parameter_count
 
@@ -97,12 +98,12 @@ def _training_facts(training: Training) -> list[str]:
         f"{run.training.batch_size:,} x {run.model.context:,}",
         f"embeddings: {_embedding_optimizer(optimizer)}"
         + ("" if run.model.tied or optimizer.embeddings == "adamw" else f", {which}")
-        + (f" (scale exponent {optimizer.scale_exponent:g})" if optimizer.scale_exponent else "")
+        + (f" (scale exponent {setting(optimizer.scale_exponent)})" if optimizer.scale_exponent else "")
         + ("; centred after each step" if optimizer.centre else ""),
         *_matrix_facts(optimizer),
-        f"other weights: AdamW, betas {optimizer.beta1:g} and {optimizer.beta2:g}, weight decay "
-        f"{optimizer.weight_decay:g}",
-        f"learning rate {optimizer.lr:g}, {run.schedule.kind}, {run.warmup_steps:,} steps of warm-up",
+        f"other weights: AdamW, betas {setting(optimizer.beta1)} and {setting(optimizer.beta2)}, weight decay "
+        f"{setting(optimizer.weight_decay)}",
+        f"learning rate {setting(optimizer.lr)}, {run.schedule.kind}, {run.warmup_steps:,} steps of warm-up",
         f"seed {run.seed}",
     ]
 
@@ -114,8 +115,8 @@ def _matrix_facts(optimizer: "OptimizerSection") -> list[str]:
     muon = optimizer.muon
     decay = optimizer.weight_decay if muon.weight_decay is None else muon.weight_decay
     return [
-        f"matrices of the blocks: Muon, learning rate times {muon.lr_factor:g} ({muon.adjust_lr_fn}), momentum "
-        f"{muon.momentum:g}, weight decay {decay:g}"
+        f"matrices of the blocks: Muon, learning rate times {setting(muon.lr_factor)} ({muon.adjust_lr_fn}), momentum "
+        f"{setting(muon.momentum)}, weight decay {setting(decay)}"
     ]
 
 
@@ -124,10 +125,13 @@ def _embedding_optimizer(optimizer: "OptimizerSection") -> str:
     settings = optimizer.model_dump(exclude={"scale_exponent"})
     if optimizer.embeddings != "coupled" or is_coupled_adam(settings):
         return EMBEDDINGS[optimizer.embeddings]
-    return f"{member_name(settings)}: CoupledAdamW, column exponent {optimizer.column_exponent:g}, row exponent " + (
-        f"{optimizer.row_exponent:g}"
-        if optimizer.row_exponent_start is None
-        else f"{optimizer.row_exponent_start:g} to {optimizer.row_exponent:g}"
+    return (
+        f"{member_name(settings)}: CoupledAdamW, column exponent {setting(optimizer.column_exponent)}, row exponent "
+        + (
+            f"{setting(optimizer.row_exponent)}"
+            if optimizer.row_exponent_start is None
+            else f"{setting(optimizer.row_exponent_start)} to {setting(optimizer.row_exponent)}"
+        )
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coupled_adam.base.text import four_digits, printable
+from coupled_adam.base.text import four_digits, printable, significant
 from coupled_adam.inspection.model_inspection import UNDEFINED, MeasuredModel, MeasuredTable
 from coupled_adam.inspection.plain_sentence import sentence
 from coupled_adam.metrics import METRICS, Metric
@@ -100,7 +100,7 @@ def _shape(table: MeasuredTable) -> str:
 def _cell(metric: Metric, table: MeasuredTable, notes: list[str]) -> str:
     value: float | None = getattr(table.metrics, metric.key)
     if value is not None:
-        return four_digits(value)
+        return metric.text(value)
     note = table.missing.get(metric.key, UNDEFINED)
     if note not in notes:
         notes.append(note)
@@ -145,4 +145,4 @@ def _quantisation_rows(tables: Sequence[MeasuredTable]) -> list[InspectionRow]:
 
 
 def _before_and_after(before: float | None, after: float | None) -> str:
-    return DASH if before is None or after is None else f"{before:.3g} → {after:.3g}"
+    return DASH if before is None or after is None else f"{significant(before, 3)} → {significant(after, 3)}"

@@ -1,5 +1,6 @@
 """One plain sentence about a table: how far from the origin its embeddings are, and how evenly they spread."""
 
+from coupled_adam.base.text import percent
 from coupled_adam.embeddings import EmbeddingMetrics
 
 # For the ratio ||mu|| / mean ||e||. Published models have 0.01 to 0.14 with Coupled Adam and 0.40 to 0.82 with Adam.
@@ -15,7 +16,7 @@ def sentence(metrics: EmbeddingMetrics) -> str:
     ratio = metrics.mu_norm_ratio
     if ratio is None:
         return "every embedding is zero: nothing has been learned here"
-    carries = f"the mean embedding carries {100 * ratio:.0f}% of a typical embedding's length"
+    carries = f"the mean embedding carries {percent(ratio)} of a typical embedding's length"
     if ratio >= STRONGLY_FROM:
         return f"{carries}: strongly anisotropic"
     if ratio >= ANISOTROPIC_FROM:

@@ -18,6 +18,7 @@ from coupled_adam.base.captioned_figure import (
 )
 from coupled_adam.embeddings import EmbeddingMetrics
 from coupled_adam.inspection.sampling import Sample
+from coupled_adam.metrics import METRICS
 
 
 def draw_table_figures(
@@ -86,7 +87,7 @@ def _cosine_histogram(sample: Sample, mean: float | None) -> Figure:
     figure, axes = _axes()
     axes.hist(sample.cosines, bins=80, range=(-1, 1), color=POINTS)
     if mean is not None:
-        axes.axvline(mean, color=MARK, linewidth=2, label=f"mean {mean:.3f}")
+        axes.axvline(mean, color=MARK, linewidth=2, label=f"mean {METRICS['mean_cosine'].text(mean)}")
         axes.legend(loc="upper left", borderaxespad=0)
     axes.set(xlim=(-1, 1), xticks=(-1, -0.5, 0, 0.5, 1), xlabel="cosine", ylabel="pairs")
     return figure

@@ -90,7 +90,7 @@ class ParamGroups(list[dict[str, Any]]):
             ("optimizer state", "bytes"),
             ("these groups", f"{2 * moment_bytes - saving:,}"),
             ("AdamW", f"{2 * moment_bytes:,}"),
-            ("saving", f"{saving:,} ({50 * saving / max(moment_bytes, 1):.1f} %)"),
+            ("saving", f"{saving:,} ({saving / max(2 * moment_bytes, 1):.0%})"),
         ]
         return "\n\n".join(aligned(rows) for rows in (table_rows, group_rows, state_rows))
 
@@ -135,7 +135,7 @@ def param_groups(
         input_embeddings ['wte.weight'] False
         no_decay ['lm_head.bias'] False
         >>> print(groups.summary().splitlines()[-1])
-        saving           6,336 (24.0 %)
+        saving           6,336 (24%)
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; pass the torch.nn.Module to train")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from coupled_adam.base.text import setting
 from coupled_adam.report.grid import CellRuns, sizes_of
 from coupled_adam.report.result_notes import loss_name
 from coupled_adam.report.significance import summarise
@@ -43,9 +44,9 @@ def choice_note(chosen: CellRuns, sgd: Sequence[CellRuns]) -> str:
     loss = loss_name(run for cell in sgd for run in cell.runs.values())
     tried = sorted({cell.variant.f for cell in sgd if mean_loss(cell) is not None})
     untried = sorted({cell.variant.f for cell in sgd} - set(tried))
-    note = f"{chosen.size.label}: f = {chosen.variant.f:g} has the smallest mean {loss} of f = {listed(tried)}"
+    note = f"{chosen.size.label}: f = {setting(chosen.variant.f)} has the smallest mean {loss} of f = {listed(tried)}"
     if len(tried) == 1:
-        note = f"{chosen.size.label}: f = {chosen.variant.f:g} is the only one with a {loss}"
+        note = f"{chosen.size.label}: f = {setting(chosen.variant.f)} is the only one with a {loss}"
     elif chosen.variant.f in (tried[0], tried[-1]):
         note += "; it is at the edge of these values, so a better one may lie beyond"
     if untried:
@@ -55,7 +56,7 @@ def choice_note(chosen: CellRuns, sgd: Sequence[CellRuns]) -> str:
 
 def listed(numbers: Sequence[float]) -> str:
     """Numbers separated by commas."""
-    return ", ".join(f"{number:g}" for number in numbers)
+    return ", ".join(map(setting, numbers))
 
 
 def mean_loss(cell: CellRuns) -> float | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coupled_adam.base.text import short
+from coupled_adam.base.text import setting, short
 from coupled_adam.metrics import METRICS
 from coupled_adam.report.grid import CellRuns, Grid, Size, Variant
 from coupled_adam.report.pair_tables import summary_cell
@@ -100,21 +100,22 @@ def sensitivity_table(grid: Grid) -> ReportTable | None:
     for curve in curves:
         best_lr, best = min(curve.losses(), key=lambda each: each[1].mean or 0.0)
         found = summarise(curve.sensitivities())
+        edges = (curve.cells[0][0], curve.cells[-1][0])
+        lowest, highest = map(setting, edges)
         rows.append(
             (
                 TableCell(short(curve.size.tokens)),
                 TableCell(curve.size.model),
                 TableCell(curve.name),
-                TableCell(f"{len(curve.losses())} from {curve.cells[0][0]:g} to {curve.cells[-1][0]:g}"),
-                TableCell(f"{best_lr:g}", {"value": best_lr}),
+                TableCell(f"{len(curve.losses())} from {lowest} to {highest}"),
+                TableCell(setting(best_lr), {"value": best_lr}),
                 summary_cell(LOSS, best),
                 summary_cell(LOSS, found),
             )
         )
         if curve.missing():
-            rates = ", ".join(f"{lr:g}" for lr in curve.missing())
+            rates = ", ".join(map(setting, curve.missing()))
             notes.append(f"{curve.name}: no finished run at lr = {rates}, so its sensitivity is unknown.")
-        edges = (curve.cells[0][0], curve.cells[-1][0])
         if best_lr in edges:
             notes.append(f"{curve.name}: the best learning rate is the {_end(best_lr, edges)} one tried.")
     return ReportTable("learning_rates", "Sensitivity to the learning rate", COLUMNS, tuple(rows), tuple(notes), 2)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coupled_adam.metrics import METRICS, logged_key
+from coupled_adam.metrics import LOSSES, METRICS, logged_key
 from coupled_adam.report.figures.clouds import cloud_arrays, window
 from coupled_adam.report.figures.style import looks
 from coupled_adam.report.grid import Grid, size_labels
@@ -31,7 +31,10 @@ UNITS = 1000  # coordinates are whole thousandths of the window's half width
 
 
 def curves_data(grid: Grid) -> list[dict[str, Any]]:
-    """One entry per size and quantity: {size, quantity, lines: [{name, colour, line, steps, mean, low, high}]}."""
+    """One entry per size and quantity.
+
+    {size, quantity, decimals, lines: [{name, colour, line, steps, mean, low, high}]}
+    """
     colours = looks(grid.variants)
     labels = size_labels(grid.sizes)
     found = []
@@ -46,7 +49,10 @@ def curves_data(grid: Grid) -> list[dict[str, Any]]:
                     numbers = {name: [float(f"{v:.{DIGITS}g}") for v in array] for name, array in arrays.items()}
                     lines.append({"name": variant.label, "colour": look.colour, "line": look.line, **numbers})
             if lines:
-                found.append({"size": labels[size], "quantity": METRICS[logged_key(kind, key)].label, "lines": lines})
+                metric = METRICS[logged_key(kind, key)]
+                # Without decimals, the page shows four significant digits, as `Metric.text` does.
+                shown = {"quantity": metric.label, "decimals": metric.decimals_of(1) if metric in LOSSES else None}
+                found.append({"size": labels[size], **shown, "lines": lines})
     return found
 
 

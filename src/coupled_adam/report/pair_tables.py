@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coupled_adam.base.notation import MISSING
-from coupled_adam.base.text import short, shorthand
+from coupled_adam.base.text import fixed, short, shorthand
 from coupled_adam.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels
 from coupled_adam.report.result_notes import loss_splits
@@ -130,7 +130,7 @@ def _comparison_row(head: Sequence[str], metric: Metric, comparison: Comparison)
 
 def summary_cell(metric: Metric, summary: Summary) -> TableCell:
     """Mean and standard deviation over the seeds of a cell."""
-    return mean_cell(summary, lambda mean, std: shorthand(mean, std, metric.decimals_of(summary.count)))
+    return mean_cell(summary, lambda mean, std: metric.mean_text(mean, std, summary.count))
 
 
 def interval_cell(interval: tuple[float, float] | None, text: Callable[[float], str]) -> TableCell:
@@ -148,7 +148,7 @@ def p_text(p: float) -> str:
         >>> p_text(0.0312), p_text(0.0000001)
         ('0.031', '<0.001')
     """
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
+    return "<0.001" if p < 0.001 else fixed(p, 3)
 
 
 def claim_text(comparison: Comparison) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from coupled_adam.base.notation import MISSING
-from coupled_adam.base.text import short
+from coupled_adam.base.text import fixed, setting, short
 from coupled_adam.metrics import METRICS, measured
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels
 from coupled_adam.report.pair_tables import summary_cell
@@ -96,11 +96,13 @@ def _rows(runs: Sequence[Result], winner: float | None) -> Iterator[tuple[TableC
     for run in runs:
         assert run.trial is not None
         is_winner = run.trial.value == winner
-        loss = number_cell(run.metrics.get(VALIDATION_LOSS), lambda value: f"{value:.4f}")
+        loss = number_cell(
+            run.metrics.get(VALIDATION_LOSS), METRICS[VALIDATION_LOSS].text, lambda value: fixed(value, 4)
+        )
         mark = f"winner, at the {edge} edge" if is_winner and edge else "winner" if is_winner else ""
         yield (
             *map(TableCell, (short(run.tokens), run.model, run.optimizer, run.trial.key)),
-            TableCell(f"{_value(run):g}", {"value": _value(run)}),
+            TableCell(setting(_value(run)), {"value": _value(run)}),
             TableCell("diverged") if loss.text == MISSING else loss,
             TableCell(mark),
         )

@@ -39,7 +39,9 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
     for (let i = Math.ceil(low / distance - 1e-9); i * distance <= high + span * 1e-9; i++) found.push(i * distance);
     return found;
   };
-  const written = (value, digits = 4) => String(Number(value.toPrecision(digits)));
+  const written = (value) => String(Number(value.toPrecision(4)));
+  const measured = (plot, value) => plot.decimals === null ? written(value) : value.toFixed(plot.decimals);
+  const whole = (value) => Math.round(value).toLocaleString("en-US");
 
   function draw() {
     const shown = plots.filter((plot) => plot.size === pickSize.value);
@@ -83,7 +85,7 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
       const last = tick === along[along.length - 1];
       element("text", { x: last ? Math.min(x(tick), W - RIGHT) : x(tick), y: H - 6,
                         "text-anchor": last && x(tick) > W - RIGHT - 20 ? "end" : "middle" }, svg,
-              tick === 0 ? "step 0" : written(tick));
+              tick === 0 ? "step 0" : whole(tick));
     }
     for (const line of plot.lines) {
       const path = (values) => line.steps.map((s, i) => `${x(s).toFixed(1)},${y(values[i]).toFixed(1)}`);
@@ -110,10 +112,10 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
       plot.lines.forEach((line, number) => {
         const i = line.steps.reduce((best, s, k) =>
           (Math.abs(s - step) < Math.abs(line.steps[best] - step) ? k : best), 0);
-        const value = make("span", at, written(line.mean[i], 3));
+        const value = make("span", at, measured(plot, line.mean[i]));
         value.style.color = line.colour;
         value.title = line.low[i] === line.high[i] ? line.name
-          : `${line.name}: ${written(line.low[i])} to ${written(line.high[i])}`;
+          : `${line.name}: ${measured(plot, line.low[i])} to ${measured(plot, line.high[i])}`;
         dots[number].setAttribute("cx", x(line.steps[i]));
         dots[number].setAttribute("cy", y(line.mean[i]));
         dots[number].setAttribute("visibility", visible ? "visible" : "hidden");
@@ -125,7 +127,7 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
       });
       rule.setAttribute("visibility", visible ? "visible" : "hidden");
     }
-    readout.textContent = `at step ${written(exact)}`;
+    readout.textContent = `at step ${whole(exact)}`;
   }
 
   box.addEventListener("pointerleave", () => { step = end; mark(false); });

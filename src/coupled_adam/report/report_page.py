@@ -17,7 +17,7 @@ from coupled_adam import __version__
 from coupled_adam.base.captioned_figure import CaptionedFigure
 from coupled_adam.base.extras import install_command
 from coupled_adam.base.page import render_template
-from coupled_adam.base.text import duration, short
+from coupled_adam.base.text import duration, energy, short
 from coupled_adam.config.builtin_files import STUDY_FILE
 from coupled_adam.metrics import TASKS, measured, other_tasks
 from coupled_adam.report.contents import Contents
@@ -179,18 +179,14 @@ def facts(results: Sequence[Result]) -> dict[str, str]:
     def each(values: Sequence[str | None]) -> str:
         return ", ".join(dict.fromkeys(value for value in values if value)) or "unknown"
 
-    energy = [result.energy_joules for result in results if result.energy_joules is not None]
+    joules = [result.energy_joules for result in results if result.energy_joules is not None]
     return {
         "coupled-adam": each([result.package for result in results]),
         "commit": each([result.commit for result in results]),
         "torch": each([result.torch for result in results]),
         "device": each([result.device for result in results]),
         "total run time": duration(sum(result.seconds for result in results)),
-        **(
-            {"energy": f"{sum(energy) / 3.6e6:.3g} kWh, measured in {len(energy)} of {len(results)} runs"}
-            if energy
-            else {}
-        ),
+        **({"energy": f"{energy(sum(joules))}, measured in {len(joules)} of {len(results)} runs"} if joules else {}),
         "seeds": ", ".join(str(seed) for seed in sorted({result.seed for result in results})),
         "report written": f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')}, "
         f"coupled-adam {__version__}",

@@ -36,7 +36,7 @@ def limit_note(results: Iterable[Result]) -> str:
     limits = sorted({limit for result in results if (limit := result.metrics.get(TASK_LIMIT)) is not None})
     if not limits:
         return ""
-    documents = " or ".join(f"{limit:g}" for limit in limits)
+    documents = " or ".join(f"{int(limit):,}" for limit in limits)
     return f"Only the first {documents} documents of each task were evaluated."
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coupled_adam.base.files import require_writable, write_whole
-from coupled_adam.base.text import short
+from coupled_adam.base.text import setting, short
 from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.metrics import (
     INPUT_PREFIX,
@@ -239,8 +239,7 @@ def exponent_labels(group: Sequence[CellRuns]) -> list[str]:
     """n of every cell, with the optimizer's name if two cells have the same n."""
     counts = Counter(cell.variant.n for cell in group)
     return [
-        f"{cell.variant.n:g}" if counts[cell.variant.n] == 1 else f"{cell.variant.n:g} ({cell.variant.name})"
-        for cell in group
+        setting(cell.variant.n) + ("" if counts[cell.variant.n] == 1 else f" ({cell.variant.name})") for cell in group
     ]
 
 

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Sequence
 
 from coupled_adam.base.notation import MISSING
-from coupled_adam.base.text import short, shorthand
+from coupled_adam.base.text import duration, energy, short, shorthand
 from coupled_adam.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.report.grid import Grid, model_labels, optimizer_labels
 from coupled_adam.report.result_notes import loss_splits
 from coupled_adam.report.table_model import ReportTable, TableCell, number_cell, number_column, text_column
 from coupled_adam.study.results import Result
 
-COSTS: tuple[tuple[str, str, Callable[[Result], float | None]], ...] = (
-    ("seconds", "seconds", lambda run: run.seconds),
-    ("tokens_per_second", METRICS["tokens_per_second"].symbol, lambda run: run.tokens_per_second),
-    ("energy_joules", "energy (J)", lambda run: run.energy_joules),
+COSTS: tuple[tuple[str, str, Callable[[Result], float | None], Callable[[float], str]], ...] = (
+    ("seconds", "time", lambda run: run.seconds, duration),
+    ("tokens_per_second", METRICS["tokens_per_second"].symbol, lambda run: run.tokens_per_second, short),
+    ("energy_joules", "energy", lambda run: run.energy_joules, energy),
 )
 ORIGINS: tuple[tuple[str, str, Callable[[Result], str | None]], ...] = (
     ("device", "device", lambda run: run.device),
@@ -37,7 +37,7 @@ def runs_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
         text_column("optimizer", "optimizer"),
         text_column("seed", "seed"),
         *(number_column(metric.key, metric.heading, metric.latex_heading) for metric in metrics),
-        *(number_column(key, label) for key, label, _ in COSTS),
+        *(number_column(key, label) for key, label, *_ in COSTS),
         *(text_column(key, label) for key, label, _ in ORIGINS),
     )
     models = model_labels(cells)
@@ -56,10 +56,10 @@ def _row(run: Result | None, names: Sequence[str], metrics: Sequence[Metric]) ->
     if run is None:
         return head + (TableCell(MISSING),) * (len(metrics) + len(COSTS) + len(ORIGINS))
     values = tuple(value_cell(run.metrics.get(metric.key), metric) for metric in metrics)
-    costs = tuple(number_cell(read(run), lambda value: f"{value:,.0f}") for _, _, read in COSTS)
+    costs = tuple(number_cell(read(run), text, lambda value: f"{round(value):,}") for *_, read, text in COSTS)
     return head + values + costs + tuple(TableCell(read(run) or MISSING) for _, _, read in ORIGINS)
 
 
 def value_cell(value: float | None, metric: Metric) -> TableCell:
-    """One number of one run, with two more decimals than a mean over seeds."""
-    return number_cell(value, lambda number: shorthand(number, None, metric.decimals + 2))
+    """One number of one run."""
+    return number_cell(value, metric.text, lambda number: shorthand(number, None, metric.decimals + 2))

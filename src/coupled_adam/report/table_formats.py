@@ -18,7 +18,7 @@ MOST_SIDE_BY_SIDE = 4
 
 
 def to_csv(table: ReportTable) -> str:
-    """Write every column as shown in the table, followed by its numbers in full precision."""
+    """Write the text of every column, followed by its numbers in full precision."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([name for column in table.columns for name in _csv_names(column)])
@@ -37,7 +37,7 @@ def _csv_names(column: Column) -> list[str]:
 
 
 def _csv_values(column: Column, cell: TableCell) -> list[str]:
-    values = [cell.text, *(_exact(cell.numbers.get(name)) for name in column.numbers)]
+    values = [cell.csv_text or cell.text, *(_exact(cell.numbers.get(name)) for name in column.numbers)]
     if column.published:
         found = cell.published
         values += [found.text, _exact(found.mean), _exact(found.std), _exact(int(found.bold))] if found else [""] * 4

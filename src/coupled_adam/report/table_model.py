@@ -41,6 +41,8 @@ class TableCell:
     """The paper's value."""
     note: str = ""
     """Anything unusual, such as a missing seed."""
+    csv_text: str = ""
+    """As written to the CSV file, which keeps its form over versions; defaults to the text."""
 
     @property
     def missing(self) -> bool:
@@ -99,9 +101,19 @@ def mean_column(key: str, label: str, latex: str | None = None) -> Column:
     return Column(key, label, escape_latex(label) if latex is None else latex, numbers=("mean", "std", "seeds"))
 
 
-def number_cell(value: float | None, text: Callable[[float], str]) -> TableCell:
-    """A single number, or a dash if it is missing or not finite."""
-    return TableCell(text(value) if is_number(value) else MISSING, {"value": value})
+def number_cell(
+    value: float | None, text: Callable[[float], str], csv_text: Callable[[float], str] | None = None
+) -> TableCell:
+    """A single number, or a dash if it is missing or not finite.
+
+    Args:
+        value: the number.
+        text: formats it for readers.
+        csv_text: formats it for the CSV file; as `text` by default.
+    """
+    if not is_number(value):
+        return TableCell(MISSING, {"value": value})
+    return TableCell(text(value), {"value": value}, csv_text="" if csv_text is None else csv_text(value))
 
 
 def mean_cell(summary: Summary, text: Callable[[float, float | None], str]) -> TableCell:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from coupled_adam.base.text import shorthand
+from coupled_adam.base.text import percent
 from coupled_adam.inspection.plain_sentence import CENTRED_BELOW
 from coupled_adam.metrics import METRICS, Lead
 from coupled_adam.report.significance import Comparison, Summary, Values, as_list, compare, summarise
@@ -121,16 +121,6 @@ def verdict_of_many(
     if all(each.higher == each.others for each in lowest) and len({each.name for each in lowest}) == 1:
         return Verdict("better", text, embeddings)
     return Verdict("open" if len(lowest) == 1 else "mixed", text, embeddings)
-
-
-def percent(ratio: float) -> str:
-    """A ratio in percent, with the digits that matter.
-
-    Example:
-        >>> percent(0.853), percent(0.0213), percent(0.0042), percent(9e-9)
-        ('85%', '2%', '0.4%', '0%')
-    """
-    return f"{100 * ratio:.0f}%" if ratio >= 0.0095 or ratio < 5e-5 else f"{100 * ratio:.1g}%"
 
 
 def _summaries(size: Mapping[str, Values]) -> dict[str, Summary]:
@@ -334,7 +324,7 @@ def _range(ratios: Sequence[float | None]) -> str:
 
 def _shown(summary: Summary, metric: str) -> str:
     assert summary.mean is not None
-    return shorthand(summary.mean, summary.std, METRICS[metric].decimals_of(summary.count))
+    return METRICS[metric].mean_text(summary.mean, summary.std, summary.count)
 
 
 def _seeds(comparison: Comparison) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Column, Table
 from rich.text import Text
 
-from coupled_adam.base.text import short
+from coupled_adam.base.text import fixed, percent, short
 from coupled_adam.config.builtin_files import STUDIES
 from coupled_adam.config.study_config import Study, load_study
 from coupled_adam.metrics import METRICS
@@ -37,7 +37,7 @@ def hours(amount: float) -> str:
         >>> hours(1234.5), hours(2.74), hours(0.002)
         ('1,234', '2.7', '< 0.1')
     """
-    return f"{amount:,.0f}" if amount >= 99.5 else f"{amount:.1f}" if amount >= 0.05 else "< 0.1"
+    return f"{round(amount):,}" if amount >= 99.5 else fixed(amount, 1) if amount >= 0.05 else "< 0.1"
 
 
 def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
@@ -45,8 +45,8 @@ def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Tabl
     table = Table(
         Column("cell", no_wrap=True),
         title=f"{study.name}: {len(cells)} runs",
-        caption=f"N: parameters. D: tokens. GPU hours: estimate for all seeds on H100 or H200 at {UTILISATION:.0%} of "
-        "the bf16 peak, without evaluation.",
+        caption=f"N: parameters. D: tokens. GPU hours: estimate for all seeds on H100 or H200 at "
+        f"{percent(UTILISATION)} of the bf16 peak, without evaluation.",
         show_footer=True,
     )
     by_id = _by_id(cells)
@@ -155,12 +155,13 @@ def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Ta
 def _losses(result: Result | None, row: dict[str, float] | None) -> tuple[str, str]:
     """The last logged training loss, and the test loss of a finished run, as text."""
     logged = (row or {}).get("loss")
+    trained = "" if logged is None else METRICS["train_loss"].text(logged)
     if result is not None and result.is_candidate:
         loss, split = result.metrics.get(VALIDATION_LOSS), " (val)"
-        return "" if logged is None else f"{logged:.4f}", "diverged" if loss is None else f"{loss:.4f}{split}"
+        return trained, "diverged" if loss is None else METRICS[VALIDATION_LOSS].text(loss) + split
     tested = None if result is None else result.metrics.get("loss")
     split = "" if result is None or result.loss_split == "test" else f" ({result.loss_split})"
-    return "" if logged is None else f"{logged:.4f}", "" if tested is None else f"{tested:.4f}{split}"
+    return trained, "" if tested is None else METRICS["loss"].text(tested) + split
 
 
 def counts(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> dict[str, int]:

@@ -7,8 +7,10 @@ resumed after a kill, or on another machine with copied results.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from coupled_adam.base.text import setting
 from coupled_adam.config.loading import Setting
 from coupled_adam.config.study_config import Study
+from coupled_adam.metrics import METRICS
 from coupled_adam.study.expansion import Cell, cells_of, with_value_of
 from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.trials import VALIDATION_LOSS, Choice, choose
@@ -123,10 +125,11 @@ def selection_lines(folder: StudyFolder, study: Study, cells: Sequence[Cell] | N
         choice = selection.choice(folder, study)
         if choice.winner is not None:
             loss = selection.losses(folder, study)[choice.winner]
+            assert loss is not None, "a winner has a loss"
             edge = f"; {at_edge(choice.edge)}" if choice.edge else ""
             lines[selection.of] = (
-                f"{selection.of}: {selection.key} = {choice.winner:g} of {len(choice.tried)} values, validation loss "
-                f"{loss:.4f}{edge}"
+                f"{selection.of}: {selection.key} = {setting(choice.winner)} of {len(choice.tried)} "
+                f"values, validation loss {METRICS[VALIDATION_LOSS].text(loss)}{edge}"
             )
         elif choice.all_diverged:
             lines[selection.of] = f"{selection.of}: {no_winner(selection.key, choice.tried)}"
@@ -141,5 +144,5 @@ def at_edge(edge: str) -> str:
 
 def no_winner(key: str, tried: Sequence[float]) -> str:
     """Message about a selection without a winner."""
-    values = ", ".join(f"{value:g}" for value in tried)
+    values = ", ".join(setting(value) for value in tried)
     return f"training diverged with every {key} tried ({values}); try other values"

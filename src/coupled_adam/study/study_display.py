@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from coupled_adam.base.text import duration
+from coupled_adam.base.text import duration, percent
 from coupled_adam.metrics import METRICS
 from coupled_adam.models.model_config import flops_per_token
 from coupled_adam.study.expansion import Cell
@@ -147,7 +147,7 @@ class StudyDisplay:
         took = duration(self._clock() - run.started)
         loss = count = ""
         if ended.status == "finished":
-            loss = "" if run.loss is None else f", {METRICS['train_loss'].label} {run.loss:.3f}"
+            loss = "" if run.loss is None else f", {METRICS['train_loss'].label} {METRICS['train_loss'].text(run.loss)}"
             count = f"  [{self._finished}/{self._total}]"
         self.say(f"{ended.status:9} {cell.label} in {took}{loss}{note}{count}")
 
@@ -165,7 +165,7 @@ class StudyDisplay:
                 self._live.update(self._table(), refresh=True)
         elif self._running and self._clock() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = self._clock()
-            shown = "; ".join(f"{run.cell.label} {run.share:.0%}" for run in list(self._running.values())[:4])
+            shown = "; ".join(f"{run.cell.label} {percent(run.share)}" for run in list(self._running.values())[:4])
             self.say(f"running   {shown}; {self._summary()}")
 
     def seconds_left(self) -> float | None:
@@ -195,6 +195,6 @@ class StudyDisplay:
         for run in list(self._running.values())[:MOST_RUNNING_SHOWN]:
             total = run.cell.config.total_steps
             state = f"{run.step:,}/{total:,}" if run.step < total else "measuring"
-            loss = "" if run.loss is None else f"{run.loss:.3f}"
+            loss = "" if run.loss is None else METRICS["train_loss"].text(run.loss)
             table.add_row(run.cell.label, ProgressBar(total=total, completed=run.step, width=20), state, loss)
         return Group(table, Text(self._summary()))

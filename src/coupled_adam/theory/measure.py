@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import user_path
+from coupled_adam.base.text import setting
 from coupled_adam.config.optimizer_names import is_coupled_adam, member_name
 from coupled_adam.config.run_config import Config
 from coupled_adam.data.batches import Batches
@@ -234,13 +235,13 @@ def _require_plain_loss(config: Config) -> None:
     """Raise for a loss whose gradient identity differs from the paper's."""
     if config.model.logit_cap is not None:
         raise UserError(
-            f"the theory assumes plain logits, but the run has model.logit_cap = {config.model.logit_cap:g}, whose "
-            "derivative enters every gradient; measure a run without it"
+            f"the theory assumes plain logits, but the run has model.logit_cap = {setting(config.model.logit_cap)}, "
+            "whose derivative enters every gradient; measure a run without it"
         )
     if config.optimizer.mu_loss:
         raise UserError(
-            f"the theory assumes the cross-entropy, but the run has optimizer.mu_loss = {config.optimizer.mu_loss:g}, "
-            "which also moves the mean embedding; measure a run without it"
+            f"the theory assumes the cross-entropy, but the run has optimizer.mu_loss = "
+            f"{setting(config.optimizer.mu_loss)}, which also moves the mean embedding; measure a run without it"
         )
 
 
@@ -256,6 +257,6 @@ def _notes(config: Config, precision: str, measured: Sequence[CheckpointTheory])
         yield "measured in bf16: sums that vanish do so up to its rounding, about 1e-3; float32 gives about 1e-7"
     if config.optimizer.z_loss:
         yield (
-            f"the run's loss has z_loss = {config.optimizer.z_loss:g}, whose gradients do not sum to zero; the sums of "
-            "gradients and updates and E[v] include it, X and the Theorem are for the cross-entropy only"
+            f"the run's loss has z_loss = {setting(config.optimizer.z_loss)}, whose gradients do not sum to zero; the "
+            "sums of gradients and updates and E[v] include it, X and the Theorem are for the cross-entropy only"
         )

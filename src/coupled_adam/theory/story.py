@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from coupled_adam.base.text import fixed
 from coupled_adam.metrics import METRICS
 from coupled_adam.theory.record import OPTIMIZERS, PUBLISHED, RunTheory
 from coupled_adam.theory.theory_numbers import number, optimizers_of, spread
@@ -102,7 +103,7 @@ def _tying(run: RunTheory) -> tuple[str, list[Fact]]:
     first, last = run.checkpoints[0].mu_norm, run.checkpoints[-1].mu_norm
     # All digits of float32: if the sum vanishes, the mean does not move at all.
     shift = Fact(
-        f"{first:.7f} to {last:.7f}",
+        f"{fixed(first, 7)} to {fixed(last, 7)}",
         f"{METRICS['mu_norm'].symbol} of this run, trained with {run.trained_with}: first to last checkpoint",
     )
     coupled = [each.update("coupled") for each in run.checkpoints]

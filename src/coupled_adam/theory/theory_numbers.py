@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from coupled_adam.base.text import learning_rate, short, shorthand
+from coupled_adam.base.text import fixed, scientific, short, shorthand
 from coupled_adam.metrics import METRICS
 from coupled_adam.theory.record import PUBLISHED, CheckpointTheory, Optimizer, RunTheory, Spread
 
@@ -155,7 +155,7 @@ def number(value: float | None, exponent_below: float = 1e-3) -> str:
     """
     if value is None:
         return DASH
-    return f"{value:.3f}" if abs(value) >= exponent_below else learning_rate(value)
+    return fixed(value, 3) if abs(value) >= exponent_below else scientific(value)
 
 
 def spread(value: Spread | None, exponent_below: float = 1e-3) -> str:

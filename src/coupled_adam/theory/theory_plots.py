@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from coupled_adam.base.captioned_figure import INK, MARKERS, POINTS, SERIES_COLOURS, legend_above, panels, powers_of_ten
-from coupled_adam.base.text import short
+from coupled_adam.base.text import fixed, short
 from coupled_adam.theory.record import CheckpointTheory, Fit, Optimizer, RunTheory
 from coupled_adam.theory.theory_numbers import optimizers_of, through_input
 
@@ -49,7 +49,7 @@ def draw_prior(counts: NDArray[np.int64]) -> Figure:
     by_token.scatter(seen, np.log(p[seen]), s=3, color=POINTS, alpha=0.4, linewidths=0, rasterized=True)
     by_token.plot([largest], [np.log(p[largest])], "o", color=FIT)
     by_token.annotate(
-        f"max p̃ = {p[largest]:.3f}\nlog p̃ = {np.log(p[largest]):.2f}",
+        f"max p̃ = {fixed(p[largest], 3)}\nlog p̃ = {fixed(np.log(p[largest]), 2)}",
         (largest, np.log(p[largest])),
         xytext=(10 if largest < len(p) / 2 else -10, 0),
         textcoords="offset points",
@@ -77,7 +77,7 @@ def draw_second_moment(p: Floats, second_moment: Floats, fit: Fit) -> Figure:
         fit: of these.
     """
     figure, [[plain, logarithmic]] = panels(1, 2, 3.0)
-    label = "A p̃" if fit.r2 is None else f"A p̃, R² = {fit.r2:.2f}"
+    label = "A p̃" if fit.r2 is None else f"A p̃, R² = {fixed(fit.r2, 3)}"
     for axes in (plain, logarithmic):
         _cloud(axes, p, second_moment)
         _line(axes, p, fit.A, label)
@@ -114,7 +114,7 @@ def draw_x(p: Floats, x_true: Floats, x_false: Floats, fits: Mapping[str, Fit]) 
     for axes, name in ((left, "x_true"), (right, "x_false")):
         axes.set_xlabel("unigram probability p̃")
         r2 = fits[name].r2
-        axes.set_title("" if r2 is None else f"R² of A p̃: {r2:.3f}")
+        axes.set_title("" if r2 is None else f"R² of A p̃: {fixed(r2, 3)}")
     powers_of_ten(left)
     legend_above(figure, [right])
     return figure

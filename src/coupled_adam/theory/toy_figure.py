@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coupled_adam.base.captioned_figure import INK, WIDTH
+from coupled_adam.base.text import percent
 from coupled_adam.theory.record import OPTIMIZERS, Optimizer
 from coupled_adam.theory.theory_plots import COLOURS, NAMES
 from coupled_adam.theory.toy import TRUE, Floats, Toy, toy_example
@@ -70,7 +71,7 @@ def _draw_chain(axes: Axes, height: float, moves: Floats, optimizer: Optimizer, 
         axes.plot([here, here], [level, bottom], color=COLOURS[optimizer], linewidth=0.6)
     axes.plot([here], [height - (len(moves) - 1) * CHAIN_GAP], "o", color=COLOURS[optimizer], markersize=5)
     axes.text(-1.3, height + 0.2, NAMES[optimizer], fontsize=9, color=COLOURS[optimizer], fontweight="bold")
-    sums = "sum 0" if relative_sum < 1e-9 else f"sum {relative_sum:.0%} of the lengths"
+    sums = "sum 0" if relative_sum < 1e-9 else f"sum {percent(relative_sum)} of the lengths"
     axes.text(1.3, height + 0.2, sums, fontsize=8.5, ha="right")
 
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
-from coupled_adam.base.text import duration, learning_rate, si
+from coupled_adam.base.text import duration, percent, short, significant, size_text
 from coupled_adam.metrics import METRICS
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
@@ -38,14 +38,14 @@ IMPORTANCE = (
 )
 # From left to right: the usual width of each value, so that the line does not jump, and its format.
 FORMATS: dict[str, tuple[int, Callable[[float], str]]] = {
-    "loss": (10, lambda loss: f"{METRICS['train_loss'].short} {loss:.3f}"),
-    "lr": (9, lambda lr: f"{METRICS['lr'].short} {learning_rate(lr)}"),
-    "grad_norm": (10, lambda norm: f"{METRICS['grad_norm'].short} {norm:.3g}"),
-    "mu_norm_ratio": (14, lambda ratio: f"{METRICS['mu_norm_ratio'].short} {ratio:.3f}"),
-    "tokens_per_second": (10, lambda rate: f"{si(rate)} {METRICS['tokens_per_second'].short}"),
-    "mfu": (7, lambda mfu: f"{METRICS['mfu'].short} {100 * mfu:.0f}%"),
-    "memory_bytes": (6, lambda size: f"{si(size)}B"),
-    "seconds_left": (11, lambda seconds: f"{duration(seconds)} left"),
+    "loss": (10, lambda loss: f"{METRICS['train_loss'].short} {METRICS['train_loss'].text(loss)}"),
+    "lr": (10, lambda lr: f"{METRICS['lr'].short} {significant(lr, 2)}"),
+    "grad_norm": (10, lambda norm: f"{METRICS['grad_norm'].short} {significant(norm, 3)}"),
+    "mu_norm_ratio": (16, lambda ratio: f"{METRICS['mu_norm_ratio'].short} {METRICS['mu_norm_ratio'].text(ratio)}"),
+    "tokens_per_second": (10, lambda rate: f"{short(rate)} {METRICS['tokens_per_second'].short}"),
+    "mfu": (7, lambda mfu: f"{METRICS['mfu'].short} {percent(mfu)}"),
+    "memory_bytes": (7, lambda size: size_text(int(size))),
+    "seconds_left": (15, lambda seconds: f"{duration(seconds)} left"),
 }
 
 
@@ -58,9 +58,9 @@ class Part(NamedTuple):
 
 def parts_of(step: int, total_steps: int, values: Mapping[str, float]) -> list[Part]:
     """All parts of the line, from left to right."""
-    percent = 100 * step // total_steps  # rounded down, so that 100% means finished
+    done = 100 * step // total_steps  # rounded down, so that 100% means finished
     parts = [
-        Part("step", f"{step:>{len(str(total_steps))}}/{total_steps} {percent:>3}%"),
+        Part("step", f"{step:>{len(f'{total_steps:,}')},}/{total_steps:,} {done:>3}%"),
         Part(BAR, " " * NARROWEST_BAR),
     ]
     shown = {name: (width, show(values[name])) for name, (width, show) in FORMATS.items() if name in values}
@@ -120,7 +120,7 @@ class TrainingDisplay:
         >>> with TrainingDisplay(Console(), total_steps=300) as display:
         ...     display.update(150, {"loss": 4.2134, "lr": 6e-4, "tokens_per_second": 541_234, "seconds_left": 3780})
         ...     display.message("checkpoint saved")
-        step 150/300  50%  loss 4.213  lr 6.0e-4  541k tok/s  1h 03m left
+        step 150/300  50%  loss 4.213  lr 0.0006  541k tok/s  1 h 3 min left
         checkpoint saved
     """
 

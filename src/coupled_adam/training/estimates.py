@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from coupled_adam.base.text import duration, short
+from coupled_adam.base.text import duration, percent, short, size_text
 from coupled_adam.config.builtin_files import PRESETS
 from coupled_adam.config.run_config import Config, load_config
 from coupled_adam.models.model_config import flops_per_token, matrices_of_a_block, parameter_count
@@ -181,7 +181,7 @@ def preset_table(here: Machine | None = None) -> Table:
     table = Table(
         title="Presets",
         caption="Estimates. Memory: everything on one GPU, without sharding. Time: on one device, "
-        f"GPUs at {UTILISATION:.0%} of their bf16 peak.",
+        f"GPUs at {percent(UTILISATION)} of their bf16 peak.",
     )
     table.add_column("preset", no_wrap=True)
     table.add_column("data", no_wrap=True)
@@ -195,7 +195,7 @@ def preset_table(here: Machine | None = None) -> Table:
             short(parameter_count(config.to_model_config())),
             short(config.training.tokens),
             f"{config.total_steps:,}",
-            f"{memory(config).total / GB:.2g} GB",
+            size_text(memory(config).total),
             *(_time(seconds(config, machine)) for machine in machines),
         )
     return table

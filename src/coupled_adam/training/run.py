@@ -15,6 +15,7 @@ from torch import nn
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import user_path
+from coupled_adam.base.text import setting
 from coupled_adam.config.cross_checks import residual_without_bf16
 from coupled_adam.config.optimizer_names import member_parts
 from coupled_adam.config.run_config import Config, load_config, with_rows
@@ -303,7 +304,7 @@ def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> s
     details = {
         "adamw": [],
         "coupled": member_parts(optimizer.model_dump()),
-        "sgd": [f"f = {optimizer.sgd_factor:g}"] if optimizer.sgd_factor else [],
+        "sgd": [f"f = {setting(optimizer.sgd_factor)}"] if optimizer.sgd_factor else [],
     }[optimizer.embeddings]
     extra = f" ({', '.join(details)})" if details else ""
     where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")

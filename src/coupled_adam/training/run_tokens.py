@@ -9,6 +9,7 @@ import numpy as np
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import user_path
+from coupled_adam.base.text import percent
 from coupled_adam.byte_level_bpe import BYTES
 from coupled_adam.config.cross_checks import too_few_rows
 from coupled_adam.config.run_config import Config
@@ -108,7 +109,7 @@ def note_on_unused_rows(config: Config, corpus: Corpus) -> str | None:
 
 
 def _share(unused: int, rows: int) -> str:
-    return f"{unused:,} of the {rows:,} embedding rows ({unused / rows:.0%}) are unused"
+    return f"{unused:,} of the {rows:,} embedding rows ({percent(unused / rows)}) are unused"
 
 
 def _different_tokens(tokens: Tokens, enough: int) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coupled_adam.base.text import duration
 from coupled_adam.config.run_config import Config
 from coupled_adam.metrics import logged_key
 from coupled_adam.training import devices
@@ -146,7 +147,8 @@ class Trainer:
                     raise
                 self._saved_step = None
                 self.display.message(
-                    f"{error.strerror or error}. Retrying in {SECONDS_BETWEEN_ATTEMPTS:g} s; press Ctrl-C to give up"
+                    f"{error.strerror or error}. Retrying in {duration(SECONDS_BETWEEN_ATTEMPTS)}; press Ctrl-C to "
+                    "give up"
                 )
                 time.sleep(SECONDS_BETWEEN_ATTEMPTS)
 

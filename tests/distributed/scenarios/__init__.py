@@ -1,4 +1,4 @@
-"""What is tested on several ranks: one function per scenario, which returns, or raises on the ranks where it fails.
+"""Scenarios for several ranks: one function each, which raises on the ranks where it fails.
 
 The reference is always the same model on one rank, unsharded, or the float64 oracle.
 """
@@ -24,7 +24,7 @@ from scenarios import (
     zero_redundancy,
 )
 
-LAUNCHES = (2, 4, 1)  # numbers of ranks, in this order: later ones load what earlier ones have saved
+LAUNCHES = (2, 4, 1)  # numbers of ranks, in this order: later ones load checkpoints of earlier ones
 MODULES = (
     data_parallel,
     placements,
@@ -46,7 +46,7 @@ MODULES = (
 
 
 def scenarios_on(ranks: int) -> dict[str, Callable[[], None]]:
-    """The scenarios for this number of ranks, by name, in the order in which they are written down."""
+    """The scenarios for this number of ranks, by name, in the order of their definition."""
     return {
         name: value
         for module in MODULES

@@ -1,6 +1,6 @@
-"""torch.distributed.checkpoint: what some ranks have saved, others load, and training goes on as if uninterrupted.
+"""torch.distributed.checkpoint: other ranks load a checkpoint, and training continues as if uninterrupted.
 
-The launches run in the order 2, 4, 1 ranks, so each can load what the earlier ones have saved.
+The launches run in the order 2, 4, 1 ranks, so each can load the checkpoints of earlier ones.
 """
 
 import copy
@@ -30,7 +30,7 @@ PLANS = {"by-rows": BY_ROWS, "by-columns": BY_COLUMNS}
 
 
 def checkpoint(name: str) -> Path:
-    """Where a checkpoint lies; all launches of one test session share the folder."""
+    """The path of a checkpoint; all launches of one test session share the folder."""
     return Path(os.environ["CHECKPOINTS"]) / name
 
 
@@ -73,7 +73,7 @@ def assert_state(model: nn.Module, optimizer: torch.optim.Optimizer, expected: d
 
 
 def assert_continues(model: nn.Module, optimizer: torch.optim.Optimizer, tied: bool) -> None:
-    """Train the second half, and compare with an unsharded model that was never interrupted."""
+    """Train the second half, and compare with an uninterrupted unsharded model."""
     train(model, optimizer, range(HALF, STEPS))
     reference = GPT(tied=tied)
     train(reference, coupled(reference))

@@ -1,4 +1,4 @@
-"""Clipping inside the step, and what becomes of non-finite gradients: all ranks agree.
+"""Clipping inside the step, and non-finite gradients: all ranks agree.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -57,7 +57,7 @@ def clipping_in_the_step_equals_clip_grad_norm_before_it() -> None:
 
 
 def mixed_parameters(sharded: bool) -> dict[str, nn.Parameter]:
-    """Tables and others: plain, on a mesh of one dimension, on one of two; by rows, by columns, by both; uneven."""
+    """Tables and other parameters: plain, on a mesh of one or two dimensions; by rows, columns or both; uneven."""
     one, two = mesh_of(4), mesh_of(2, 2)
     placements = {
         "table by rows": (one, (Shard(0),)),
@@ -71,7 +71,7 @@ def mixed_parameters(sharded: bool) -> dict[str, nn.Parameter]:
     }
     parameters = {}
     for seed, (name, placement) in enumerate(placements.items()):
-        tensor = random_tensor(V, H - 1, seed=seed)  # 7 columns are uneven as well
+        tensor = random_tensor(V, H - 1, seed=seed)  # 7 columns are also uneven
         parameters[name] = nn.Parameter(place(tensor, *placement) if sharded and placement else tensor)
     return parameters
 
@@ -173,7 +173,7 @@ def inf_on_one_rank_makes_grad_scaler_skip_the_step_on_all_ranks() -> None:
 
 
 def _assert_next_step_is_taken(model: nn.Module, optimizer: CoupledAdamW) -> None:
-    """The ranks are still in step with each other, and nothing was spoiled."""
+    """Assert that the ranks still agree, and that no value became non-finite."""
     table = full(model.wte.weight).clone()
     backward(model, 4)
     optimizer.step()

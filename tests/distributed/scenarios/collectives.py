@@ -1,4 +1,4 @@
-"""What crosses ranks in a step, and when: one all-reduce per process group, in flight while others are updated."""
+"""Communication in a step: one all-reduce per process group, in flight while other groups are updated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,16 +23,16 @@ from scenarios.tensor_parallel import BY_ROWS, fsdp2_over_tensor_parallel
 
 @dataclass
 class Events:
-    """What happened during a step, in order."""
+    """The events of a step, in order."""
 
     names: list[str] = field(default_factory=list)
     groups: list[Any] = field(default_factory=list)  # of each all-reduce
     elements: list[int] = field(default_factory=list)  # of each all-reduce
-    collectives: int = 0  # of any kind, counted where torch dispatches them
+    collectives: int = 0  # of any kind, counted in torch's dispatcher
 
 
 class WatchedWork:
-    """An asynchronous collective that tells when it is awaited."""
+    """An asynchronous collective that records when it is awaited."""
 
     def __init__(self, work: Any, events: Events) -> None:
         self._work, self._events = work, events
@@ -44,7 +44,7 @@ class WatchedWork:
 
 @contextmanager
 def watched() -> Iterator[Events]:
-    """Record all-reduces, the moments at which they are awaited, and the updates of standard and coupled groups."""
+    """Record all-reduces, when they are awaited, and the updates of standard and coupled groups."""
     events = Events()
     all_reduce, adamw, apply_update = dist.all_reduce, step_module.adamw, blockwise.apply_update
 
@@ -108,7 +108,7 @@ def all_reduce_with_clipping_is_awaited_before_any_update() -> None:
     events = fsdp2_step(max_grad_norm=1.0)
     order = ["all_reduce", "wait", "standard update", "standard update", "coupled update", "coupled update"]
     assert events.names == order, events.names
-    # Beside the column sums of two tables: their two squared norms, and one for all other parameters.
+    # In addition to the column sums of two tables: their two squared norms, and one for all other parameters.
     assert events.elements == [2 * H + 3], events.elements
     assert events.collectives == 1, f"{events.collectives} collectives"
 
@@ -144,7 +144,7 @@ def table_sharded_by_rows_over_two_dimensions_takes_one_all_reduce_for_each() ->
 
 @runs_on(4)
 def fsdp2_over_tensor_parallel_takes_one_all_reduce_for_each_mesh_dimension() -> None:
-    """Blocks live on the "dp" mesh, tables on the mesh of both, and yet they share a message."""
+    """Blocks are on the "dp" mesh and tables on the mesh of both, but they share a message."""
     mesh = mesh_of(2, 2)
     for options in ({}, {"max_grad_norm": 1.0}):
         model = fsdp2_over_tensor_parallel(BY_ROWS, mesh)

@@ -1,6 +1,7 @@
-"""The model, the data and the comparisons that the scenarios share.
+"""Model, data and comparisons shared by the scenarios.
 
-All ranks see the same batches, so averaging gradients over ranks is exact and "sharded equals unsharded" can be sharp.
+All ranks use the same batches, so averaging gradients over ranks is exact, and sharded and unsharded training can be
+compared with tight tolerances.
 
 Legend: V vocabulary rows, H hidden size, B batch, T time.
 """
@@ -46,7 +47,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2 without attention. Returns the loss: FSDP2 warns of outputs that are views, as logits are."""
+    """GPT-2 without attention. Returns the loss, because FSDP2 warns about outputs that are views, such as logits."""
 
     def __init__(self, *, tied: bool, vocabulary: int = V) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class GPT(nn.Module):
             self.lm_head.weight = self.wte.weight
         for table in (self.wte, self.wpe, self.lm_head):
             nn.init.normal_(table.weight, std=0.1)
-        # Not zeros: relative to what a few steps make of them, the rounding of small gradients would look large.
+        # Not zeros: after a few steps the rounding of small gradients would be relatively large.
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.normal_(parameter, std=0.5)
@@ -86,20 +87,20 @@ def random_tensor(*shape: int, seed: int) -> Tensor:
 
 
 def place(tensor: Tensor, mesh: DeviceMesh, placements: Iterable[Placement]) -> DTensor:
-    """Spread a tensor that all ranks have over a mesh."""
-    # Not distribute_tensor alone: it refuses uneven _StridedShard (torch 2.13), which redistribute knows.
+    """Distribute a tensor that all ranks have over a mesh."""
+    # Not only distribute_tensor: it refuses uneven _StridedShard (torch 2.13), which redistribute supports.
     replicated = distribute_tensor(tensor.clone(), mesh, [Replicate()] * mesh.ndim)
     return replicated.redistribute(placements=tuple(placements))
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole of a tensor, on every rank."""
+    """The full tensor, on every rank."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def backward(model: nn.Module, step: int, scale: Callable[[Tensor], Tensor] = lambda loss: loss) -> None:
-    """Leave the gradients of this step's batch, the same on every rank, in the parameters."""
+    """Compute the gradients of this step's batch, the same on every rank."""
     tokens = torch.randint(1000, (B, T), generator=torch.Generator().manual_seed(step))
     model.zero_grad()
     scale(model(tokens)).backward()
@@ -149,10 +150,10 @@ def assert_trains_like_unsharded(model: nn.Module, reference: nn.Module, **optio
 
 
 def assert_follows_unsharded(model: nn.Module, reference: nn.Module, **options: object) -> None:
-    """Let a sharded and an unsharded model take steps on the gradients of the sharded one; compare state as well.
+    """Train a sharded and an unsharded model on the gradients of the sharded one; compare state as well.
 
-    A parallel forward pass, or a gradient norm summed in another order, rounds differently, and the next gradients
-    would blow that up. On the same gradients the comparison of what the optimizers do stays sharp.
+    A parallel forward pass, or a gradient norm summed in another order, rounds differently, and later gradients would
+    amplify the difference. With equal gradients the optimizers can be compared with tight tolerances.
     """
     optimizer = CoupledAdamW(model, lr=LR, weight_decay=0.1, **options)
     reference_optimizer = CoupledAdamW(reference, lr=LR, weight_decay=0.1, **options)

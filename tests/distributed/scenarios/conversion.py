@@ -1,4 +1,4 @@
-"""Runs that change between AdamW and Coupled Adam in the middle, with sharded state.
+"""Runs that switch between AdamW and Coupled Adam in the middle, with sharded state.
 
 Legend: V vocabulary rows, H hidden size, t optimizer step.
 """
@@ -41,7 +41,7 @@ def adamw_baseline(model: nn.Module) -> torch.optim.AdamW:
 
 
 def reference_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> ReferenceState:
-    """Where an unsharded run is, for the oracle."""
+    """The state of an unsharded run, for the oracle."""
     state = optimizer.state[parameter]
     second_moment = state["exp_avg_sq"].double().expand_as(parameter)
     t = int(state["step"].item())
@@ -49,7 +49,7 @@ def reference_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -
 
 
 def assert_next_step_is_coupled(model: nn.Module, optimizer: CoupledAdamW) -> None:
-    """Take step HALF + 1 of a run whose first half was AdamW's; the tables must do what the oracle does."""
+    """Take step HALF + 1 of a run whose first half used AdamW; the tables must follow the oracle."""
     reference = GPT(tied=False)
     adamw = adamw_baseline(reference)
     train(reference, adamw, range(HALF))
@@ -95,14 +95,14 @@ def adamw_checkpoint_continues_coupled_through_a_temporary_adamw() -> None:
 
 @runs_on(2)
 def full_adamw_state_dict_continues_coupled_directly() -> None:
-    """A full state dict carries its own shapes, so that no temporary AdamW is needed."""
+    """A full state dict has its own shapes, so no temporary AdamW is needed."""
     model = fsdp2(GPT(tied=False), mesh_of(2))
     adamw = adamw_baseline(model)
     train(model, adamw, range(HALF))
     options = StateDictOptions(full_state_dict=True)
     state_dict = get_optimizer_state_dict(model, adamw, options=options)
     optimizer = CoupledAdamW(model, lr=LR, weight_decay=0.1, couple="all")
-    model.zero_grad()  # with gradients left over, DCP does not initialize the state of an optimizer
+    model.zero_grad()  # if gradients remain, DCP does not initialize the state of an optimizer
     set_optimizer_state_dict(model, optimizer, state_dict, options=options)
     assert_next_step_is_coupled(model, optimizer)
 
@@ -120,7 +120,7 @@ def trained_table(
 
 
 def next_embeddings(optimizer: torch.optim.Optimizer, table: nn.Parameter, *, coupled: bool) -> torch.Tensor:
-    """What the oracle makes of the table with the gradient of the fourth step."""
+    """The table after the oracle's step with the fourth gradient."""
     state = optimizer.state[table]
     second_moment = full(state["exp_avg_sq"]).double().expand(V, H)
     before = ReferenceState(full(table).double(), full(state["exp_avg"]).double(), second_moment, 3)

@@ -46,7 +46,7 @@ MEMBERS: tuple[dict[str, Any], ...] = (
 
 
 def placements_of_one_column(placements: Placements) -> Placements:
-    """Where a (V, 1) tensor belongs beside a table: with its rows, and everywhere else replicated."""
+    """Placements of a (V, 1) tensor for a table: sharded with its rows, otherwise replicated."""
     return tuple(p if p.is_replicate() or p.dim == 0 else Replicate() for p in placements)
 
 
@@ -84,7 +84,7 @@ def family_under_any_placement_follows_the_equations() -> None:
     for member in MEMBERS:
         assert_follows_the_equations((V, H), {}, **member)
     assert_follows_the_equations((V, H), {"max_grad_norm": 0.1}, **PARTIAL)
-    # One row or column less than four ranks leaves one of them without any.
+    # With one row or column fewer than ranks, one of four ranks has none.
     assert_follows_the_equations((3, 3), {}, **PARTIAL)
     assert_follows_the_equations((3, 3), {"max_grad_norm": 0.1}, **PARTIAL)
 
@@ -202,7 +202,7 @@ def checkpoint_of_the_family_continues_on_any_number_of_ranks() -> None:
 
 @runs_on(1, 2, 4)
 def checkpoint_of_coupled_adam_loads_into_the_family() -> None:
-    """DCP fills what the file has; the row moments, zeros then, start at the mean of the column moments."""
+    """DCP loads what the file has; the row moments are then zero and start at the mean of the column moments."""
     path = checkpoint("coupled-on-2-tied-True-flat-False")
     model = fsdp2(GPT(tied=True), mesh_of(dist.get_world_size()))
     optimizer = partially_coupled(model)

@@ -1,4 +1,4 @@
-"""The family of second moments on several ranks, at the edges: skipped steps, huge moments, ZeroRedundancyOptimizer."""
+"""Edge cases of the family on several ranks: skipped steps, huge moments, ZeroRedundancyOptimizer."""
 
 import copy
 from typing import Any
@@ -61,7 +61,7 @@ def a_skipped_step_changes_nothing_and_no_rank_waits() -> None:
             table.grad = place(random_tensor(V, H, seed=1), mesh, placements)
             optimizer.step()
             before = copy.deepcopy([table.detach(), *optimizer.state[table].values()])
-            optimizer.found_inf = torch.tensor(1.0)  # as GradScaler leaves it
+            optimizer.found_inf = torch.tensor(1.0)  # as set by GradScaler
             optimizer.grad_scale = torch.tensor(8.0)
             optimizer.step()
             after = [table.detach(), *optimizer.state[table].values()]
@@ -71,7 +71,7 @@ def a_skipped_step_changes_nothing_and_no_rank_waits() -> None:
 
 @runs_on(2)
 def a_rank_that_skips_alone_keeps_no_other_waiting() -> None:
-    """What found_inf says is the caller's business; a rank that has found one must not leave the others hanging."""
+    """The caller decides about found_inf; a rank with a non-finite gradient must not leave the others hanging."""
     mesh = mesh_of(2)
     for placement in (Shard(0), Shard(1)):
         table, optimizer = family_table(mesh, (placement,), (V, H), **PARTIAL, max_grad_norm=0.1)
@@ -97,7 +97,7 @@ def column_moments_whose_sum_overflows_float32_do_not_stop_the_table() -> None:
     for placement in (Shard(0), Shard(1)):
         table = nn.Parameter(place(random_tensor(V, H, seed=0), mesh, (placement,)))
         optimizer = CoupledAdamW([{"params": [table], "coupled": True}], lr=LR, weight_decay=0.0, **options)
-        gradient = 4e20 * random_tensor(V, H, seed=1).sign()  # c_h is 1.6e38 then, of 3.4e38 at most
+        gradient = 4e20 * random_tensor(V, H, seed=1).sign()  # c_h is then 1.6e38; the maximum is 3.4e38
         table.grad = place(gradient, mesh, (placement,))
         optimizer.step()
         oracle = reference_step(reference_init(random_tensor(V, H, seed=0)), gradient, lr=LR, **options)

@@ -1,4 +1,4 @@
-"""FSDP1 cuts flattened parameters: refused in every setup that does so, before anything is written."""
+"""FSDP1 shards flattened parameters: every such setup is refused before anything is written."""
 
 import warnings
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def a_model_wrapped_by_fsdp1_after_its_optimizer_was_built_is_refused_at_the_ste
 
 @runs_on(2)
 def parameters_that_fsdp1_has_replaced_never_get_a_gradient() -> None:
-    """With use_orig_params=False, what an optimizer built before holds is no longer in the model; as in torch.optim."""
+    """With use_orig_params=False, the tensors of an earlier optimizer are no longer in the model, as in torch.optim."""
     model = GPT(tied=False)
     optimizer = CoupledAdamW(model, lr=LR)
     train(fsdp1(model, use_orig_params=False), optimizer, range(2))
@@ -62,7 +62,7 @@ def parameters_that_fsdp1_has_replaced_never_get_a_gradient() -> None:
 
 @runs_on(2)
 def fsdp1_that_shards_nothing_trains_like_one_rank() -> None:
-    """NO_SHARD leaves the tables whole and two-dimensional, so an optimizer built before keeps working, exactly."""
+    """NO_SHARD keeps the tables two-dimensional, so an optimizer built before still works exactly."""
     model, reference = GPT(tied=True), GPT(tied=True)
     optimizer, reference_optimizer = CoupledAdamW(model, lr=LR), CoupledAdamW(reference, lr=LR)
     train(fsdp1(model, use_orig_params=True, sharding_strategy=ShardingStrategy.NO_SHARD), optimizer)

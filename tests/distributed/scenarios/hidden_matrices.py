@@ -1,4 +1,4 @@
-"""BatchedMuon on matrices that are spread over ranks: it moves them as on one rank."""
+"""BatchedMuon updates sharded matrices as on one rank."""
 
 import itertools
 from typing import Any
@@ -27,13 +27,13 @@ from scenarios.common import (
 from scenarios.data_parallel import fsdp2
 from scenarios.placements import meshes_and_placements
 
-# The matrices of a block over tensor-parallel ranks, in torch's words.
+# The tensor-parallel plan of a block, in torch's terms.
 BLOCK = {
     f"blocks.{i}.{name}": style
     for i in range(2)
     for name, style in (("fc", ColwiseParallel()), ("proj", RowwiseParallel()))
 }
-# The forward pass on one rank and on several rounds differently, and the iteration in bfloat16 blows that up.
+# Forward passes on one and on several ranks round differently, and the bfloat16 iteration amplifies that.
 TOLERANCE = 1e-4
 
 
@@ -44,7 +44,7 @@ def optimizer_of(model: nn.Module, **options: Any) -> BatchedMuon:
 
 
 def assert_trains_like_unsharded(model: nn.Module, **options: Any) -> None:
-    """Train both on their own gradients; parameters and momentum stay together."""
+    """Train both on their own gradients; parameters and momentum must agree."""
     reference = GPT(tied=True)
     optimizer, expected = optimizer_of(model, **options), optimizer_of(reference, **options)
     for step in range(STEPS):
@@ -138,7 +138,7 @@ def muon_moves_a_matrix_under_any_placement_as_a_whole_one() -> None:
 
 @runs_on(2)
 def muon_takes_gradients_of_another_placement() -> None:
-    """Tensor parallelism can leave a gradient replicated, or a partial sum, beside a sharded parameter."""
+    """With tensor parallelism, a sharded parameter can have a replicated or partial gradient."""
     mesh = mesh_of(2)
     for placement in (Replicate(), Partial()):
         spread, whole = (

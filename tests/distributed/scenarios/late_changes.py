@@ -1,4 +1,4 @@
-"""Models that are sharded after their optimizer was built, and gradients that float32 cannot square."""
+"""Models sharded after their optimizer was built, and gradients whose squares overflow float32."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""A single table under every placement: it follows Algorithm 1, and its second moment lies where it should.
+"""A single table with every placement: it follows Algorithm 1, and its second moment has the right placement.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -26,7 +26,7 @@ def meshes_and_placements() -> list[tuple[DeviceMesh, Placements]]:
     if dist.get_world_size() == 4:
         two = mesh_of(2, 2)
         cases += [(two, pair) for pair in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2)]
-        # What FSDP2 makes of a table that tensor parallelism has sharded along the same dimension before.
+        # FSDP2's placement of a table that tensor parallelism has already sharded along the same dimension.
         cases += [(two, (_StridedShard(dim, split_factor=2), Shard(dim))) for dim in (0, 1)]
     return cases
 
@@ -41,13 +41,13 @@ def coupled_table(
 
 
 def placements_of_one_row(placements: Placements) -> Placements:
-    """Where a (1, H) tensor belongs beside a table: with its columns, and everywhere else replicated."""
-    # Not is_shard(0): _StridedShard is no Shard.
+    """Placements of a (1, H) tensor for a table: sharded with its columns, otherwise replicated."""
+    # Not is_shard(0): _StridedShard is not a Shard.
     return tuple(p if p.is_replicate() or p.dim == 1 else Replicate() for p in placements)
 
 
 def assert_same_on_all_ranks(what: str, tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """To the last bit: otherwise what is replicated would drift apart."""
+    """Assert bitwise equality: otherwise replicated tensors would drift apart."""
     copies = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(copies, tensor.contiguous(), group=group)
     assert all(torch.equal(copy, tensor) for copy in copies), f"{what} differs between ranks: {copies}"
@@ -55,7 +55,7 @@ def assert_same_on_all_ranks(what: str, tensor: torch.Tensor, group: dist.Proces
 
 @runs_on(2, 4)
 def table_under_any_placement_follows_algorithm_1() -> None:
-    # A table of one row or column less than four ranks leaves one of them without any.
+    # With one row or column fewer than ranks, one of four ranks has none.
     for shape, (mesh, placements) in itertools.product([(V, H), (3, 3)], meshes_and_placements()):
         table, optimizer = coupled_table(mesh, placements, shape)
         oracle = reference_init(random_tensor(*shape, seed=0))
@@ -118,7 +118,7 @@ def gradient_placed_unlike_its_table_is_redistributed() -> None:
 
 
 def _gradient(gradient: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
-    """A gradient placed alike over all dimensions of the mesh; partial, every rank has its own share."""
+    """A gradient with the same placement over all mesh dimensions; if partial, each rank has its own share."""
     if not placement.is_partial():
         return place(gradient, mesh, [placement] * mesh.ndim)
     rank, ranks = dist.get_rank(), dist.get_world_size()

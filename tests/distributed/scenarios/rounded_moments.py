@@ -1,4 +1,4 @@
-"""First moments in bfloat16 on several ranks: the same bits whatever rank has an element, also from checkpoints."""
+"""First moments in bfloat16 on several ranks: bits do not depend on the rank, also after loading a checkpoint."""
 
 import itertools
 from typing import Any
@@ -22,7 +22,7 @@ STATE: dict[str, Any] = {"state_dtype": torch.bfloat16, "state_seed": 3}
 
 @runs_on(2, 4)
 def moments_under_any_placement_have_the_bits_of_the_literal_rounding() -> None:
-    # A table of one row or column less than four ranks leaves one of them without any.
+    # With one row or column fewer than ranks, one of four ranks has none.
     for shape, (mesh, placements) in itertools.product([(V, H), (3, 3)], meshes_and_placements()):
         for member in MEMBERS:
             table = nn.Parameter(place(random_tensor(*shape, seed=0), mesh, placements))

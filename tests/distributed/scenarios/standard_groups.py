@@ -1,4 +1,4 @@
-"""Groups that are not coupled: torch's AdamW to the last bit, also where one group mixes kinds of tensors."""
+"""Groups that are not coupled are bitwise equal to torch's AdamW, even with mixed kinds of tensors in one group."""
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from scenarios.common import LR, STEPS, H, V, assert_close, full, mesh_of, place
 
 
 def kinds() -> dict[str, dict[str, nn.Parameter]]:
-    """Plain tensors, DTensors on one mesh, DTensors on another; torch.optim.AdamW wants a group for each."""
+    """Plain tensors, DTensors on one mesh, DTensors on another; torch.optim.AdamW needs a group for each."""
     one, two = mesh_of(4), mesh_of(2, 2)
     shapes = {"matrix": (V, H), "vector": (H + 1,)}
     tensors = {name: random_tensor(*shape, seed=len(name)) for name, shape in shapes.items()}
@@ -51,7 +51,7 @@ def group_of_plain_tensors_and_two_meshes_equals_adamw_bitwise() -> None:
 
 @runs_on(2)
 def gradients_placed_unlike_their_parameter_are_redistributed() -> None:
-    """As tensor parallelism leaves them: replicated for sharded parameters, partial for norms (SequenceParallel)."""
+    """Gradients as with tensor parallelism: replicated for sharded parameters, partial for norms (SequenceParallel)."""
     mesh = mesh_of(2)
     for options in (*IMPLEMENTATIONS, *({"max_grad_norm": 0.1, **each} for each in IMPLEMENTATIONS)):
         sharded = {

@@ -10,7 +10,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from scenarios.common import GPT, assert_follows_unsharded, mesh_of, runs_on
 
-# Each rank has some rows of the tables. In torch's words: an embedding "row-wise", a head "column-wise".
+# Each rank has some rows of the tables. In torch's terms: the embedding is "row-wise", the head "column-wise".
 BY_ROWS = {
     "wte": RowwiseParallel(input_layouts=Replicate()),
     "lm_head": ColwiseParallel(output_layouts=Replicate()),

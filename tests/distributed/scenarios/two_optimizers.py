@@ -1,4 +1,4 @@
-"""CoupledAdamW beside another optimizer: clipping by the norm of both, over all ranks.
+"""CoupledAdamW next to another optimizer: clipping by the joint norm over all ranks.
 
 Legend: V vocabulary rows, H hidden size.
 """

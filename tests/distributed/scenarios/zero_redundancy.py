@@ -1,4 +1,4 @@
-"""torch's ZeroRedundancyOptimizer: every rank updates some of the parameters, whole, and sends them to the others."""
+"""torch's ZeroRedundancyOptimizer: every rank updates some complete parameters and sends them to the others."""
 
 import functools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from scenarios.common import (
 
 
 def groups_of(model: nn.Module, couple: str = "output") -> list[dict[str, Any]]:
-    """The groups without the names of their parameters, which ZeRO does not take."""
+    """The groups without parameter names, which ZeRO does not accept."""
     groups = param_groups(model, weight_decay=0.1, couple=couple)
     return [group | {"params": [parameter for _, parameter in group["params"]]} for group in groups]
 
@@ -41,7 +41,7 @@ def ranks_with_tables(optimizer: ZeroRedundancyOptimizer) -> list[bool]:
 
 @runs_on(2)
 def zero_equals_single_process() -> None:
-    """Also where one rank holds all tables and the other none."""
+    """Even if one rank has all tables and the other none."""
     for tied, couple, options in (
         (True, "output", {}),
         (False, "output", {"parameters_as_bucket_view": True}),
@@ -64,7 +64,7 @@ def zero_equals_single_process() -> None:
 
 @runs_on(2)
 def zero_with_clip_grad_norm_before_it_equals_clipping_in_the_step() -> None:
-    """What the refusal of max_grad_norm points to."""
+    """The alternative that the refusal of max_grad_norm suggests."""
     model, reference = GPT(tied=True), GPT(tied=True)
     wrapped = DistributedDataParallel(model)
     optimizer, plain = zero(model), CoupledAdamW(reference, lr=LR, weight_decay=0.1, max_grad_norm=0.1)
@@ -88,7 +88,7 @@ def zero_refuses_the_norm_of_one_rank_on_every_rank() -> None:
     optimizer = zero(GPT(tied=True))
     assert_refused(lambda: setattr(optimizer.optim, "max_grad_norm", 1.0))
     assert_refused(lambda: setattr(optimizer.optim, "error_if_nonfinite", True))
-    # Outside of ZeRO all is as before, also after one was built.
+    # Outside of ZeRO nothing changes, even after a ZeRO optimizer was built.
     assert CoupledAdamW(GPT(tied=True), max_grad_norm=1.0).max_grad_norm == 1.0
 
 

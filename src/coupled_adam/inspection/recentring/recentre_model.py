@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.text import size_text
+from coupled_adam.base.text import percent, scientific, setting, significant, size_text
 from coupled_adam.evaluation.whole_folder import replacing_folder, require_free
 from coupled_adam.inspection.model_inspection import MeasuredModel, Request, inspect_models, json_object
 from coupled_adam.inspection.recentring.finished_model import FinishedModel
@@ -221,7 +221,7 @@ def _offer_to_untie(model: FinishedModel, dtype: torch.dtype | None) -> str:
     return (
         f"{model.path}: input and output share a table, and {model.no_positions}, so removing the mean would change "
         f"the input. Pass --untie to give the head its own table: {size_text(size)} more on disk and in memory "
-        f"({size / model.bytes:.0%} of the weights)"
+        f"({percent(size / model.bytes)} of the weights)"
     )
 
 
@@ -230,8 +230,8 @@ def _require_equal(source: Path, found: Sequence[Difference]) -> None:
     if not worst.largest <= LARGEST_DIFFERENCE:
         raise UserError(
             f"{source}: removing the mean changes the probabilities (log-probabilities differ by up to "
-            f"{worst.largest:.2g} on {worst.tokens}, more than {LARGEST_DIFFERENCE:g}): the model depends on a shift "
-            "of the logits or of the table; nothing was written"
+            f"{scientific(worst.largest)} on {worst.tokens}, more than {setting(LARGEST_DIFFERENCE)}): the model "
+            "depends on a shift of the logits or of the table; nothing was written"
         )
 
 
@@ -252,8 +252,8 @@ def _rounded(source: Path, tensors: dict[str, Tensor], dtypes: Mapping[str, torc
         largest = float(tensor.abs().max())
         if largest > torch.finfo(dtypes[name]).max:
             raise UserError(
-                f"{source}: tensor {name!r} would have an entry of {largest:.3g}, too large for {_name(dtypes[name])}; "
-                "store it with --dtype float32"
+                f"{source}: tensor {name!r} would have an entry of {significant(largest, 3)}, too large for "
+                f"{_name(dtypes[name])}; store it with --dtype float32"
             )
     return {name: tensor.to(dtypes[name]) for name, tensor in tensors.items()}
 

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from coupled_adam.base.captioned_figure import legend_above, panels
+from coupled_adam.base.text import setting
 from coupled_adam.report.figures.clouds import shown_variants
 from coupled_adam.report.figures.style import looks, size_panels, two_lines
 from coupled_adam.report.grid import Grid
@@ -66,8 +67,8 @@ def draw_spectra(grid: Grid, table: str = "") -> Figure | None:
         axes.fill_between(number, spectra.min(0), spectra.max(0), color=look.colour, alpha=0.2, linewidth=0)
     for axes in places.values():
         axes.set(xscale="log", yscale="log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_formatter(lambda value, _: setting(value))
+        axes.yaxis.set_major_formatter(lambda value, _: setting(value))
         axes.minorticks_off()
     legend_above(figure, places.values())
     return figure

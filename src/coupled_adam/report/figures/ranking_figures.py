@@ -3,6 +3,7 @@
 from matplotlib.figure import Figure
 
 from coupled_adam.base.captioned_figure import MARKERS, legend_above, panels
+from coupled_adam.base.text import setting
 from coupled_adam.metrics import METRICS, NATS
 from coupled_adam.report.figures.style import looks, size_panels
 from coupled_adam.report.grid import CellRuns, Grid
@@ -84,7 +85,7 @@ def draw_learning_rates(grid: Grid) -> Figure | None:
         )
         axes.set_xscale("log")
         rates = sorted({lr for each in curves if each.size == curve.size for lr, _ in each.cells})
-        axes.set_xticks(rates, [f"{lr:g}" for lr in rates])
+        axes.set_xticks(rates, [setting(lr) for lr in rates])
         axes.minorticks_off()
     legend_above(figure, list(places.values()))
     return figure
