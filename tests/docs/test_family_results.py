@@ -204,7 +204,7 @@ def test_rounded_tables_of_the_best_runs_lose_what_the_text_says() -> None:
 
 
 def test_what_the_text_says_of_the_bias_is_in_the_stored_runs() -> None:
-    runs, text = by_optimizer("unigram-bias"), section("With a bias of the logits")
+    runs, text = by_optimizer("unigram-bias"), section("With a bias on the logits")
     loss = {kind: runs[f"{kind} unigram"].metrics["loss"] or 0.0 for kind in OPTIMIZERS}
     said = [
         f"{loss[kind]:.3f} for {name}" for kind, name in ((PARTIAL, "partially coupled Adam"), ("standard", "AdamW"))
