@@ -131,6 +131,12 @@ def test_the_text_about_learning_rates_matches_the_stored_runs() -> None:
     assert f"{behind[PARTIAL]:.2f} below partially coupled Adam and {behind['coupled']:.2f} below Coupled Adam" in text
     assert f"by only {loss[f'{PARTIAL} lr=0.001'] - loss['standard lr=0.001']:.2f}" in text
     assert f"At 4e-3 it is {loss['standard lr=0.004'] - loss[f'{PARTIAL} lr=0.004']:.2f} below AdamW" in text
+    assert f"whose loss is {loss['coupled lr=0.002'] - best['coupled']:.2f} higher at 2e-3" in text
+    cost = {
+        kind: f"{np.mean([loss[name] for name in loss if name.startswith(f'{kind} lr')]) - best[kind]:.2f}"
+        for kind in OPTIMIZERS
+    }
+    assert f"{cost[PARTIAL]}, compared with {cost['standard']} for AdamW and {cost['coupled']} for Coupled Adam" in text
     runs = by_optimizer("learning-rates")
     first, second = (runs[f"{kind} lr=0.002"].metrics for kind in ("standard", PARTIAL))
     gaps = [(second[f"frequency_loss_{i}"] or 0.0) - (first[f"frequency_loss_{i}"] or 0.0) for i in range(1, 11)]
@@ -152,8 +158,9 @@ def interval(values: np.ndarray) -> str:
     return f"{low:.3f} to {high:.3f}"
 
 
-def test_best_rates_are_the_winners_of_the_shorter_runs() -> None:
-    loss = {name: run.metrics["loss"] or 0.0 for name, run in by_optimizer("learning-rates").items()}
+@pytest.mark.parametrize("metric", ["loss", "val_loss"])
+def test_best_rates_are_the_winners_of_the_shorter_runs(metric: str) -> None:
+    loss = {name: run.metrics[metric] or 0.0 for name, run in by_optimizer("learning-rates").items()}
     winners = {
         kind: min((loss[name], name) for name in loss if name.startswith(f"{kind} lr"))[1] for kind in OPTIMIZERS
     }
@@ -166,6 +173,7 @@ def test_the_text_about_best_against_best_matches_the_stored_runs() -> None:
     assert f"{behind[0]:.2f}, {behind[1]:.2f} and {behind[2]:.2f} below AdamW" in text
     to_coupled = loss[PARTIAL] - loss["coupled"]
     assert f"{-to_coupled.mean():.2f} below Coupled Adam (interval {interval(to_coupled)})" in text
+    assert f"Coupled Adam is {(loss['coupled'] - loss['standard']).mean():.2f} above AdamW." in text
     plain = [run.metrics["loss"] for run in main_runs() if (run.tokens, run.optimizer) == (SHORT, "standard")]
     assert f"Tuning gains AdamW {np.mean(plain) - loss['standard'].mean():.2f} " in text
     iso, r_cos = best("iso"), best("r_cos")
@@ -202,7 +210,7 @@ def test_rounded_tables_of_the_best_runs_lose_what_the_text_says() -> None:
 
 
 def test_the_text_about_the_bias_matches_the_stored_runs() -> None:
-    runs, text = by_optimizer("unigram-bias"), section("With a bias of the logits")
+    runs, text = by_optimizer("unigram-bias"), section("With a bias on the logits")
     loss = {kind: runs[f"{kind} unigram"].metrics["loss"] or 0.0 for kind in OPTIMIZERS}
     said = [
         f"{loss[kind]:.3f} for {name}" for kind, name in ((PARTIAL, "partially coupled Adam"), ("standard", "AdamW"))

@@ -43,7 +43,7 @@ class ModelSection(Section):
     bias: bool = False
     """gpt2 only: biases in the linear layers and norms."""
     output_bias: Literal["none", "unigram", "learned"] = "none"
-    """Bias of the logits, one number per row of the table. unigram: fixed at the log frequency of the token in the
+    """Bias on the logits, one number per row of the table. unigram: fixed at the log frequency of the token in the
     training text, with one added to each count. learned: initialized like unigram and trained without weight decay."""
     logit_cap: Positive | None = None
     """Soft cap c of the logits, c * tanh(logit / c); Gemma 2 uses 30. none: no cap."""
@@ -112,9 +112,10 @@ class OptimizerSection(Section):
     lr: Positive
     """Peak learning rate."""
     couple: Literal["output", "input", "all"] = "output"
-    """Tables that `embeddings` and `centre` apply to, in an untied model. A tied table counts as output."""
+    """Tables that `embeddings` and `centre` apply to, in an untied model; the other table uses AdamW. A tied table
+    counts as output."""
     scale_exponent: Number = 0.0
-    """coupled only: n; the second moment is multiplied by 2^-n. 0 is the paper's method."""
+    """coupled only: multiply the second moment by 2^-n, where n is this number. 0: Coupled Adam."""
     row_exponent: Share = 0.0
     """coupled only: how closely the second moment follows the mean square of a token's row. 0: not at all (Coupled
     Adam). 1: fully (with column_exponent = 1: Adafactor's second moment). In between: partially coupled."""
@@ -132,11 +133,11 @@ class OptimizerSection(Section):
     """coupled only: dtype of the tables' first moments. bfloat16: half the bytes, with stochastic rounding from the
     run's seed."""
     sgd_factor: Positive | None = None
-    """sgd only, required: f; the embeddings' learning rate is f times lr."""
+    """sgd only, required: the embeddings' learning rate is this factor times lr."""
     sgd_momentum: Decay = 0.9
     """sgd only: momentum."""
     centre: bool = False
-    """Subtract the mean embedding after each step, with any optimizer. For coupled, see also mean_free."""
+    """Subtract the mean embedding after each step. Not with row_exponent, column_exponent or mean_free."""
     beta1: Decay = 0.9
     """AdamW: decay of the first moment."""
     beta2: Decay = 0.95
@@ -148,7 +149,7 @@ class OptimizerSection(Section):
     max_grad_norm: NotNegative = 1.0
     """Clip the gradients to this global norm. 0: no clipping."""
     z_loss: NotNegative = 0.0
-    """Weight of the mean squared log partition function in the loss. 0: off."""
+    """Weight of the mean squared logsumexp of the logits in the loss. 0: off."""
     mu_loss: NotNegative = 0.0
     """Weight of the squared length of the mean output embedding in the loss. 0: off."""
     tables: OutputTableSection = Field(default_factory=OutputTableSection)
@@ -216,7 +217,7 @@ class CheckpointSection(Section):
     keep: Count = 2
     """Number of latest checkpoints to keep."""
     milestones: WholeNumber = 0
-    """Number of checkpoints that are never deleted: 10 keeps one after each tenth of D. 0: none."""
+    """Number of checkpoints that are never deleted: 10 keeps one after each tenth of the tokens. 0: none."""
 
 
 class LogSection(Section):
@@ -225,7 +226,7 @@ class LogSection(Section):
     every: Count = 10
     """Log the loss every N steps."""
     monitor_every: Count = 100
-    """Log the length of the mean embedding, and its ratio to the mean length, every N steps."""
+    """Log the length of the mean embedding (mu_norm, mu_norm_ratio) every N steps."""
     measure_every: Count | None = None
     """Log all embedding measures every N steps. none: at the end."""
     val_every: Count | None = None
@@ -235,6 +236,6 @@ class LogSection(Section):
     tensorboard: bool = False
     """Also write TensorBoard files to the run folder."""
     wandb: Text | None = None
-    """Weights & Biases project to log to as well."""
+    """Also log to this Weights & Biases project."""
     wordsim: Text | None = None
     """Folder of word-similarity benchmarks, or "download". none: no word similarity."""
