@@ -25,9 +25,10 @@ $(VENV)/.installed-study $(VENV)/.installed-dev $(VENV)/.installed-docs: $(VENV)
 demo: $(VENV)/.installed-study
 	$(BIN)/coupled-adam demo
 
-# Two files at a time: most tests wait for processes they have started, or use one core.
+# Two files at a time: most tests wait for processes they have started, or use one core. These hundreds of processes
+# would each compile the package anew without the bytecode that the first of them writes.
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

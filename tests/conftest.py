@@ -1,11 +1,15 @@
 """Settings that must be in place before torch is imported."""
 
+import gc
 import os
 from pathlib import Path
 
 # Two OpenMP threads that spin while waiting can be 20 times slower beside one other busy process.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# The workers of pytest-xdist share the cores. More threads than cores wait for each other in every operation.
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 # Without a GPU the Triton kernels run in Triton's interpreter, which is chosen when triton is imported.
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -41,3 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # all that was imported; else every collection of garbage walks through it
