@@ -1,6 +1,7 @@
 """Settings that must be in place before torch is imported."""
 
 import gc
+import importlib.util
 import os
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from coupled_adam.base.cpu import limit_instructions
+from triton_interpreter import remember_builtins
 
 limit_instructions()  # otherwise bfloat16 products kill the test process on some machines
 
@@ -48,4 +50,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+        remember_builtins()
     gc.freeze()  # all that was imported; else every collection of garbage walks through it
