@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from study_runs import FAKE_WORKER
+from study_runs import FAKE_WORKER, LauncherHere
 
 from coupled_adam.study import launchers, runner
 
@@ -13,6 +13,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that answer at once, and a machine without GPUs."""
     monkeypatch.setattr(launchers, "WORKER", FAKE_WORKER)
     monkeypatch.setattr(runner, "visible_gpus", list)
+
+
+@pytest.fixture
+def trained_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real runs without the seconds that a worker process takes to start."""
+    monkeypatch.setattr(runner, "LocalLauncher", LauncherHere)
 
 
 @pytest.fixture
