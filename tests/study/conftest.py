@@ -10,9 +10,10 @@ from coupled_adam.study import launchers, runner
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that answer at once, and a machine without GPUs."""
+    """A worker that answers at once, and a machine without GPUs, of one core: each worker takes time to start."""
     monkeypatch.setattr(launchers, "WORKER", FAKE_WORKER)
     monkeypatch.setattr(runner, "visible_gpus", list)
+    monkeypatch.setattr(runner, "available_processes", lambda: 1)
 
 
 @pytest.fixture
