@@ -36,7 +36,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.installed-dev
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
 # A page outside of the navigation, a dead link or a formula that cannot be drawn ends the build.
 docs: $(VENV)/.installed-docs

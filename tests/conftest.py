@@ -32,12 +32,16 @@ SLOW_FILES = (
     "test_distributed.py",
     "test_study_runner.py",
     "test_study_selection.py",
-    "test_training_kills.py",
     "test_training_parallel.py",
-    "test_data_prepare.py",
-    "test_family_parallel.py",
+    "test_family.py",
+    "test_checkpoint_processes.py",
+    "test_study_command.py",
+    "test_muon_page.py",
+    "test_train_command.py",
+    "test_wheel.py",
     "test_notebook.py",
     "test_site.py",
+    "test_training_kills.py",
 )
 
 
