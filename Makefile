@@ -25,9 +25,10 @@ $(VENV)/.installed-study $(VENV)/.installed-dev $(VENV)/.installed-docs: $(VENV)
 demo: $(VENV)/.installed-study
 	$(BIN)/coupled-adam demo
 
-# Two files at a time: most tests wait for processes they have started, or use one core.
+# Two files at a time: most tests wait for processes they have started, or use one core. These hundreds of processes
+# would each compile the package anew without the bytecode that the first of them writes.
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -35,7 +36,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.installed-dev
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
 # A page outside of the navigation, a dead link or a formula that cannot be drawn ends the build.
 docs: $(VENV)/.installed-docs

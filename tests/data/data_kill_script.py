@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import tokenizers  # noqa: F401
+import torch  # noqa: F401
 
 import coupled_adam.embeddings  # noqa: F401
 from coupled_adam.data import blocks

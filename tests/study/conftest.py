@@ -3,16 +3,23 @@
 from pathlib import Path
 
 import pytest
-from study_runs import FAKE_WORKER
+from study_runs import FAKE_WORKER, LauncherHere
 
 from coupled_adam.study import launchers, runner
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that answer at once, and a machine without GPUs."""
+    """A worker that answers at once, and a machine without GPUs, of one core: each worker takes time to start."""
     monkeypatch.setattr(launchers, "WORKER", FAKE_WORKER)
     monkeypatch.setattr(runner, "visible_gpus", list)
+    monkeypatch.setattr(runner, "available_processes", lambda: 1)
+
+
+@pytest.fixture
+def trained_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real runs without the seconds that a worker process takes to start."""
+    monkeypatch.setattr(runner, "LocalLauncher", LauncherHere)
 
 
 @pytest.fixture

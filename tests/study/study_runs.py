@@ -18,8 +18,10 @@ from small_runs import small_config, write_corpus
 from coupled_adam.config.run_config import to_toml
 from coupled_adam.config.study_config import Study, load_study
 from coupled_adam.data.manifest import MANIFEST_FILE, Shard, Split, read_manifest, write_manifest
+from coupled_adam.study.cell import Task, run_cell
 from coupled_adam.study.expansion import Cell, cells_of, chosen
 from coupled_adam.study.folder import StudyFolder
+from coupled_adam.study.launchers import Ended
 from coupled_adam.study.results import Result
 from coupled_adam.study.runner import StudyOutcome, run_study
 from coupled_adam.study.study_display import StudyDisplay
@@ -76,6 +78,28 @@ def write_study(folder: Path, optimizers: str, *, steps: int = 12, more: str = "
     path = folder / "study.toml"
     path.write_text(f'name = "small"\ntitle = "Small"\nbase = "base.toml"\nseeds = [1, 2]\n{more}{optimizers}')
     return path
+
+
+class LauncherHere:
+    """Does each task in this process, which has loaded torch already."""
+
+    slots, leaves_on_stop = 1, False
+
+    def __init__(self, _environments: list[dict[str, str]]) -> None:
+        self.ended: list[Ended] = []
+
+    def start(self, task: Task) -> None:
+        self.ended.append(Ended(task, *run_cell(task)))
+
+    def wait(self, _seconds: float) -> list[Ended]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def run_here(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from study_runs import ADAMW, COUPLED, run_here, write_study
 
 from coupled_adam.config.study_config import load_study, with_override, with_settings
@@ -45,6 +46,7 @@ def test_an_entry_may_use_adamw_if_all_others_use_muon(tmp_path: Path) -> None:
     assert names(file) == ["coupled Muon", "standard"]
 
 
+@pytest.mark.usefixtures("trained_here")
 def test_a_result_has_the_settings_of_muon_only_if_they_are_set(tmp_path: Path) -> None:
     file = write_study(tmp_path, ADAMW + COUPLED + COUPLED + MUON)
     run_here(file, tmp_path / "out")

@@ -59,6 +59,7 @@ def test_only_a_bias_that_is_set_changes_the_hash() -> None:
     assert len(hashes | {config_hash(plain)}) == 3
 
 
+@pytest.mark.usefixtures("trained_here")
 def test_a_report_compares_runs_with_and_without_a_bias_at_one_size(tmp_path: Path) -> None:
     file = write_study(tmp_path, ADAMW + COUPLED + LEARNED)
     run_here(file, tmp_path / "out")

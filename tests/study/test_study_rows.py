@@ -65,6 +65,7 @@ def test_a_tokenizer_of_unknown_size_is_reported_with_its_runs() -> None:
         cells_of(*with_settings(load_study("demo"), ["data.folder=data/not-there", "data.tokenizer=o400k"]))
 
 
+@pytest.mark.usefixtures("trained_here")
 def test_a_study_runs_and_records_its_rows(tmp_path: Path) -> None:
     file = write_study(tmp_path, COUPLED, **LEFT_OPEN)
     outcome, _ = run_here(file, tmp_path / "out", only=("*/seed-1",))

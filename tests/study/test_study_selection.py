@@ -405,6 +405,7 @@ def test_a_selection_killed_repeatedly_ends_with_the_same_result(undisturbed: tu
     assert comparable(read_results(again)) == comparable(read_results(out))
 
 
+@pytest.mark.usefixtures("trained_here")
 def test_a_candidate_that_diverges_is_a_result_and_not_a_failure(tmp_path: Path) -> None:
     path = selecting(
         tmp_path, "plain", select='[select]\nvalues = { "optimizer.lr" = [1e-3, 1e30] }\nextend = 0\n', steps=12

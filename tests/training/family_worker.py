@@ -1,13 +1,13 @@
-"""Small runs with members of the family of second moments, on the ranks of torchrun, one after the other.
+"""Small runs with members of the family of second moments, on two forked ranks, one after the other.
 
-Usage: torchrun --nproc-per-node N family_worker.py CORPUS FOLDER
+Usage: python family_worker.py CORPUS FOLDER
 """
 
 import os
 import sys
 from pathlib import Path
 
-from parallel_worker import stopped, train
+from parallel_worker import fork_ranks, stopped, train
 from small_runs import small_config
 
 from coupled_adam.config.toml_writing import to_toml
@@ -19,7 +19,8 @@ OPTIMIZERS = {
 }
 MODES = ("ddp", "fsdp2")
 
-if __name__ == "__main__":
+
+def main() -> None:
     corpus, folder = Path(sys.argv[1]), Path(sys.argv[2])
     for mode in MODES:
         for name, optimizer in OPTIMIZERS.items():
@@ -34,3 +35,7 @@ if __name__ == "__main__":
     if os.environ["RANK"] == "0":
         (folder / "fsdp2-switched" / "config.toml").write_text(to_toml(switched))
     train(switched, folder / "fsdp2-switched", resume=True)
+
+
+if __name__ == "__main__":
+    fork_ranks(2, main)

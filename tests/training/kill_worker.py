@@ -1,4 +1,4 @@
-"""Start a run, kill -9 it at a random moment, resume it; twenty times, then let it finish.
+"""Start a run, kill -9 it at a random moment, resume it; twelve times, then let it finish.
 
 Each attempt is a child forked after the imports: a separate process that starts at once.
 
@@ -12,12 +12,13 @@ import sys
 import time
 from pathlib import Path
 
+import torch._inductor.config  # noqa: F401 - what a run asks for first; better here once than in every fork
 from small_runs import small_config, train
 
 from coupled_adam.config.run_sections import CheckpointSection
 
 KILLS = 12
-STEPS = 1200
+STEPS = 600  # all kills come within the first half of them
 
 
 def main() -> None:
@@ -33,9 +34,12 @@ def main() -> None:
     killed = 0
     while killed < KILLS:
         child = fork(train_in_child)
-        if killed % 2:  # otherwise it may die before its first step
-            wait_for_steps(folder / "metrics.jsonl")
-        time.sleep(moments.uniform(0.0, 0.5))
+        if killed % 2:
+            # Not some seconds: beside other busy processes they may be too short for a checkpoint.
+            wait_for_rows(folder / "metrics.jsonl", moments.randint(3, 12))
+            time.sleep(moments.uniform(0.0, 0.05))  # several steps, and a part of one
+        else:  # it may die before its first step
+            time.sleep(moments.uniform(0.0, 0.2))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
@@ -51,10 +55,13 @@ def main() -> None:
     assert status == 0, "the undisturbed run failed"
 
 
-def wait_for_steps(metrics: Path) -> None:
-    """Wait until the run has logged something: at its start it discards rows after its checkpoint."""
+def wait_for_rows(metrics: Path, rows: int) -> None:
+    """Wait until the run has logged so many rows: at its start it discards rows after its checkpoint."""
     started = time.time()
     while not metrics.exists() or os.stat(metrics).st_mtime < started:
+        time.sleep(0.005)
+    wanted = metrics.read_bytes().count(b"\n") + rows
+    while metrics.read_bytes().count(b"\n") < wanted:
         time.sleep(0.005)
 
 

@@ -11,9 +11,12 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import small_runs
+import torch._inductor.config  # noqa: F401 - what the first run asks for; better here once than in every fork
 from small_runs import small_config
 
 from coupled_adam.config.run_config import Config
@@ -74,12 +77,17 @@ def main() -> None:
         train(small_config(corpus, training=fsdp2), folder / "moved", resume=True)
 
 
-def fork_ranks(ranks: int) -> None:
-    """Start the ranks like torchrun, all on this machine."""
+def fork_ranks(ranks: int, main: Callable[[], None]) -> NoReturn:
+    """Run `main` on ranks of this machine, with the environment that torchrun would give them, and exit."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+
+    def run_rank(rank: int) -> None:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        main()
+
     fork = multiprocessing.get_context("fork")
     children = [fork.Process(target=run_rank, args=(rank,), daemon=True) for rank in range(ranks)]
     for child in children:
@@ -87,11 +95,6 @@ def fork_ranks(ranks: int) -> None:
     for child in children:
         child.join()
     sys.exit(max(abs(child.exitcode or 0) for child in children))
-
-
-def run_rank(rank: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    main()
 
 
 OPTIMIZERS = {
@@ -104,4 +107,4 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         main()
     else:
-        fork_ranks(int(sys.argv[3]))
+        fork_ranks(int(sys.argv[3]), main)

@@ -102,8 +102,8 @@ def assert_same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 def run_on_two_ranks(worker: Path, corpus: Path, folder: Path) -> Path:
-    """Start a worker on real processes that communicate through gloo; return the folder with the runs."""
-    command = [*TORCHRUN, "2", str(worker), str(corpus), str(folder)]
+    """Let a worker fork two ranks that communicate through gloo; return the folder with the runs."""
+    command = [sys.executable, str(worker), str(corpus), str(folder)]
     done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder

@@ -41,8 +41,8 @@ def test_a_device_that_is_missing_or_unknown_is_refused(monkeypatch: pytest.Monk
 def test_preparing_sets_threads_and_determinism() -> None:
     threads = torch.get_num_threads()
     try:
-        devices.prepare_device(torch.device("cpu"), deterministic=True, threads=1)
-        assert torch.get_num_threads() == 1
+        devices.prepare_device(torch.device("cpu"), deterministic=True, threads=threads + 1)
+        assert torch.get_num_threads() == threads + 1
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         devices.prepare_device(torch.device("cpu"), deterministic=False, threads=threads)

@@ -1,9 +1,6 @@
 """`model.output_bias`: its initial value, its training, resuming, and several ranks."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_runs import (
-    ENVIRONMENT,
     VOCABULARY,
     assert_same_tensors,
     rows,
+    run_on_two_ranks,
     saved_tensors,
     small_config,
     train,
@@ -233,11 +230,7 @@ def test_a_model_without_counts_or_with_too_many_is_refused(kind: str, corpus: P
 @pytest.fixture(scope="module")
 def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of output_bias_worker.py, on two ranks."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, str(WORKER), str(corpus), str(folder)]
-    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return run_on_two_ranks(WORKER, corpus, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.timeout(400)

@@ -132,8 +132,9 @@ def test_bf16_is_used_and_stays_close_to_float32(corpus: Path, tmp_path: Path) -
 def test_threads_and_determinism_are_set(corpus: Path, tmp_path: Path) -> None:
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     try:
-        train(small_config(corpus, training={"threads": 1, "deterministic": True}), tmp_path / "run")
-        assert torch.get_num_threads() == 1
+        training = {"threads": before[0] + 1, "deterministic": True}
+        train(small_config(corpus, training=training), tmp_path / "run")
+        assert torch.get_num_threads() == before[0] + 1
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.set_num_threads(before[0])

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from coupled_adam import CoupledAdamW
 
 V, H, B, T = 13, 8, 3, 5  # 13 rows are uneven on 2 and on 4 ranks
-STEPS = 10
+STEPS = 6
 LR = 1e-2
 TOLERANCE = 1e-6
 
