@@ -1,5 +1,6 @@
 """Settings that must be in place before torch is imported."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -16,6 +17,13 @@ import torch
 from coupled_adam.base.cpu import limit_instructions
 
 limit_instructions()  # otherwise bfloat16 products kill the test process on some machines
+
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import settings
+
+    # A property test fails because of what it finds, not because the machine is busy.
+    settings.register_profile("coupled-adam", deadline=None)
+    settings.load_profile("coupled-adam")
 
 # Fixtures hold no doctests, and two conftest.py collected for them would clash when folders are named one by one.
 collect_ignore_glob = ["**/conftest.py"]

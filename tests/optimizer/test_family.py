@@ -260,7 +260,7 @@ shapes = st.tuples(st.integers(1, 12), st.integers(1, 9))
 
 
 @given(seeds, shapes)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_row_and_column_moments_have_the_same_mean(seed: int, shape: tuple[int, int]) -> None:
     param = table(shape, torch.float64)
     optimizer = coupled(param, row_exponent=0.3)
@@ -270,7 +270,7 @@ def test_row_and_column_moments_have_the_same_mean(seed: int, shape: tuple[int, 
 
 
 @given(seeds, shapes, exponents, exponents, st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_permuted_vocabulary_gives_permuted_updates(
     seed: int, shape: tuple[int, int], x: float, y: float, mean_free: bool
 ) -> None:
@@ -284,7 +284,7 @@ def test_a_permuted_vocabulary_gives_permuted_updates(
 
 
 @given(seeds, shapes, exponents, exponents, st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_row_twice_gives_the_same_updates(
     seed: int, shape: tuple[int, int], x: float, y: float, mean_free: bool
 ) -> None:
@@ -298,7 +298,7 @@ def test_every_row_twice_gives_the_same_updates(
 
 
 @given(seeds, shapes)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_gradients_of_rank_one_make_the_factored_member_adam(seed: int, shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(seed)
     a = torch.rand(shape[0], 1, generator=generator, dtype=torch.float64) + 0.1
@@ -312,7 +312,7 @@ def test_gradients_of_rank_one_make_the_factored_member_adam(seed: int, shape: t
 
 
 @given(seeds, shapes, exponents, exponents, st.booleans(), st.integers(-40, 40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_scale_of_all_gradients_does_not_matter(
     seed: int, shape: tuple[int, int], x: float, y: float, mean_free: bool, k: int
 ) -> None:
@@ -325,7 +325,7 @@ def test_the_scale_of_all_gradients_does_not_matter(
 
 
 @given(seeds, shapes)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_row_exponent_one_and_columns_zero_is_one_number_a_row(seed: int, shape: tuple[int, int]) -> None:
     """Checked with a plain loop over rows: Adam with a second moment of one number, shared by the row."""
     param = table(shape, torch.float64)

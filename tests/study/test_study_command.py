@@ -344,7 +344,7 @@ def test_a_tokenizer_that_cannot_be_opened_is_found_before_any_run(
         raise OSError("no network")
 
     monkeypatch.setattr(run_tokens, "open_tokenizer", offline)
-    monkeypatch.setattr(words, "word_pairs_of", lambda wordsim: [])
+    monkeypatch.setattr(words, "word_pairs_of", lambda *_: [])
     file = write_study(tmp_path, PAIR, more='evaluation = { wordsim = "words" }\n')
     manifest = tmp_path / "corpus" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "tokenizer": "gpt2"}))
