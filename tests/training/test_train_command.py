@@ -32,7 +32,9 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["train", *map(str, arguments)])
 
 
-def test_a_run_ends_with_its_measures_and_its_folder_and_is_not_trained_again(config_file: Path, tmp_path: Path) -> None:
+def test_a_run_ends_with_its_measures_and_its_folder_and_is_not_trained_again(
+    config_file: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     result = command(config_file, "--out", run)
     assert result.exit_code == 0, result.output

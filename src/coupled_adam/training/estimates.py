@@ -131,7 +131,7 @@ def hidden_matrices(config: Config) -> list[tuple[int, int]]:
 
 
 def muon_flops(config: Config) -> int:
-    """Operations of Muon's orthogonalisation in one step; 0 without Muon.
+    """Operations of Muon's orthogonalization in one step; 0 without Muon.
 
     For m <= n, a round of the iteration has three products: A = X X' (2 m m n), its square (2 m m m), and the result
     times X (2 m m n).
@@ -194,8 +194,8 @@ def preset_table(here: Machine | None = None) -> Table:
     for heading in ("parameters", "tokens", "steps", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     for machine in machines:
-        name = textwrap.wrap(machine.name, len("24d 08h"), break_long_words=False)
-        table.add_column("\n".join(("time,", *name)), justify="right", no_wrap=True)
+        heading_lines = ["time,", *textwrap.wrap(machine.name, len("24d 08h"), break_long_words=False)]
+        table.add_column("\n".join(heading_lines), justify="right", no_wrap=True)
     for name in PRESETS:
         config = load_config(name)
         table.add_row(
