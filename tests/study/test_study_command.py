@@ -217,7 +217,7 @@ def test_the_terminal_shows_what_is_missing_and_what_is_not_checked(tmp_path: Pa
     (tmp_path / "b" / "study.toml").unlink()
     merged = study("report", "a", "b", "--out", "both").output
     assert re.search(r"study\.toml .*\ba\b", merged), merged
-    assert re.search(r"\bruns of b\b.*not checked", merged), merged
+    assert re.search(r"\bruns in b\b.*not checked", merged), merged
 
 
 def test_parts_of_a_study_with_other_settings_are_not_merged(tmp_path: Path) -> None:
