@@ -127,13 +127,15 @@ def _size_name(size: Size, model: str) -> str:
 
 
 def _against_best_baseline(grid: Grid, primary: Sequence[PrimaryComparison]) -> list[AgainstBaseline]:
-    """Compare every optimizer with the standard one of its D and model that has the lowest mean loss."""
+    """Compare every optimizer with the standard one of its D and model that has the lowest mean loss, of those with
+    enough seeds for a test."""
     found = []
     for place in grid.finished.places:
         names = _optimizer_names(place.cells)
         own = [each for each in primary if each.baseline.name in names]
         if own:
-            best = min(own, key=lambda each: each.comparison.mean0 or 0.0).baseline.name
+            tested = [each for each in own if each.outcome != "no claim"]
+            best = min(tested or own, key=lambda each: each.comparison.mean0 or 0.0).baseline.name
             size = place.cells[0].size
             found += [
                 AgainstBaseline(_size_name(size, size.model), names[best], names[each.optimizer.name], each.outcome)
