@@ -23,6 +23,13 @@ from triton_interpreter import remember_builtins
 
 limit_instructions()  # otherwise bfloat16 products kill the test process on some machines
 
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import settings
+
+    # A property test fails because of what it finds, not because the machine is busy.
+    settings.register_profile("coupled-adam", deadline=None)
+    settings.load_profile("coupled-adam")
+
 # Fixtures have no doctests, and collecting two conftest.py for them would clash when folders are passed separately.
 collect_ignore_glob = ["**/conftest.py"]
 

@@ -68,6 +68,11 @@ def configs(draw: st.DrawFn) -> Config:
     )
 
 
+def test_a_busy_machine_does_not_fail_property_tests() -> None:
+    assert settings.default is not None
+    assert settings.default.deadline is None
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(configs())
 def test_a_config_is_read_back_unchanged(config: Config) -> None:

@@ -36,7 +36,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 
 @pytest.mark.parametrize("order", ["random", "epochs"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_samples_do_not_depend_on_how_the_batch_is_split(shards: Tokens, order: str, data: st.DataObject) -> None:
     batch_size = data.draw(st.integers(1, 40))
     context = data.draw(st.integers(1, 300))
@@ -55,7 +55,7 @@ def test_samples_do_not_depend_on_how_the_batch_is_split(shards: Tokens, order: 
 
 
 @given(st.integers(1, 2500), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_shuffle_is_a_permutation_of_any_size(size: int, key: int, other: int) -> None:
     places = np.arange(size, dtype=np.uint64)
     found = permuted(places, size, np.full(size, key, np.uint64))
@@ -65,7 +65,7 @@ def test_the_shuffle_is_a_permutation_of_any_size(size: int, key: int, other: in
 
 
 @given(windows=st.integers(1, 400), context=st.integers(1, 5), batch_size=st.integers(1, 70), seed=st.integers(0, 999))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_every_window_is_seen_once_per_epoch(
     tmp_path_factory: pytest.TempPathFactory, windows: int, context: int, batch_size: int, seed: int
 ) -> None:

@@ -27,7 +27,7 @@ def assert_same(a: EmbeddingMetrics, b: EmbeddingMetrics, names: tuple[str, ...]
         assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-6, abs=1e-12), name
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds)
 def test_the_order_of_the_rows_does_not_matter(seed: int) -> None:
     E = matrix(seed)
@@ -38,7 +38,7 @@ def test_the_order_of_the_rows_does_not_matter(seed: int) -> None:
     assert permuted.norms == pytest.approx(metrics.norms[order])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds)
 def test_a_rotation_changes_nothing(seed: int) -> None:
     E = matrix(seed)
@@ -50,7 +50,7 @@ def test_a_rotation_changes_nothing(seed: int) -> None:
     assert rotated.singular_values == pytest.approx(metrics.singular_values)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.floats(1e-3, 1e3))
 def test_a_scale_changes_lengths_but_no_ratio(seed: int, scale: float) -> None:
     E = matrix(seed)
@@ -61,7 +61,7 @@ def test_a_scale_changes_lengths_but_no_ratio(seed: int, scale: float) -> None:
     assert scaled.singular_values == pytest.approx(scale * metrics.singular_values)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds)
 def test_measures_stay_in_their_ranges(seed: int) -> None:
     metrics = measure(matrix(seed))
@@ -76,7 +76,7 @@ def test_measures_stay_in_their_ranges(seed: int) -> None:
     assert -1 <= metrics.mean_cosine <= 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds)
 def test_iso_score_does_not_depend_on_the_mean(seed: int) -> None:
     E = matrix(seed)

@@ -61,7 +61,7 @@ def answered(tmp_path: Path) -> Path:
     return path
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(tasks=tasks, kept=st.dictionaries(st.text(), st.none() | st.integers() | st.text() | finite))
 def test_requests_are_read_back_unchanged(
     tmp_path: Path, tasks: dict[str, list[TokenRequest]], kept: dict[str, Any]
@@ -74,7 +74,7 @@ def test_requests_are_read_back_unchanged(
     assert read.digest == file.digest
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(tasks=tasks, data=st.data())
 def test_scores_are_read_back_unchanged_and_found_by_tokens(
     tmp_path: Path, tasks: dict[str, list[TokenRequest]], data: st.DataObject

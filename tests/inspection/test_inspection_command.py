@@ -227,7 +227,7 @@ def test_word_pairs_can_be_downloaded(tmp_path: Path, monkeypatch: pytest.Monkey
     save_tokenizer(words, tmp_path / "words.json")
     arguments = (tmp_path / "a.npy", "--tokenizer", tmp_path / "words.json", "--wordsim", "download")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(download, "fetch_word_pairs", lambda: load_word_pairs(folder))
+    monkeypatch.setattr(download, "fetch_word_pairs", lambda _: load_word_pairs(folder))
     assert "100 (11/12)" in run(*arguments).stdout
     for error in (UserConnectionError("Go online"), MissingPackageError("pooch is needed")):
         monkeypatch.setattr(download, "fetch_word_pairs", Mock(side_effect=error))

@@ -260,7 +260,7 @@ shapes = st.tuples(st.integers(1, 12), st.integers(1, 9))
 
 
 @given(seeds, shapes)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_row_and_column_moments_have_the_same_mean(seed: int, shape: tuple[int, int]) -> None:
     param = table(shape, torch.float64)
     optimizer = coupled(param, row_exponent=0.3)
@@ -270,7 +270,7 @@ def test_row_and_column_moments_have_the_same_mean(seed: int, shape: tuple[int, 
 
 
 @given(seeds, shapes, exponents, exponents, st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_permuted_vocabulary_gives_permuted_updates(
     seed: int, shape: tuple[int, int], x: float, y: float, mean_free: bool
 ) -> None:
@@ -284,7 +284,7 @@ def test_a_permuted_vocabulary_gives_permuted_updates(
 
 
 @given(seeds, shapes, exponents, exponents, st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_duplicating_every_row_does_not_change_the_updates(
     seed: int, shape: tuple[int, int], x: float, y: float, mean_free: bool
 ) -> None:
@@ -298,7 +298,7 @@ def test_duplicating_every_row_does_not_change_the_updates(
 
 
 @given(seeds, shapes)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_with_rank_one_gradients_the_factored_member_equals_adam(seed: int, shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(seed)
     a = torch.rand(shape[0], 1, generator=generator, dtype=torch.float64) + 0.1
@@ -312,7 +312,7 @@ def test_with_rank_one_gradients_the_factored_member_equals_adam(seed: int, shap
 
 
 @given(seeds, shapes, exponents, exponents, st.booleans(), st.integers(-40, 40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_scaling_all_gradients_does_not_change_the_updates(
     seed: int, shape: tuple[int, int], x: float, y: float, mean_free: bool, k: int
 ) -> None:
@@ -325,7 +325,7 @@ def test_scaling_all_gradients_does_not_change_the_updates(
 
 
 @given(seeds, shapes)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_row_exponent_one_and_column_exponent_zero_keep_one_number_per_row(seed: int, shape: tuple[int, int]) -> None:
     """Compared with a plain loop over rows: Adam with one second moment per row."""
     param = table(shape, torch.float64)

@@ -103,7 +103,7 @@ def test_weight_decay_of_a_bfloat16_matrix_is_not_rounded_away_under_a_tensor_lr
     assert moved[0] == moved[1] == 2**-8  # 0.997 rounded
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=8),
     most_elements=st.integers(1, 100),
@@ -125,7 +125,7 @@ def test_batched_matrices_are_updated_as_one_by_one(
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(rows=st.integers(2, 7), columns=st.integers(2, 7), seed=st.integers(0, 1000))
 def test_update_rotates_with_its_gradient(rows: int, columns: int, seed: int) -> None:
     """The update of Q G R is Q (update of G) R for orthogonal Q and R."""

@@ -95,7 +95,7 @@ class TestUpdates:
         seed=st.integers(0, 2**64 - 1),
         scale=st.sampled_from([1e-42, 1e-30, 1.0, 1e30]),
     )
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     def test_moments_of_any_shape_seed_and_size_match_the_literal_rounding(
         self, V: int, H: int, steps: int, seed: int, scale: float
     ) -> None:

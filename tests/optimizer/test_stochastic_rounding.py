@@ -41,7 +41,7 @@ def bits_of(shape: tuple[int, int], *, seed: int = 0, table: int = 0, step: int 
 
 
 @given(x=NUMBERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_mean_over_all_random_bits_is_the_number_itself(x: float) -> None:
     low, high = neighbours(x)
     values = rounded(x, ALL_BITS).double()
@@ -51,7 +51,7 @@ def test_the_mean_over_all_random_bits_is_the_number_itself(x: float) -> None:
 
 
 @given(x=NUMBERS, bits=st.integers(0, 2**16 - 1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_rounding_matches_the_literal_one(x: float, bits: int) -> None:
     value = rounded(x, torch.tensor([bits], dtype=torch.int32)).item()
     assert value == reference_rounding.rounded_number(x, bits)

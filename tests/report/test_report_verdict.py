@@ -31,9 +31,9 @@ from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.report_page import render_report, what_was_compared
 from coupled_adam.report.result_notes import table_note
 from coupled_adam.report.result_tables import build_tables
-from coupled_adam.report.significance import Comparison
+from coupled_adam.report.several_optimizers import verdict_of_many
 from coupled_adam.report.verdict import verdict
-from coupled_adam.report.verdict_sentences import verdict_of_many, verdict_of_pair
+from coupled_adam.report.verdict_sentences import SizedComparison, verdict_of_pair
 from coupled_adam.study.results import Result, read_results
 
 LOSS, VALIDATION_LOSS = METRICS["loss"].label, METRICS["val_loss"].label
@@ -143,7 +143,7 @@ def test_embeddings_without_enough_seeds_do_not_count_as_worse(
     ],
 )
 def test_only_embeddings_that_stay_centred_are_called_centred(
-    ratios: list[Comparison], outcome: str, numbers: tuple[object, ...], centred: bool
+    ratios: list[SizedComparison], outcome: str, numbers: tuple[object, ...], centred: bool
 ) -> None:
     found = pair((HIGH, LOW), ratios=ratios)
     assert found.embeddings_outcome == outcome
@@ -220,7 +220,7 @@ def test_a_single_seed_does_not_invalidate_claims_over_sizes() -> None:
     assert verdict_of_many([low, low], []).outcome == "mixed"
     untested = {"a": HIGH, "b": HIGH, "c": [3.05]}
     text = verdict_of_many([low, untested], []).loss
-    assert in_order(text, 2, "a", 1, "c", 1, "seeds", "95%", "one seed"), text
+    assert in_order(text, 2, "a", 1, "c", 1, "seeds", "one seed", "95%"), text
     nothing = verdict_of_many([untested, untested], [])
     assert nothing.outcome == "no claim"
     assert in_order(nothing.loss, 2, "c", "both", "seeds"), nothing.loss
@@ -287,11 +287,11 @@ def test_a_validation_loss_is_not_called_a_test_loss(tmp_path: Path) -> None:
         many = read_results(fabricate(tmp_path / f"b{number}", sizes=sizes, optimizers=settings, with_runs=False))
         text = verdict(gather_grid([replace(each, loss_split="val") for each in many])).loss
         assert VALIDATION_LOSS in text
-        assert "test" not in text
+        assert LOSS not in text
         mixed = verdict(
             gather_grid([replace(each, loss_split="val" if each.seed == 1 else "test") for each in many])
         ).loss
-        assert "test" not in mixed
+        assert LOSS not in mixed
         assert "validation" not in mixed
 
 

@@ -217,7 +217,7 @@ def test_the_terminal_shows_what_is_missing_and_what_is_not_checked(tmp_path: Pa
     (tmp_path / "b" / "study.toml").unlink()
     merged = study("report", "a", "b", "--out", "both").output
     assert re.search(r"study\.toml .*\ba\b", merged), merged
-    assert re.search(r"\bruns of b\b.*not checked", merged), merged
+    assert re.search(r"\bruns in b\b.*not checked", merged), merged
 
 
 def test_parts_of_a_study_with_other_settings_are_not_merged(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_a_tokenizer_that_cannot_be_opened_is_found_before_any_run(
         raise OSError("no network")
 
     monkeypatch.setattr(run_tokens, "open_tokenizer", offline)
-    monkeypatch.setattr(words, "word_pairs_of", lambda wordsim: [])
+    monkeypatch.setattr(words, "word_pairs_of", lambda *_: [])
     file = write_study(tmp_path, PAIR, more='evaluation = { wordsim = "words" }\n')
     manifest = tmp_path / "corpus" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "tokenizer": "gpt2"}))

@@ -164,7 +164,7 @@ def test_sum_of_updates_of_the_output_layer_vanishes_except_for_adam(state):
 
 
 @given(st.integers(0, 2**31), st.integers(1, 4), st.floats(0, 0.99), st.floats(0, 0.999))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_sums_vanish_for_any_output_gradients(seed, batches, beta1, beta2):
     generator = torch.Generator().manual_seed(seed)
     state = TableState(betas=(beta1, beta2), eps=EPS, momentum=beta1)

@@ -142,10 +142,10 @@ def test_the_table_lists_every_preset_with_its_size() -> None:
         console.print(estimates.preset_table(estimates.cpu(4)))
     text = capture.get()
     for name in PRESETS:
-        [row] = [line for line in text.splitlines() if f" {name} " in line]
+        [row] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
         assert f"{load_config(name).total_steps:,}" in row
     [row] = [line for line in text.splitlines() if "gpt2-125m" in line]
-    assert [cell.strip() for cell in row.strip("│").split("│")][:6] == [
+    assert re.split(r"\s{2,}", row.strip())[:6] == [
         "gpt2-125m",
         "openwebtext",
         "124M",
@@ -154,7 +154,7 @@ def test_the_table_lists_every_preset_with_its_size() -> None:
         "36.5 GB",
     ]
     assert "Estimates" in text
-    assert "4 CPU cores" in text
+    assert re.search(r" 4 CPU\n.* cores\n", text), text
 
 
 def test_without_a_known_device_there_is_no_column_for_it() -> None:

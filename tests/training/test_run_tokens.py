@@ -159,7 +159,7 @@ def test_word_pairs_of_a_training_can_be_downloaded(
     pairs = tmp_path / "pairs"
     pairs.mkdir()
     (pairs / "MEN.tsv").write_text("sun\tlight\t47\nriver\twater\t49\ncar\triver\t8\nsun\tcar\t5\n")
-    monkeypatch.setattr(download, "fetch_word_pairs", lambda: load_word_pairs(pairs))
+    monkeypatch.setattr(download, "fetch_word_pairs", lambda _: load_word_pairs(pairs))
     monkeypatch.chdir(tmp_path)
     train(small_config(corpus, log={"wordsim": "download"}), tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

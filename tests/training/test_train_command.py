@@ -32,12 +32,21 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["train", *map(str, arguments)])
 
 
-def test_a_run_ends_with_its_measures_and_its_folder(config_file: Path, tmp_path: Path) -> None:
-    result = command(config_file, "--out", tmp_path / "run")
+def test_a_run_ends_with_its_measures_and_its_folder_and_is_not_trained_again(
+    config_file: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    result = command(config_file, "--out", run)
     assert result.exit_code == 0, result.output
     assert "mean-embedding ratio" in result.output
     assert "validation loss" in result.output
-    assert str(tmp_path / "run") in result.output.replace("\n", "")
+    assert str(run) in result.output.replace("\n", "")
+    assert "Trained in" in result.output
+    again = command(run, "--resume")
+    assert again.exit_code == 0, again.output
+    assert "Nothing left" in again.output
+    assert "Trained in" not in again.output
+    assert f"coupled-adam inspect {run}" in again.output.replace("\n", "")
 
 
 def test_without_out_the_folder_is_named_after_config_optimizer_and_seed(

@@ -149,9 +149,11 @@ def _print_outcome(console: Console, outcome: "Outcome") -> None:
             table.add_row(METRICS[key].label_with_arrow, METRICS[key].text(value))
     if table.row_count:
         console.print(table)
+    # A run that was finished before has not been trained now, and has said so.
+    is_new = outcome.start_step < outcome.step
+    trained = f"Trained in {duration(outcome.seconds)}: {outcome.folder}\n" if is_new else ""
     console.print(
-        f"Trained in {duration(outcome.seconds)}: {outcome.folder}\nInspect the embeddings: coupled-adam inspect "
-        f"{shlex.quote(str(outcome.folder))}",
+        f"{trained}Inspect the embeddings: coupled-adam inspect {shlex.quote(str(outcome.folder))}",
         markup=False,
         soft_wrap=True,
     )

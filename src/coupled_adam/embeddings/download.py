@@ -39,21 +39,25 @@ SOURCES = tuple(
 )
 
 
-def word_pairs_of(place: str | Path) -> dict[str, WordPairs]:
+def word_pairs_of(place: str | Path, remedy: str) -> dict[str, WordPairs]:
     """Load the benchmarks that a setting names.
 
     Args:
         place: a folder of benchmarks, or "download" for those of `fetch_word_pairs`. A folder of that name takes
             precedence.
+        remedy: how to pass a folder instead, if they cannot be downloaded, such as "pass --wordsim DIR".
     """
     is_download = str(place) == DOWNLOAD and not Path(place).is_dir()
-    return fetch_word_pairs() if is_download else load_word_pairs(place)
+    return fetch_word_pairs(remedy) if is_download else load_word_pairs(place)
 
 
-def fetch_word_pairs() -> dict[str, WordPairs]:
+def fetch_word_pairs(remedy: str = "read them with load_word_pairs(folder)") -> dict[str, WordPairs]:
     """Download SimLex-999, MEN, WordSim-353 (all, similarity, relatedness) and RW, and read them.
 
     They are cached in the user's cache folder, or in the folder COUPLED_ADAM_CACHE.
+
+    Args:
+        remedy: what to do with a folder of the files, if they cannot be downloaded.
 
     Returns:
         The benchmarks by name, as from `load_word_pairs`.
@@ -73,7 +77,6 @@ def fetch_word_pairs() -> dict[str, WordPairs]:
         except OSError as error:  # includes the errors of requests without a network
             raise UserConnectionError(
                 f"word pairs: {source.url} could not be downloaded ({type(error).__name__}). Connect to the internet, "
-                "or put the benchmark files into a folder and read them with load_word_pairs(folder); the cache is "
-                f"{store.path}"
+                f"or put the benchmark files into a folder and {remedy}; the cache is {store.path}"
             ) from error
     return load_word_pairs(store.path)

@@ -65,8 +65,9 @@ def load_unigram(path: str | Path, vocabulary_size: int) -> Counts:
     A shorter file is for a table with padding at its end: the padding rows get count 0, with a warning.
     """
     path = Path(path)
-    if path.exists():
-        require_regular_file(path)
+    if not path.exists():
+        raise UserError(f"unigram: {path}: no such file; pass a .npy file with one count per row of the table")
+    require_regular_file(path)
     try:
         with np.errstate(over="raise"):  # the product of sizes may overflow
             counts: Array = np.lib.format.open_memmap(

@@ -22,10 +22,15 @@ def fetch_from_hub(name: str, file: str) -> Path | None:
     if not _hub_answers(name, file):
         # The path of an earlier download, a marker that the model has no such file, or None if unknown.
         cached = try_to_load_from_cache(name, file)
+        if cached is None and _is_downloaded(name):
+            raise UserError(
+                f"{name}: {file} is not among the downloaded files of this model, and the Hugging Face hub cannot be "
+                "reached; connect to the internet, or download the model elsewhere and pass its folder"
+            )
         if cached is None:
             raise UserError(
-                f"{name}: no such file or folder, and the Hugging Face hub cannot be reached for {file!r}; "
-                "connect to the internet, or download the model elsewhere and pass its folder"
+                f"{name}: neither a file, a folder nor a downloaded model, and the Hugging Face hub cannot be reached; "
+                "pass the path of a model file or folder, or connect to the internet if it is a model on the hub"
             )
         return Path(cached) if isinstance(cached, str) else None
     try:
@@ -37,6 +42,13 @@ def fetch_from_hub(name: str, file: str) -> Path | None:
         raise UserError(
             f"{name}: no such file or folder, and no accessible model on the Hugging Face hub ({reason})"
         ) from None
+
+
+def _is_downloaded(name: str) -> bool:
+    """Whether the local cache has any file of the model."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return any(Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}").glob("snapshots/*/*"))
 
 
 def _hub_answers(name: str, file: str) -> bool:

@@ -90,7 +90,7 @@ class MeasuredModel:
 def inspect_models(paths: Sequence[str], request: Request, progress: OnProgress) -> list[MeasuredModel]:
     """Measure the tables of every PATH in turn, with only one in memory."""
     _require_device(request.device)
-    word_pairs = None if request.wordsim is None else word_pairs_of(request.wordsim)
+    word_pairs = None if request.wordsim is None else word_pairs_of(request.wordsim, "pass --wordsim DIR")
 
     read_counts = cache(_read_counts)
     models = []

@@ -79,7 +79,7 @@ def key_numbers(grid: Grid, report: ReportSection) -> KeyNumbers | None:
                     *_shown(key, comparison),
                     claim_text(comparison),
                     "" if comparison.p_value is None else p_of_claim(comparison.p_value),
-                    _over_sizes(comparisons_over_sizes(grid, pair, key)),
+                    _over_sizes([each.comparison for each in comparisons_over_sizes(grid, pair, key)]),
                     _bars(key, comparison),
                     strip(values, colours),
                 )

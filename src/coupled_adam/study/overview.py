@@ -43,7 +43,7 @@ def hours(amount: float) -> str:
 def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
     """Make a table of the cells of a study, with their cost and their number of finished runs."""
     table = Table(
-        Column("cell", no_wrap=True),
+        Column("cell", overflow="fold"),  # gives way on a narrow terminal, so that no number is cut
         title=f"{study.name}: {len(cells)} runs",
         caption=f"N: parameters. D: tokens. GPU hours: estimate for all seeds on H100 or H200 at "
         f"{percent(UTILISATION)} of the bf16 peak, without evaluation.",
@@ -136,13 +136,19 @@ def _without_extension(study: Study, cells: Sequence[Cell]) -> list[Cell]:
 
 def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
     """Make a table of the status of each run, with the reasons of failures."""
-    table = Table(Column("run", no_wrap=True), "status", title=f"{study.name} in {folder.path}")
-    for heading in ("step", METRICS["train_loss"].label, METRICS["loss"].label):
-        table.add_column(heading, justify="right")
+    table = Table(
+        # The name and the reason give way on a narrow terminal, so that no number is cut.
+        Column("run", overflow="fold"),
+        Column("status", no_wrap=True),
+        Column("step", justify="right", no_wrap=True),
+        title=f"{study.name} in {folder.path}",
+    )
+    for heading in (METRICS["train_loss"].label, METRICS["loss"].label):
+        table.add_column(heading, justify="right", min_width=len("training"))
     reasons = {cell.label: read_error(folder.run(cell)) for cell in cells}
     failed = [cell for cell in cells if folder.status(cell, study.evaluation) == "failed"]
     if failed:
-        table.add_column("why it failed")
+        table.add_column("why it failed", overflow="fold")
     for cell in cells:
         row = last_row(folder.run(cell))
         step = "" if row is None else f"{row['step']:,}/{cell.config.total_steps:,}"

@@ -189,9 +189,10 @@ class StudyDisplay:
         return ", ".join(parts)
 
     def _table(self) -> RenderableType:
-        table = Table(Column("run", no_wrap=True), "progress", box=None)
-        table.add_column("step", justify="right")
-        table.add_column(METRICS["train_loss"].label, justify="right")
+        # The name gives way on a narrow terminal, so that no number is cut.
+        table = Table(Column("run", overflow="fold"), Column("progress", no_wrap=True), box=None)
+        table.add_column("step", justify="right", no_wrap=True)
+        table.add_column(METRICS["train_loss"].label, justify="right", no_wrap=True)
         for run in list(self._running.values())[:MOST_RUNNING_SHOWN]:
             total = run.cell.config.total_steps
             state = f"{run.step:,}/{total:,}" if run.step < total else "measuring"

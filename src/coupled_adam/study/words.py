@@ -13,7 +13,8 @@ def words_of(corpus: Corpus, wordsim: str | None) -> dict[str, Any]:
     """The arguments `tokenizer` and `word_pairs` of `measure`; empty if word similarity is not requested."""
     if wordsim is None:
         return {}
-    return {"word_pairs": word_pairs_of(wordsim), "tokenizer": word_tokenizer(corpus, "evaluation.wordsim")}
+    word_pairs = word_pairs_of(wordsim, "set evaluation.wordsim to it")
+    return {"word_pairs": word_pairs, "tokenizer": word_tokenizer(corpus, "evaluation.wordsim")}
 
 
 def check_words(evaluation: EvaluationSection, corpora: Iterable[Corpus]) -> None:

@@ -137,7 +137,7 @@ def _second_moment(run: RunTheory) -> tuple[str, list[Fact]]:
     r2 = _fact(run, "second_moment_r2", "R² of the fit")
     finding = (
         "A line through the origin fits the second moment against the unigram probability with R² = "
-        f"{r2.value}; the paper has {r2.paper}."
+        f"{r2.value}; the paper reports {r2.paper}."
     )
     return finding, [
         r2,
@@ -152,8 +152,8 @@ def _derivation(run: RunTheory) -> tuple[str, list[Fact]]:
     x_true, x_false = _fact(run, "x_true_r2", "X(i=t): R²"), _fact(run, "x_false_r2", "X(i≠t): R²")
     finding = (
         f"The right-hand side gives the measured squared gradients with R² = {rows.value} averaged over the width, and "
-        f"{elements.value} element by element. A line through the origin fits X(i=t) with R² = {x_true.value}, the "
-        f"paper has {x_true.paper}; and X(i≠t) with {x_false.value}, the paper has {x_false.paper}."
+        f"{elements.value} element by element. A line through the origin fits X(i=t) with R² = {x_true.value} (paper: "
+        f"{x_true.paper}) and X(i≠t) with R² = {x_false.value} (paper: {x_false.paper})."
     )
     return finding, [
         rows,

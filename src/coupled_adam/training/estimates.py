@@ -7,8 +7,10 @@ the device's peak that such models reach in measurements.
 Letters: V vocabulary rows, H width, L layers, M width of the MLP, N parameters.
 """
 
+import textwrap
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 
 from coupled_adam.base.text import duration, percent, short, size_text
@@ -129,7 +131,7 @@ def hidden_matrices(config: Config) -> list[tuple[int, int]]:
 
 
 def muon_flops(config: Config) -> int:
-    """Operations of Muon's orthogonalisation in one step; 0 without Muon.
+    """Operations of Muon's orthogonalization in one step; 0 without Muon.
 
     For m <= n, a round of the iteration has three products: A = X X' (2 m m n), its square (2 m m m), and the result
     times X (2 m m n).
@@ -180,13 +182,20 @@ def preset_table(here: Machine | None = None) -> Table:
     machines = [H200] if here is None else [H200, here]
     table = Table(
         title="Presets",
-        caption="Estimates. Memory: everything on one GPU, without sharding. Time: on one device, "
-        f"GPUs at {percent(UTILISATION)} of their bf16 peak.",
+        box=box.SIMPLE_HEAD,  # without lines between columns it fits into 80 columns
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+        caption="N: parameters. D: tokens. Estimates: memory with everything on one GPU, without sharding; time on one "
+        f"device, GPUs at {percent(UTILISATION)} of their bf16 peak.",
     )
     table.add_column("preset", no_wrap=True)
     table.add_column("data", no_wrap=True)
-    for heading in ("parameters", "tokens", "steps", "memory", *(f"time,\n{machine.name}" for machine in machines)):
+    for heading in ("N", "D", "steps", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
+    for machine in machines:
+        heading_lines = ["time,", *textwrap.wrap(machine.name, len("24d 08h"), break_long_words=False)]
+        table.add_column("\n".join(heading_lines), justify="right", no_wrap=True)
     for name in PRESETS:
         config = load_config(name)
         table.add_row(
@@ -202,4 +211,4 @@ def preset_table(here: Machine | None = None) -> Table:
 
 
 def _time(seconds: float) -> str:
-    return "over a year" if seconds > 365 * DAY else duration(seconds)
+    return "> 1 year" if seconds > 365 * DAY else duration(seconds)

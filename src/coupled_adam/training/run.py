@@ -52,6 +52,8 @@ class Outcome:
     seconds: float
     values: dict[str, float | None]
     """Last logged value of every metric, by the keys of `coupled_adam.metrics`."""
+    start_step: int = 0
+    """The step from which the run was resumed."""
 
     @property
     def is_finished(self) -> bool:
@@ -140,7 +142,9 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
             end = {"status": status, "step": trainer.step, "total_steps": config.total_steps, "seconds": seconds}
             _write_end(run, ranks, say, **end, problem=problem, diverged=diverged)
         signal_name = interruption.signal_name or (None if status == "finished" else "A signal on another rank")
-        return Outcome(folder, trainer.step, config.total_steps, signal_name, seconds, dict(trainer.latest))
+        return Outcome(
+            folder, trainer.step, config.total_steps, signal_name, seconds, dict(trainer.latest), start_step or 0
+        )
 
 
 def _write_end(run: RunFolder, ranks: Ranks, say: Say, **state: Any) -> None:

@@ -124,5 +124,6 @@ def _word_similarity(config: Config, corpus: Corpus, unigram: Counts | None) -> 
     known: dict[str, Any] = {"unigram": unigram}
     if config.log.wordsim is not None:
         tokenizer = word_tokenizer(corpus, "log.wordsim")
-        known |= {"tokenizer": tokenizer, "word_pairs": word_pairs_of(config.log.wordsim)}
+        word_pairs = word_pairs_of(config.log.wordsim, "set log.wordsim to it")
+        known |= {"tokenizer": tokenizer, "word_pairs": word_pairs}
     return known

@@ -1,0 +1,57 @@
+"""The primary comparisons of a study: the test loss of every optimizer against the standard one (AdamW) of its size.
+
+All of them, over all sizes, are one family, and their p-values are corrected by Holm's method. They decide the table
+`primary` and what the verdict claims about the loss. All other comparisons of a report are secondary and not corrected.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from coupled_adam.metrics import METRICS
+from coupled_adam.report.grid import CellRuns, Grid
+from coupled_adam.report.significance import CONFIDENCE, Comparison, compare, holm
+
+LOSS = METRICS["loss"]
+
+
+@dataclass(frozen=True)
+class PrimaryComparison:
+    """The losses of one cell against those of a standard one with the same D and model."""
+
+    baseline: CellRuns
+    optimizer: CellRuns
+    comparison: Comparison
+    corrected_p: float | None = None
+    """The two-sided p of the paired test, corrected by Holm's method; None with fewer than two common seeds."""
+
+    @property
+    def outcome(self) -> Literal["better", "worse", "open", "no claim"]:
+        """Outcome of the corrected test for the optimizer; open: no significant difference."""
+        difference = self.comparison.paired_difference
+        if self.corrected_p is None or difference is None:
+            return "no claim"
+        if self.corrected_p >= 1 - CONFIDENCE:
+            return "open"
+        return "better" if difference < 0 else "worse"
+
+
+def primary_comparisons(grid: Grid) -> list[PrimaryComparison]:
+    """Compare every optimizer with every standard one of its D and model, also those that cannot be tested."""
+    found = [
+        PrimaryComparison(baseline, cell, compare(baseline.values(LOSS.key), cell.values(LOSS.key), LOSS.better))
+        for place in grid.places
+        for baseline in place.cells
+        for cell in place.cells
+        if baseline.variant.role == "standard" and cell.variant.role != "standard"
+    ]
+    tested = [place for place, each in enumerate(found) if each.comparison.paired_two_sided_p is not None]
+    corrected = holm([found[place].comparison.paired_two_sided_p or 0.0 for place in tested])
+    for place, p in zip(tested, corrected, strict=True):
+        found[place] = replace(found[place], corrected_p=p)
+    return found
+
+
+def tested_count(comparisons: Sequence[PrimaryComparison]) -> int:
+    """Number of comparisons that the correction covers."""
+    return sum(each.corrected_p is not None for each in comparisons)
