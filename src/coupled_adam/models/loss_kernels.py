@@ -27,10 +27,16 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def _base_2(reference):
     """Return c = reference * log2(e), and a factor that corrects its rounding.
 
-    exp(z - reference) is then exp2(z * log2(e) - c) * factor: one multiply-add, exact for z near the reference.
+    exp(z - reference) is then `_shifted_exp2(z, c)` * factor: one multiply-add, exact for z near the reference.
     """
     c = reference * LOG2_E
     return c, tl.exp2(-tl.fma(reference, LOG2_E, -c))
+
+
+@triton.jit
+def _shifted_exp2(z, c):
+    """Compute exp2(z * log2(e) - c). The product must not be rounded, or the factor of `_base_2` would be wrong."""
+    return tl.exp2(tl.fma(z, LOG2_E, -c))
 
 
 @triton.jit
@@ -57,7 +63,7 @@ def _sum_of_exponentials(logits_ptr, bias_ptr, logit_cap, reference, V, BLOCK_V:
     sums = tl.zeros((BLOCK_V,), dtype=tl.float32)
     for first in range(0, V, BLOCK_V):
         z = _read(logits_ptr, bias_ptr, logit_cap, first, columns, V, HAS_CAP)
-        sums += tl.exp2(z * LOG2_E - c)
+        sums += _shifted_exp2(z, c)
     return tl.sum(sums, axis=0) * factor
 
 
@@ -128,12 +134,12 @@ def _cross_entropy_kernel(
                 z += tl.load(bias_ptr + first + columns, mask=in_row, other=0.0, eviction_policy="evict_last")
             if HAS_CAP:
                 z = _capped(z, logit_cap)
-            gradient = push * tl.exp2(z * LOG2_E - c)
+            gradient = push * _shifted_exp2(z, c)
             if HAS_CAP:  # the derivative of the cap
                 gradient *= 1.0 - (z / logit_cap) * (z / logit_cap)
             tl.store(place, gradient.to(logits_ptr.dtype.element_ty), mask=in_row, eviction_policy="evict_first")
         tl.debug_barrier()
-        pull = push * tl.exp2(target_logit * LOG2_E - c) - weight
+        pull = push * _shifted_exp2(target_logit, c) - weight
         if HAS_CAP:
             pull *= 1.0 - (target_logit / logit_cap) * (target_logit / logit_cap)
         tl.store(logits_ptr + target, pull.to(logits_ptr.dtype.element_ty))
