@@ -20,7 +20,7 @@ from call_counts import counted
 from oracle import assert_matches, coupled, gradients, oracle, run, table
 from torch import Tensor, nn
 
-from coupled_adam.optimizer import blockwise, row_threads
+from coupled_adam.optimizer import blockwise, family_blockwise, row_threads
 from coupled_adam.optimizer.table import Hyperparameters, Table
 
 SHAPE = (301, 37)
@@ -86,6 +86,27 @@ def test_a_step_gives_the_same_bits_for_any_number_of_threads(
         run(optimizer, param, grads)
         # The float32 state would hide differences in a float64 sum.
         results.append((blockwise.column_square_sums(grads[0]), param.detach(), *optimizer.state[param].values()))
+    for result in results[1:]:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("max_grad_norm", [None, 0.1])
+def test_a_partially_coupled_step_gives_the_same_bits_for_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+    threads: Callable[[int], None],
+    max_grad_norm: float | None,
+    dtype: torch.dtype,
+) -> None:
+    monkeypatch.setattr(blockwise, "NUMBA_ELEMENTS", sys.maxsize)
+    monkeypatch.setattr(family_blockwise, "BLOCK_ELEMENTS", 5 * SHAPE[1])
+    results = []
+    for number in (1, 2, 2, 5):
+        threads(number)
+        param = table(SHAPE, dtype)
+        optimizer = coupled(param, max_grad_norm=max_grad_norm, row_exponent=0.25, mean_free=True)
+        run(optimizer, param, gradients(SHAPE, 5, dtype))
+        results.append((param.detach(), *optimizer.state[param].values()))
     for result in results[1:]:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, results[0], strict=True))
 
@@ -279,13 +300,14 @@ def test_partial_sums_of_the_loops_stay_within_the_memory_limit(
 
 def test_concurrent_threads_stay_within_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    for shape, dtype, temporaries in itertools.product(
+    for shape, dtype, temporaries, elements in itertools.product(
         [(60_000, 256), (2048, 768), (401, 64), (1, 1), (5, 40_000), (300_000, 4096)],
         [torch.float32, torch.bfloat16, torch.float64],
         [1, 2, 3],
+        [None, family_blockwise.BLOCK_ELEMENTS],
     ):
         whole = torch.empty(1, dtype=dtype).expand(shape)
-        rows, threads = blockwise.blocks_at_a_time(whole, 4 * temporaries)
+        rows, threads = blockwise.blocks_at_a_time(whole, 4 * temporaries, elements)
         scratch = rows * threads * shape[1] * 4 * temporaries
         a_row = shape[1] * 4 * temporaries
         assert scratch <= min(whole.numel() * whole.itemsize / 4 + a_row, max(6 * 2**20, a_row))

@@ -245,19 +245,24 @@ def _square_sums(grad: Tensor, dtype: torch.dtype) -> Tensor:
     return partial_sums.sum(dim=0, keepdim=True)
 
 
-def blocks_at_a_time(tensor: Tensor, bytes_per_element: int) -> tuple[int, int]:
+def blocks_at_a_time(tensor: Tensor, bytes_per_element: int, elements: int | None = None) -> tuple[int, int]:
     """Choose the rows per block and the number of threads so that the temporaries stay within their limits.
+
+    The rows do not depend on the number of threads; otherwise, sums over blocks would.
 
     Args:
         tensor: the table, (V, H).
         bytes_per_element: bytes of temporaries per element of a block.
+        elements: maximum size of a block on the CPU; by default one that torch does not split among threads.
     """
     V, H = tensor.shape
     a_quarter = -(-V * tensor.itemsize // (4 * bytes_per_element))
     all_rows = max(min(BLOCK_BYTES // (bytes_per_element * max(H, 1)), a_quarter), 1)
-    if not tensor.is_cpu or ONE_THREAD_ELEMENTS <= H:
+    if elements is None:
+        elements = ONE_THREAD_ELEMENTS - 1
+    if not tensor.is_cpu or elements < H:
         return all_rows, 1
-    rows = min((ONE_THREAD_ELEMENTS - 1) // max(H, 1), all_rows)
+    rows = min(elements // max(H, 1), all_rows)
     return rows, min(torch.get_num_threads(), all_rows // rows)
 
 

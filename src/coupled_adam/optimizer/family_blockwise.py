@@ -51,6 +51,10 @@ __all__ = [
 ]
 
 
+# Elements of a block on the CPU. With ten operations each, Python takes longer than the arithmetic in smaller blocks.
+BLOCK_ELEMENTS = 2**18
+
+
 class FirstPass(NamedTuple):
     """Results of one pass over gradient and first moment."""
 
@@ -137,7 +141,10 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: T
         sums: Tensor = loops.advance_first_moment(table, row_factor, weight, keys)
         return sums
     V, H = table.param.shape
-    rows, threads = blocks_at_a_time(table.param, converted_bytes(table))
+    rows, threads = _blocks(table)
+    in_blocks = _converts(table)
+    if not in_blocks:
+        _advance_rows(table, slice(None), weight, keys)
     # Few enough pieces that their sums stay small.
     pieces = max(min(-(-V // rows), ONE_THREAD_ELEMENTS // max(H, 1)), 1)
     rows_per_piece = max(-(-V // (pieces * rows)), 1) * rows
@@ -146,11 +153,13 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: T
     sums = torch.zeros(max(len(starts), 1), H, dtype=dtype, device=table.param.device)
 
     def advance_piece(start: int) -> None:
+        piece_sum = sums[start // rows_per_piece]
         for first in range(start, min(start + rows_per_piece, V), rows):
-            _advance_rows(table, slice(first, first + rows), weight, keys)
+            if in_blocks:
+                _advance_rows(table, slice(first, first + rows), weight, keys)
             real = slice(first, min(first + rows, table.real_rows))
             if real.start < real.stop:
-                sums[start // rows_per_piece] += _weighted_sum(table, real, row_factor)[0]
+                piece_sum.add_(_weighted_sum(table, real, row_factor)[0])
 
     for_each(starts, advance_piece, threads)
     return sums
@@ -200,14 +209,18 @@ def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, g
     """
     weight, keys = gradient_weight(table, grad_factor), rounding_keys(table, _next_step(table))
 
+    in_blocks = _converts(table)
+
     def update(block: slice) -> None:
-        moment = _advance_rows(table, block, weight, keys)
+        moment = _advance_rows(table, block, weight, keys) if in_blocks else table.exp_avg[block]
         _move_rows(table, block, moment, coefficient, row_factor, None)
 
     loops = _loops_for(table.param, table.grad, moment=table.exp_avg)
     if loops is not None:
         loops.apply_update(table, coefficient, row_factor, weight, keys)
     else:
+        if not in_blocks:
+            _advance_rows(table, slice(None), weight, keys)
         _for_blocks(table, update)
     table.step.add_(1)
 
@@ -249,7 +262,9 @@ def row_square_sums(grad: Tensor) -> Tensor:
         largest = g.abs().amax(dim=1, keepdim=True)
         scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
         return (g / scale).square().sum(dim=1, keepdim=True).to(wide) * scale.to(wide).square()
-    rows, threads = blocks_at_a_time(grad, compute_dtype.itemsize)
+    rows, threads = blocks_at_a_time(grad, compute_dtype.itemsize, BLOCK_ELEMENTS)
+    if grad.is_cpu and grad.dtype == compute_dtype:
+        rows, threads = max(grad.shape[0], 1), 1  # no temporaries: one operation, which torch spreads over the threads
     sums = torch.empty(grad.shape[0], 1, dtype=wide, device=grad.device)
 
     def sum_block(start: int) -> None:
@@ -271,6 +286,17 @@ def _loops_for(*tensors: Tensor, moment: Tensor | None = None) -> ModuleType | N
     from coupled_adam.optimizer import family_numba  # imports numba, which takes a second
 
     return family_numba
+
+
+def _converts(table: Table) -> bool:
+    """Whether a step must convert gradients or first moments, which is done in blocks to save memory."""
+    return not table.param.dtype == table.grad.dtype == table.exp_avg.dtype == table.exp_avg_sq.dtype
+
+
+def _blocks(table: Table) -> tuple[int, int]:
+    """Choose the rows per block and the number of threads."""
+    temporary = converted_bytes(table) if _converts(table) else table.param.itemsize
+    return blocks_at_a_time(table.param, temporary, BLOCK_ELEMENTS)
 
 
 def _next_step(table: Table) -> float | Tensor:
@@ -319,5 +345,5 @@ def _for_blocks(table: Table, work: Callable[[slice], None]) -> None:
     if torch.compiler.is_compiling():
         work(slice(None))
         return
-    rows, threads = blocks_at_a_time(table.param, converted_bytes(table))
+    rows, threads = _blocks(table)
     for_each(range(0, table.param.shape[0], rows), lambda start: work(slice(start, start + rows)), threads)
