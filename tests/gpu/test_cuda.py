@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from side_streams import side_stream
 from torch import Tensor, nn
 
 from coupled_adam import CoupledAdamW
@@ -241,14 +242,11 @@ def test_cuda_graph_replays_the_step(path: str, flags: dict[str, Any], clip: flo
             mine.grad.copy_(torch.randn_like(mine))
             theirs.grad.copy_(mine.grad)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with side_stream():
         for _ in range(2):
             new_gradients()
             optimizer.step()
             eager_optimizer.step()
-    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from side_streams import side_stream
 from torch import nn
 
 from coupled_adam import CoupledAdamW, clip_together, hidden_matrices
@@ -65,15 +66,12 @@ def test_a_cuda_graph_of_both_steps_equals_clip_grad_norm_before_them(flags: dic
         for optimizer in references:
             optimizer.step()
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with side_stream():
         for _ in range(2):
             set_gradients(captured, eager)
             for optimizer in optimizers:
                 optimizer.step()
             reference_step()
-    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for optimizer in optimizers:

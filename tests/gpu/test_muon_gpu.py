@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from side_streams import side_stream
 from torch import nn
 
 from coupled_adam.optimizer import BatchedMuon
@@ -63,11 +64,8 @@ def test_step_as_a_cuda_graph_equals_the_plain_step_and_follows_the_learning_rat
         p.grad = torch.zeros_like(p)
     optimizer.make_state()
     values = [p.detach().clone() for p in recorded]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with side_stream():
         optimizer.step()  # cuBLAS allocates its workspace
-    torch.cuda.current_stream().wait_stream(stream)
     with torch.no_grad():
         for p, value in zip(recorded, values, strict=True):
             p.copy_(value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from side_streams import side_stream
 from test_muon_gpu import no_waiting
 from torch import Tensor, nn
 
@@ -159,12 +160,9 @@ def test_step_as_a_cuda_graph_is_bitwise_equal_to_the_plain_step(dtype: torch.dt
         p.grad = torch.zeros_like(p)
     optimizer.make_state()
     values = [p.detach().clone() for p in recorded]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with side_stream():
         optimizer.grad_factor = factor
         optimizer.step()  # compiles kernels; cuBLAS allocates its workspace
-    torch.cuda.current_stream().wait_stream(stream)
     with torch.no_grad():
         for p, value in zip(recorded, values, strict=True):
             p.copy_(value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from side_streams import side_stream
 from torch import Tensor, nn
 
 from coupled_adam.optimizer import blockwise, family_blockwise, table_step
@@ -104,13 +105,10 @@ def test_cuda_graph_replays_with_the_bits_of_its_step(path: None, options: dict[
     eager_optimizer = bfloat16_state(eager, capturable=True, **options)
     grads = gradients(shape, 6, device="cuda")
     captured.grad, eager.grad = grads[0].clone(), grads[0].clone()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with side_stream():
         for _ in range(2):
             optimizer.step()
             eager_optimizer.step()
-    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()

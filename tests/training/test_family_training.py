@@ -46,14 +46,23 @@ def stopped_and_resumed(
     assert outcome.is_finished
 
 
+def assert_resumes_bitwise(
+    optimizer: dict[str, Any], corpus: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Tensor]:
+    """Compare an interrupted and resumed run with an undisturbed one, and return the saved tensors of both."""
+    train(small_config(corpus, optimizer=optimizer), folder / "whole")
+    stopped_and_resumed(corpus, folder / "resumed", 5, monkeypatch, optimizer=optimizer)
+    assert rows(folder / "resumed") == rows(folder / "whole")
+    saved = saved_tensors(folder / "whole")
+    assert_same_tensors(saved_tensors(folder / "resumed"), saved)
+    return saved
+
+
 @pytest.mark.parametrize("optimizer", [PARTIAL, ANNEALED, FROM_ZERO, {"column_exponent": 0.0}, {"mean_free": True}])
 def test_resumed_run_is_bitwise_equal(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(small_config(corpus, optimizer=optimizer), tmp_path / "whole")
-    stopped_and_resumed(corpus, tmp_path / "resumed", 5, monkeypatch, optimizer=optimizer)
-    assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
-    assert_same_tensors(saved_tensors(tmp_path / "resumed"), saved_tensors(tmp_path / "whole"))
+    assert_resumes_bitwise(optimizer, corpus, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import assert_same_tensors, rows, saved_tensors, small_config, train
-from test_family_training import stopped_and_resumed
+from small_runs import rows, saved_tensors, small_config, train
+from test_family_training import assert_resumes_bitwise
 from test_training_optimizers import loss_of, section, small_model, weights
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -151,10 +151,7 @@ def test_a_model_without_matrices_is_refused() -> None:
 def test_resumed_run_is_bitwise_equal(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(small_config(corpus, optimizer=optimizer), tmp_path / "whole")
-    stopped_and_resumed(corpus, tmp_path / "resumed", 5, monkeypatch, optimizer=optimizer)
-    assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
-    assert_same_tensors(saved_tensors(tmp_path / "resumed"), saved_tensors(tmp_path / "whole"))
+    assert_resumes_bitwise(optimizer, corpus, tmp_path, monkeypatch)
 
 
 def test_the_checkpoint_has_one_moment_per_matrix_and_the_run_learns(corpus: Path, tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import assert_same_tensors, rows, saved_tensors, small_config, train
+from small_runs import rows, small_config, train
 from test_estimates import SMALL, bytes_of_state, trained
-from test_family_training import TABLE, stopped_and_resumed
+from test_family_training import TABLE, assert_resumes_bitwise
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.config.run_config import load_config, require_resumable
@@ -23,12 +23,8 @@ BFLOAT16 = {"state_dtype": "bfloat16"}
 def test_resumed_run_is_bitwise_equal(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(small_config(corpus, optimizer=optimizer), tmp_path / "whole")
-    stopped_and_resumed(corpus, tmp_path / "resumed", 5, monkeypatch, optimizer=optimizer)
-    assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
-    whole = saved_tensors(tmp_path / "whole")
-    assert_same_tensors(saved_tensors(tmp_path / "resumed"), whole)
-    narrow = {name for name, tensor in whole.items() if tensor.dtype == torch.bfloat16}
+    saved = assert_resumes_bitwise(optimizer, corpus, tmp_path, monkeypatch)
+    narrow = {name for name, tensor in saved.items() if tensor.dtype == torch.bfloat16}
     assert narrow == {f"optimizer.{TABLE}.exp_avg"}
 
 
