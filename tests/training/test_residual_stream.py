@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from small_runs import rows, small_config, train
+from typer.testing import CliRunner
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.cli import app
 from coupled_adam.config.run_config import load_config, require_resumable
 from coupled_adam.study.config_hash import config_hash
 from coupled_adam.training import estimates
@@ -28,6 +30,13 @@ def test_precision_auto_is_refused_where_there_is_no_gpu(corpus: Path, tmp_path:
     with pytest.raises(UserError, match=r"model\.residual_dtype.*training\.precision"):
         train(config, tmp_path / "run")
     assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="auto is bf16 on a GPU")
+def test_the_command_refuses_before_it_prepares_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["train", "tiny", "--set", NARROW]).exit_code == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_learns_as_in_float32(corpus: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def train(
 
     from coupled_adam.training.devices import pick_device
     from coupled_adam.training.interruption import NAMES, exit_code
-    from coupled_adam.training.run import run_training
+    from coupled_adam.training.run import run_training, uses_bf16
     from coupled_adam.training.run_tokens import is_prepared, prepare_tokens
     from coupled_adam.training.trackers import require_packages
     from coupled_adam.training.trainer import TrainingStopped
@@ -98,7 +98,7 @@ def train(
     is_first = os.environ.get("RANK", "0") == "0"
     try:
         # Fail before minutes of tokenizing, not after.
-        pick_device(resolved.training.device)
+        uses_bf16(resolved, pick_device(resolved.training.device))
         require_packages(resolved.log.tensorboard, resolved.log.wandb)
         if os.environ.get("WORLD_SIZE", "1") == "1" and not is_prepared(resolved):
             with preparation_bar() as on_progress:

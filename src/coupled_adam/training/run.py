@@ -98,7 +98,9 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
         ranks = stack.enter_context(ranks_of_run(config.training.parallel, device))
         say = speaker(console, ranks)
         run = RunFolder(folder)
-        config.micro_batch_size(ranks.size)  # raises for batch sizes that do not divide, before anything is written
+        # Both raise for settings that cannot work here, before anything is written.
+        config.micro_batch_size(ranks.size)
+        uses_bf16(config, device)
         ranks.first_does(lambda: run.check(config, resume=resume))
         ranks.first_does(lambda: stack.enter_context(run.locked()))
         corpus = _prepare_tokens(config, ranks, say)
@@ -184,14 +186,25 @@ def _with_rows(config: Config, run: RunFolder, *, resume: bool) -> Config:
     return with_rows(config)
 
 
+def uses_bf16(config: Config, device: torch.device) -> bool:
+    """Resolve the precision of a run on a device: bf16 autocast or float32.
+
+    Raises:
+        UserError: precision "auto" is float32 on this device, and the residual stream needs bf16.
+    """
+    precision = config.training.precision
+    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    if config.model.residual_dtype != "float32" and not bf16:
+        raise UserError(residual_without_bf16(config.model.residual_dtype))
+    return bf16
+
+
 def _build_parts(config: Config, corpus: Corpus, ranks: Ranks) -> RunParts:
     """Build the batches, the initialised model, its optimizers and its measures on the device."""
     settings = config.training
     batches = Batches(corpus.tokens("train"), config.model.context, settings.batch_size, config.seed, config.data.order)
     is_cuda = ranks.device.type == "cuda"
-    bf16 = settings.precision == "bf16" or (settings.precision == "auto" and is_cuda)
-    if config.model.residual_dtype != "float32" and not bf16:  # precision "auto" on a machine without a GPU
-        raise UserError(residual_without_bf16(config.model.residual_dtype))
+    bf16 = uses_bf16(config, ranks.device)
     if (bf16 or config.optimizer.matrices == "muon") and not is_cuda:  # Muon multiplies in bfloat16
         limit_instructions()  # for scripts that call run_training; the command line has already called it
     compile = is_cuda if settings.compile == "auto" else settings.compile
