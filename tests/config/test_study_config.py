@@ -134,7 +134,7 @@ def test_single_gpu_125m_is_the_papers_smallest_model_in_a_short_run() -> None:
     found = shipped("single-gpu-125m")
     assert grid(found) == {("125M", 250_000_000)}
     assert {(cell.optimizer, cell.seed) for cell in found} == {
-        (o, s) for o in ("standard", "coupled") for s in (1, 2, 3)
+        (o, s) for o in ("standard", "coupled", "partial y=0.25 mean-free") for s in (1, 2, 3)
     }
     paper = next(cell.config.model for cell in shipped("paper-small-scale") if cell.model == "125M")
     for cell in found:
