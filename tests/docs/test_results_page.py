@@ -18,6 +18,7 @@ README = DOCS.parent / "README.md"
 STORED = DOCS / "results"
 RESULTS = STORED / "single-gpu"
 PAPERS_SMALLEST = STORED / "single-gpu-125m"
+PARTIAL = "partial y=0.25 mean-free"
 SHORT, LONG = 82_000_000, 262_000_000
 
 
@@ -58,9 +59,9 @@ def test_the_gap_in_validation_loss_of_the_125m_model_matches_the_stored_curves(
 
 
 def test_the_text_about_the_125m_model_matches_its_stored_results() -> None:
-    standard, coupled = read_results(PAPERS_SMALLEST)
-    assert (standard.optimizer, coupled.optimizer) == ("standard", "coupled")
-    assert {standard.commit, coupled.commit} == {"65bbb56"}
+    standard, coupled, partial = read_results(PAPERS_SMALLEST)
+    assert (standard.optimizer, coupled.optimizer, partial.optimizer) == ("standard", "coupled", PARTIAL)
+    assert (standard.commit, coupled.commit, partial.commit) == ("65bbb56", "65bbb56", "37ccd74")
     [section] = [part for part in results_text().split(" ## ") if "<!-- table single-gpu-125m main -->" in part]
     ratios = [each.metrics["mu_norm_ratio"] or 0.0 for each in (coupled, standard)]
     assert re.search(rf" {100 * ratios[0]:.1f}% [^.]* {100 * ratios[1]:.0f}%", section)
@@ -77,8 +78,32 @@ def test_the_text_about_the_125m_model_matches_its_stored_results() -> None:
     assert re.search(rf" {re.escape(shown[0])} [^*]*{re.escape(shown[1])}, {apart:.0f} standard errors", section)
     rates = [f"{round(each.tokens_per_second or 0.0, -3):,.0f}" for each in (standard, coupled)]
     assert re.search(rf" {rates[0]} tokens/s \(standard\).* {rates[1]} \(coupled\)", section)
-    for each in (standard, coupled):
+    for each in (standard, coupled, partial):
         assert f"{(each.energy_joules or 0.0) / 3.6e6:.2f} kWh" in section
+
+
+def test_the_text_about_the_125m_model_and_partially_coupled_adam_matches_its_stored_results() -> None:
+    standard, coupled, partial = (each.metrics for each in read_results(PAPERS_SMALLEST))
+    [section] = [part for part in results_text().split(" ## ") if "<!-- table single-gpu-125m main -->" in part]
+    losses = [each["loss"] or 0.0 for each in (standard, coupled, partial)]
+    assert f": {losses[0] - losses[2]:.2f} below AdamW and {losses[1] - losses[2]:.2f} below Coupled Adam." in section
+    assert f"with partially coupled Adam {100 * (partial['mu_norm_ratio'] or 0.0):.1f}%" in section
+    squares = np.load(PAPERS_SMALLEST / "runs/125M-250M-partial-y0.25-mean-free/seed-1/embeddings.npz")
+    squares = squares["singular_values"].astype(np.float64) ** 2
+    assert f"and {100 * squares[0] / squares.sum():.0f}% with partially coupled Adam" in section
+    right = partial["lambada"] or 0.0
+    error = math.sqrt(right * (1 - right) / 5153)  # 5,153 passages
+    assert f"as with AdamW, {right:.3f}({1000 * error:.0f})." in section
+    shown = re.search(r"the means: (\S+)\(4\) for AdamW, (\S+)\(4\) for Coupled Adam and (\S+)\(4\)", section)
+    assert shown is not None
+    assert list(shown.groups()) == [f"{each['acc'] or 0.0:.3f}" for each in (standard, coupled, partial)]
+    curves = []
+    for cell in ("standard", "partial-y0.25-mean-free"):
+        lines = (PAPERS_SMALLEST / f"runs/125M-250M-{cell}/seed-1/metrics.jsonl").read_text().splitlines()
+        curves.append({row["step"]: row["loss"] for row in map(json.loads, lines)})
+    gaps = {step: curves[1][step] - loss for step, loss in curves[0].items()}
+    ahead_from = min(step for step in gaps if step > max(step for step, gap in gaps.items() if gap >= 0))
+    assert f"{gaps[1000]:.2f} behind at step 1,000 and ahead from step {ahead_from:,} on" in section
 
 
 @pytest.mark.parametrize(
