@@ -141,15 +141,14 @@ def test_the_readme_shows_the_numbers_of_the_results_page() -> None:
     longer = [
         run for folder in (RESULTS, STORED / "partially-coupled") for run in read_results(folder) if run.tokens == LONG
     ]
-    tables = [build_tables(gather_grid(runs))[0] for runs in (read_results(STORED / "best-learning-rates"), longer)]
+    tuned = read_results(STORED / "best-learning-rates")
+    beside_muon = [run for run in read_results(STORED / "muon") if not run.is_candidate]
+    expected = [(runs, "loss") for runs in (tuned, beside_muon, longer, read_results(PAPERS_SMALLEST))]
+    expected += [(tuned, key) for key in ("mu_norm_ratio", "iso", "r_cos", "kappa")]
     shown = README.read_text().split("<!-- table single-gpu -->")[1].split("\n\n")[0]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table_lines(shown)[2:]]
-    assert len(lines) == 5
-    keys = ("mu_norm_ratio", "iso", "r_cos", "kappa", "loss")
-    kinds = ("standard", "coupled", "partial y=0.25 mean-free")
-    for table in tables:
-        assert [row[2].text.split(" lr=")[0] for row in table.rows] == list(kinds)
-    for key, (_, *values) in zip(keys, lines, strict=True):
-        cells = [row[[column.key for column in table.columns].index(key)] for table in tables for row in table.rows]
-        expected = [f"**{cell.text}**" if cell.bold else cell.text for cell in cells]
-        assert values == expected, key
+    for (runs, key), (_, *values) in zip(expected, lines, strict=True):
+        table = build_tables(gather_grid(runs))[0]
+        assert [row[2].text.split(" lr=")[0] for row in table.rows] == ["standard", "coupled", PARTIAL]
+        cells = [row[[column.key for column in table.columns].index(key)] for row in table.rows]
+        assert values == [f"**{cell.text}**" if cell.bold else cell.text for cell in cells], key
