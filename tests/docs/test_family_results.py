@@ -333,7 +333,7 @@ def test_trials_with_muon_are_those_of_the_stored_runs() -> None:
         f"30M-82M-{names[row[0]]}-lr_factor{factors.get(factor, factor)}": cell
         for row in rows
         for factor, cell in zip(header[1:], row[1:], strict=True)
-        if cell != "–"
+        if cell.strip("*")[0].isdigit()
     }
     for row in rows:
         cells = {cell: loss for cell, loss in stored.items() if cell.startswith(f"30M-82M-{names[row[0]]}-lr")}

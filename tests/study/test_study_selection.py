@@ -14,10 +14,13 @@ from study_cli import study as command
 from study_runs import SLOW_COMMAND, comparable, kill_all, plan, run_here, start_command, wait_until, write_study
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.config.loading import given_settings
+from coupled_adam.config.run_config import Config
 from coupled_adam.config.study_config import load_study, parse_study
 from coupled_adam.config.toml_writing import to_toml
 from coupled_adam.report.contents import read_report
 from coupled_adam.study import launchers, runner
+from coupled_adam.study.expansion import cells_of, with_value_of
 from coupled_adam.study.results import from_json, merge_results, read_results, to_json
 from coupled_adam.study.trials import Choice, all_beyond, beyond, choose
 
@@ -106,7 +109,31 @@ def test_every_value_that_may_be_tried_is_planned_on_the_seed_of_the_selection(t
     assert len({cell.label for cell in cells}) == 9
 
 
+def test_candidates_train_on_a_fraction_of_the_tokens_and_reported_runs_on_all(tmp_path: Path) -> None:
+    _, whole = plan(selecting(tmp_path, "a 0.002"))
+    _, cells = plan(selecting(tmp_path, "a 0.002", select=SELECT + "trial_fraction = 0.5\n"))
+    full = whole[0].config.training.tokens
+    assert {cell.config.training.tokens for cell in cells if cell.is_candidate} == {full // 2}
+    assert {cell.config.total_steps for cell in cells if cell.is_candidate} == {whole[0].config.total_steps // 2}
+    # The winner's setting, and nothing else of a candidate, goes to the reported runs.
+    for shorter, same in zip(cells, whole, strict=True):
+        if shorter.is_candidate:
+            decided, expected = (with_value_of(runs[-1], each) for runs, each in ((cells, shorter), (whole, same)))
+            assert decided.config == expected.config
+            assert decided.config_hash == expected.config_hash
+
+
+def test_the_fraction_of_the_tokens_follows_the_tokens_of_the_command_line(tmp_path: Path) -> None:
+    study = load_study(str(selecting(tmp_path, "a 0.002", select=SELECT + "trial_fraction = 0.25\n")))
+    tokens = 16 * cells_of(study)[0].config.tokens_per_step
+    cells = cells_of(study, given_settings({"training.tokens": tokens}, Config))
+    assert {(cell.is_candidate, cell.config.total_steps) for cell in cells} == {(True, 4), (False, 16)}
+
+
 MISTAKES = {
+    "no tokens": (SELECT + "trial_fraction = 0\n", "select.trial_fraction = 0"),
+    "too few tokens for the warmup": (SELECT + "trial_fraction = 0.1\n", "select.trial_fraction = 0.1"),
+    "more tokens": (SELECT + "trial_fraction = 2\n", "select.trial_fraction = 2"),
     "one value": ('[select]\nvalues = { "optimizer.lr" = [1e-3] }\n', "select.values: optimizer.lr"),
     "not ascending": ('[select]\nvalues = { "optimizer.lr" = [2e-3, 1e-3] }\n', "select.values: optimizer.lr"),
     "an unknown key": ('[select]\nvalues = { "optimizer.lrr" = [1e-3, 2e-3] }\n', "optimizer.lrr"),
@@ -189,6 +216,19 @@ def test_reported_runs_have_the_learning_rate_with_the_smallest_validation_loss(
     assert (outcome.finished, outcome.left) == (11, 0)
     assert "[11/11]" in shown
     assert re.search(rf"^selected  {re.escape(mid)}: optimizer\.lr = 0\.002 of 3 values", shown, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("quick_selection")
+def test_shorter_candidates_select_and_the_report_says_how_long_they_are(tmp_path: Path) -> None:
+    path = selecting(tmp_path, "mid 0.002", select=SELECT + "trial_fraction = 0.5\n")
+    outcome, _ = run_here(path, tmp_path / "out")
+    assert outcome.failed == outcome.waiting == {}
+    assert rates(tmp_path / "out") == {("mid 0.002", seed): 2e-3 for seed in (1, 2)}
+    trials = [f"small-768-mid-0.002-lr{value}/seed-0" for value in ("0.001", "0.002", "0.004")]
+    assert done(tmp_path / "out") == sorted([*trials, *(f"small-1.536k-mid-0.002/seed-{seed}" for seed in (1, 2))])
+    [table] = [each for each in read_report([tmp_path / "out"]).tables if each.name == "selection"]
+    assert [row[0].text for row in table.rows] == ["768"] * 3
+    assert any(note.startswith("D: ") for note in table.notes)
 
 
 @pytest.mark.usefixtures("quick_selection")

@@ -41,6 +41,7 @@ Number = Annotated[float, Expected("a number")]
 Positive = Annotated[float, Field(gt=0), Expected("a number above 0")]
 NotNegative = Annotated[float, Field(ge=0), Expected("a number of at least 0")]
 Share = Annotated[float, Field(ge=0, le=1), Expected("a number from 0 to 1")]
+Fraction = Annotated[float, Field(gt=0, le=1), Expected("a number above 0 and at most 1")]
 Decay = Annotated[float, Field(ge=0, lt=1), Expected("a number in [0, 1)")]
 Text = Annotated[str, Field(min_length=1), Expected("text")]
 Name = Annotated[

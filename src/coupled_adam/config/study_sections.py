@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from coupled_adam.config.field_types import (
     Count,
     Expected,
+    Fraction,
     Name,
     Number,
     Positive,
@@ -141,6 +142,9 @@ class SelectSection(Section):
     selection."""
     trial_seed: Seed = 0
     """Seed of the candidate runs; must not be one of the study's seeds, which are reported."""
+    trial_fraction: Fraction = 1.0
+    """Fraction of the training tokens that candidate runs use. 0.5 halves the cost of a selection, but the best value
+    of a shorter run may differ."""
     extend: WholeNumber = 2
     """If the smallest or largest value wins, try one more beyond it, spaced by the ratio of the last two, up to this
     many times. 0: never; the report then flags the winner."""

@@ -84,6 +84,9 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
         edge = None if winners.get(of) is None else edge_of(winners[of] or 0.0, [_value(run) for run in runs])
         if edge:
             notes.append(f"{runs[0].optimizer} ({short(runs[0].tokens)}, {runs[0].model}): {at_edge(edge)}.")
+    lengths = {run.trial.of: run.tokens for run in reported if run.trial is not None}
+    if any(run.tokens < lengths.get(of, run.tokens) for of, runs in groups.items() for run in runs):
+        notes.append("D: the tokens of these runs. The reported runs train on more, and their best value may differ.")
     columns = (
         *(D, N, OPTIMIZER, text_column("setting", "setting"), number_column("value", "value")),
         *(number_column(VALIDATION_LOSS, METRICS[VALIDATION_LOSS].heading), text_column("winner", "winner")),

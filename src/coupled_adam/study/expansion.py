@@ -114,7 +114,7 @@ def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
         >>> [cell.label for cell in cells_of(load_study("demo"))][2:4]
         ['tiny-307.2k-standard/seed-3', 'tiny-307.2k-coupled/seed-1']
     """
-    planned: list[tuple[ModelAxis | None, OptimizerVariant, dict[float | None, Config]]] = []
+    planned: list[tuple[ModelAxis | None, OptimizerVariant, Config, dict[float, Config]]] = []
     wrong: dict[str, list[str]] = {}  # runs by error
     files: dict[str, Values] = {}
     last = [*given_settings(study.override, Config), *settings]
@@ -124,30 +124,35 @@ def cells_of(study: Study, settings: Sequence[Setting] = ()) -> list[Cell]:
         own = study.set | (model.set if model else {}) | ({} if tokens is None else {"training.tokens": tokens})
         own |= variant.settings | {"seed": study.seeds[0]}
         base = study.base_of(model)
-        configs: dict[float | None, Config] = {}
+        reported: Config | None = None
+        candidates: dict[float, Config] = {}
         for value in _values_of(study, variant):
             key = variant.selects[0] if variant.selects else ""
             tried = {} if value is None else {key: value}
             try:
                 if base not in files:
                     files[base] = read_values(base, RUN)
-                configs[value] = _config(study, files[base], [*given_settings(own | tried, Config), *last])
+                given = [*given_settings(own | tried, Config), *last]
+                config = _config(study, files[base], given)
+                reported = reported or config
+                if value is not None:
+                    candidates[value] = _shorter(study, files[base], given, config)
             except UserError as error:
                 is_own = variant.selects is None or value in variant.selects[1]
                 hint = "" if is_own else "; select.extend would try this value: lower select.extend, or set it to 0"
                 for line in str(error).splitlines():
                     wrong.setdefault(line + hint, []).append(f"{model.name if model else study.base}, {variant.name}")
-        if wrong:
+        if wrong or reported is None:
             continue
-        planned.append((model, variant, configs))
+        planned.append((model, variant, reported, candidates))
     if wrong:
         raise UserError("\n".join(_mistakes(study, wrong)))
-    has_both = len({config.optimizer.matrices for *_, configs in planned for config in configs.values()}) > 1
+    has_both = len({config.optimizer.matrices for _, _, config, _ in planned}) > 1
     seeds: Sequence[int | None] = [None] * len(study.seeds) if sets_seed else study.seeds
     cells: list[Cell] = []
-    for model, variant, configs in planned:
-        named = named_after_matrices(variant, next(iter(configs.values()))) if has_both else variant
-        cells += _cells(study, model, named, configs, seeds)
+    for model, variant, config, candidates in planned:
+        named = named_after_matrices(variant, config) if has_both else variant
+        cells += _cells(study, model, named, config, candidates, seeds)
     _require_different_names(study, cells)
     return cells
 
@@ -164,38 +169,41 @@ def _cells(
     study: Study,
     model: ModelAxis | None,
     variant: OptimizerVariant,
-    configs: Mapping[float | None, Config],
+    config: Config,
+    candidates: Mapping[float, Config],
     seeds: Sequence[int | None],
 ) -> list[Cell]:
     """List the runs of one model, data size and optimizer.
 
     Args:
-        configs: by the value of the selected setting.
+        config: of the reported runs, with the first value of the selected setting.
+        candidates: by the value of the selected setting; empty if nothing is selected.
         seeds: of the reported runs; None for the config's seed.
     """
 
     def seeded(config: Config, seed: int | None) -> Config:
         return config if seed is None else config.model_copy(update={"seed": seed})
 
-    first = next(iter(configs.values()))
-    reported = [_cell(study, model, variant, seeded(first, seed)) for seed in seeds]
+    reported = [_cell(study, model, variant, seeded(config, seed)) for seed in seeds]
     if variant.selects is None:
         return reported
     key, _ = variant.selects
     of = reported[0].id
     cells = []
-    for value, config in configs.items():
+    for value, own in candidates.items():
         named = replace(variant, name=f"{variant.name} {key.rpartition('.')[2]}={value:g}")
-        cell = _cell(study, model, named, seeded(config, study.select.trial_seed))
+        cell = _cell(study, model, named, seeded(own, study.select.trial_seed))
         cells.append(replace(cell, optimizer=variant.name, trial=Trial(key, value, True, of)))
     return cells + [replace(cell, trial=Trial(key, None, False, of)) for cell in reported]
 
 
 def with_value_of(cell: Cell, candidate: Cell) -> Cell:
-    """Give a reported run the setting of the winning candidate."""
+    """Give a reported run the setting of the winning candidate, which may have trained on fewer tokens."""
     assert cell.trial is not None
     assert candidate.trial is not None
-    config = candidate.config.model_copy(update={"seed": cell.seed, "name": cell.config.name})
+    training = candidate.config.training.model_copy(update={"tokens": cell.config.training.tokens})
+    own = {"seed": cell.seed, "name": cell.config.name, "training": training}
+    config = candidate.config.model_copy(update=own)
     return replace(cell, config=config, trial=replace(cell.trial, value=candidate.trial.value))
 
 
@@ -216,6 +224,19 @@ def _config(study: Study, base: Values, settings: Sequence[Setting]) -> Config:
     config = with_milestones(config) if study.evaluation.theory else config
     _ = config.rows  # raises if a tokenizer is missing or unknown
     return config
+
+
+def _shorter(study: Study, base: Values, settings: Sequence[Setting], config: Config) -> Config:
+    """Build the config of a candidate: with the fraction of the tokens that candidates train on."""
+    fraction = study.select.trial_fraction
+    if fraction == 1.0:
+        return config
+    tokens = {"training.tokens": round(fraction * config.training.tokens)}
+    try:
+        return _config(study, base, [*settings, *given_settings(tokens, Config)])
+    except UserError as error:
+        hint = f"; select.trial_fraction = {fraction:g} shortens this candidate: raise it"
+        raise UserError("\n".join(line + hint for line in str(error).splitlines())) from None
 
 
 def with_milestones(config: Config) -> Config:
