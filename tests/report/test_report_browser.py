@@ -29,7 +29,7 @@ def test_a_browser_shows_every_part_without_errors_at_any_width(
         assert browser.evaluate(f"document.getElementById('{part}').getBoundingClientRect().height") > 10, part
     pictures = "document.querySelectorAll('figure svg, figure canvas, #curves svg')"
     boxes = f"Array.from({pictures}, (each) => each.getBoundingClientRect()).filter((box) => box.width > 0)"
-    assert browser.evaluate(f"{boxes}.length") == 2 + 4 + 2  # clouds, curves, and other figures
+    assert browser.evaluate(f"{boxes}.length") == 2 + 4 + 3  # clouds, curves, and other figures
     assert browser.evaluate(f"{boxes}.every((box) => box.width > 150 && box.height > 100)")
     bottom = browser.evaluate("document.getElementById('verdict').getBoundingClientRect().bottom")
     assert bottom < height  # the verdict is on the first screen
@@ -84,7 +84,7 @@ def test_without_scripts_every_curve_and_cloud_is_a_picture(browser: Browser, de
     (tmp_path / "still.html").write_text(html)
     browser.open(tmp_path / "still.html", 1000, 800)
     heights = "Array.from(document.querySelectorAll('figure svg'), (svg) => svg.getBoundingClientRect().height)"
-    assert len(browser.evaluate(heights)) == 7
+    assert len(browser.evaluate(heights)) == 8
     assert min(browser.evaluate(heights)) > 100
     assert browser.evaluate("document.getElementById('curves').getBoundingClientRect().height") == 0
 

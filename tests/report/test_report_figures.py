@@ -277,7 +277,8 @@ def test_a_damaged_file_removes_only_its_own_figures(tmp_path: Path, damage: str
                 path.write_bytes(
                     path.read_bytes()[: 2**9] if damage == "cut" and name != "metrics.jsonl" else b"no\nno\n"
                 )
-    assert {figure.name for figure in draw_figures(gather_grid(results))} == {"results", "experiments"}
+    left = {"primary_differences", "results", "experiments"}
+    assert {figure.name for figure in draw_figures(gather_grid(results))} == left
 
 
 def test_a_run_without_curves_does_not_remove_those_of_others(tmp_path: Path) -> None:

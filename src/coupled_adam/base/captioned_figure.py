@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#010203"  # placeholder for the page's text colour; nothing else in a figure may use it
+PAPER = "#fefdfc"  # placeholder for the page's background; white in a file
 GRID = "#d9dde3"  # replaced by the page's line colour; kept as it is in a file
 POINTS, MARK = "#3d87c9", "#e0632b"  # visible on white and on black
 FAINT = "#868e99"  # readable on white and on black: values before training, and reference lines
@@ -67,7 +68,7 @@ class CaptionedFigure:
     caption: str
     figure: "Figure"
     svg: str
-    """An SVG element for a page that defines --line."""
+    """An SVG element for a page that defines --line and --page."""
 
 
 def figure_style() -> AbstractContextManager[None]:
@@ -92,7 +93,7 @@ def _to_svg(figure: "Figure", name: str) -> str:
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    return svg.replace(INK, "currentColor").replace(GRID, "var(--line)")
+    return svg.replace(INK, "currentColor").replace(GRID, "var(--line)").replace(PAPER, "var(--page)")
 
 
 def write_captioned_figures(figures: Sequence[CaptionedFigure], folder: Path, all_names: Collection[str]) -> None:
@@ -115,7 +116,7 @@ def write_captioned_figures(figures: Sequence[CaptionedFigure], folder: Path, al
 
 def standalone_svg(svg: str) -> str:
     """Turn a page's SVG element into the text of an SVG file, with fixed colours and a white background."""
-    plain = svg.replace("currentColor", INK).replace("var(--line)", GRID)
+    plain = svg.replace("currentColor", INK).replace("var(--line)", GRID).replace("var(--page)", "#ffffff")
     end = plain.index(">") + 1
     return f'{plain[:end]}\n<rect width="100%" height="100%" fill="#ffffff"/>{plain[end:]}\n'
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from coupled_adam.metrics import METRICS
 from coupled_adam.report.grid import CellRuns, Grid
-from coupled_adam.report.significance import CONFIDENCE, Comparison, compare, holm
+from coupled_adam.report.significance import CONFIDENCE, Comparison, compare, holm, paired_differences, summarise
 
 LOSS = METRICS["loss"]
 
@@ -24,6 +24,12 @@ class PrimaryComparison:
     comparison: Comparison
     corrected_p: float | None = None
     """The two-sided p of the paired test, corrected by Holm's method; None with fewer than two common seeds."""
+
+    @property
+    def difference(self) -> float | None:
+        """Mean of optimizer minus baseline over the common seeds, also if there is only one; None without any."""
+        common = paired_differences(self.baseline.values(LOSS.key), self.optimizer.values(LOSS.key))
+        return summarise(common).mean
 
     @property
     def outcome(self) -> Literal["better", "worse", "open", "no claim"]:

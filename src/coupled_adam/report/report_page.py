@@ -21,7 +21,7 @@ from coupled_adam.base.text import duration, energy, short
 from coupled_adam.config.builtin_files import STUDY_FILE
 from coupled_adam.metrics import TASKS, measured, other_tasks
 from coupled_adam.report.contents import Contents
-from coupled_adam.report.figures.figure_list import MAIN_PICTURE, OVER_TRAINING
+from coupled_adam.report.figures.figure_list import BESIDE_TABLES, MAIN_PICTURE, OVER_TRAINING
 from coupled_adam.report.figures.style import looks
 from coupled_adam.report.grid import Grid
 from coupled_adam.report.key_numbers import key_numbers, strip
@@ -68,6 +68,10 @@ def render_report(contents: Contents, figures: Sequence[CaptionedFigure], out: P
     # Do not repeat a table of the first screen; if that has the same numbers in another form, collapse the table.
     folded = [*FOLDED, "main"] if side_by_side is not None else FOLDED
     below = [table for table in tables if main_table is None or table.name != main_table.name]
+    beside = {
+        table.name: figure for table in below for figure in figures if BESIDE_TABLES.get(table.name) == figure.name
+    }
+    elsewhere = (MAIN_PICTURE, *OVER_TRAINING, *(figure.name for figure in beside.values()))
     colours = {name: look.colour for name, look in looks(grid.variants).items()}
     unfinished = merge_unfinished(plans)
     script = TEMPLATE.with_name("report.js").read_text(encoding="utf-8")
@@ -90,7 +94,8 @@ def render_report(contents: Contents, figures: Sequence[CaptionedFigure], out: P
         folded=[table for table in below if table.name in folded],
         main_picture=next((figure for figure in figures if figure.name == MAIN_PICTURE), None),
         curve_figures=[figure for figure in figures if figure.name in OVER_TRAINING],
-        figures=[figure for figure in figures if figure.name not in (MAIN_PICTURE, *OVER_TRAINING)],
+        figures=[figure for figure in figures if figure.name not in elsewhere],
+        beside=beside,
         progress=Completeness(len(results), len(results) + len(unfinished)),
         unfinished=unfinished,
         problems=[plan.problem for plan in plans if plan.problem],

@@ -14,6 +14,7 @@ from coupled_adam.report.figures import (
     differences,
     embedding_figures,
     experiments,
+    forest,
     frequency_figures,
     ranking_figures,
     theory_figures,
@@ -25,6 +26,8 @@ from coupled_adam.theory.run_figures import CAPTIONS as THEORY_CAPTIONS
 
 Draw = Callable[..., Figure | None]
 MAIN_PICTURE = "embedding_cloud"
+BESIDE_TABLES = {"primary": "primary_differences"}
+"""Figures that the page shows below a table, by the name of the table."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,14 @@ _TABLES = (
 
 ENTRIES = (
     _TABLES[0],
+    _Entry(
+        BESIDE_TABLES["primary"],
+        "Difference in loss from the standard optimizer",
+        "Mean over runs with the same seed, and its 95% interval as a line. Filled: significant after Holm's "
+        "correction for all comparisons; hollow: not significant. Without a line, only one seed is common and there "
+        "is no test.",
+        forest.draw_primary_differences,
+    ),
     _Entry(
         "results",
         "Difference over dataset size",

@@ -1,0 +1,176 @@
+"""Draw docs/images/results-overview.svg from the stored results, and print the same numbers as a Markdown table:
+
+    python docs/results/overview.py
+
+Every block is one setting in which Coupled Adam and partially coupled Adam were compared with AdamW. Holm's correction
+covers all comparisons in the report of the block's folders.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coupled_adam.base.captioned_figure import captioned_figure, figure_style, standalone_svg
+from coupled_adam.base.files import write_whole
+from coupled_adam.base.notation import to_markdown
+from coupled_adam.base.text import shorthand
+from coupled_adam.report.figures.forest import MINUS, ForestGroup, ForestRow, draw_forest
+from coupled_adam.report.figures.style import COLOURS
+from coupled_adam.report.grid import CellRuns, Grid, gather_grid
+from coupled_adam.report.primary_comparisons import LOSS, PrimaryComparison, primary_comparisons
+from coupled_adam.report.run_files import curve_of
+from coupled_adam.report.significance import summarise
+from coupled_adam.study.results import merge_results
+
+STORED = Path(__file__).parent
+IMAGE = STORED.parent / "images" / "results-overview.svg"
+BASELINE = "standard"
+OPTIMIZERS = {
+    "coupled": ("Coupled Adam", COLOURS["coupled"][0]),
+    "partial y=0.25 mean-free": ("partially coupled Adam", COLOURS["family"][0]),
+    "y=1 mean-free": ("row exponent 1, mean-free", COLOURS["family"][1]),
+}
+"""Label and colour by the name in the study, without the learning rate."""
+USUAL = ("coupled", "partial y=0.25 mean-free")
+LIMITS = (-0.2, 0.42)
+WIDTH = 8.2  # inches
+
+
+@dataclass(frozen=True)
+class Block:
+    """One setting: stored studies, the dataset size and the two optimizers."""
+
+    heading: str
+    folders: tuple[str, ...]
+    tokens: int
+    optimizers: tuple[str, str] = USUAL
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """A block with its numbers."""
+
+    block: Block
+    steps: int
+    baseline: CellRuns
+    comparisons: tuple[PrimaryComparison, ...]
+    """One for each of the block's optimizers."""
+
+
+AT_ONE_RATE = ("single-gpu", "partially-coupled")
+BLOCKS = (
+    Block("125M GPT-2, 500 steps", ("few-steps",), 49_152_000, ("coupled", "y=1 mean-free")),
+    Block("30M, 41M tokens, best lr each", ("learning-rates",), 41_000_000),
+    Block("30M, 82M tokens, lr 1e-3", AT_ONE_RATE, 82_000_000),
+    Block("30M, 82M tokens, best lr each", ("best-learning-rates",), 82_000_000),
+    Block("30M, 262M tokens, lr 1e-3", AT_ONE_RATE, 262_000_000),
+    Block("30M, 82M tokens, Muon for the matrices, best table lr each", ("muon",), 82_000_000),
+    Block("125M, 250M tokens", ("single-gpu-125m",), 250_000_000),
+)
+
+
+def read_block(block: Block) -> BlockResult:
+    """Compare the best run of each optimizer with the best run of AdamW, all with the block's dataset size."""
+    results = merge_results([STORED / folder for folder in block.folders])
+    grid = gather_grid([result for result in results if not result.is_candidate])
+    baseline = best_cell(grid, block.tokens, BASELINE)
+    compared = {(each.baseline.name, each.optimizer.name): each for each in primary_comparisons(grid)}
+    cells = [best_cell(grid, block.tokens, optimizer) for optimizer in block.optimizers]
+    steps = {max(curve_of(run.run_folder, "val", "loss")) for cell in (baseline, *cells) for run in cell.runs.values()}
+    if len(steps) > 1:
+        raise ValueError(f"{block.heading}: the runs end at steps {sorted(steps)}, so they cannot be compared")
+    return BlockResult(block, steps.pop(), baseline, tuple(compared[baseline.name, cell.name] for cell in cells))
+
+
+def best_cell(grid: Grid, tokens: int, optimizer: str) -> CellRuns:
+    """The cell of an optimizer with the lowest mean test loss: one of several if the study varies the learning rate."""
+    cells = [cell for cell in grid.finished.cells if cell.size.tokens == tokens]
+    own = [cell for cell in cells if re.sub(r" lr=\S+$", "", cell.variant.name) == optimizer]
+    losses = [(summarise(cell.values(LOSS.key).values()).mean, cell) for cell in own]
+    return min(((mean, cell) for mean, cell in losses if mean is not None), key=lambda each: each[0])[1]
+
+
+def difference_text(found: BlockResult, each: PrimaryComparison) -> str:
+    """Difference and 95% interval, and the number of common seeds if AdamW has more. No interval for one seed."""
+    assert each.difference is not None
+    text = signed(each.difference)
+    if each.comparison.paired_interval is not None:
+        low, high = each.comparison.paired_interval
+        text += f" ({signed(low)} to {signed(high)})"
+    seeds = each.comparison.pairs
+    return text if seeds == len(found.baseline.runs) else f"{text}, {seeds_text(seeds)}"
+
+
+def seeds_text(count: int) -> str:
+    """A number of seeds in words."""
+    return "one seed" if count == 1 else f"{count} seeds"
+
+
+def signed(value: float) -> str:
+    """A difference with its sign and three decimals."""
+    return f"{value:+.3f}"
+
+
+def is_significant(each: PrimaryComparison) -> bool:
+    """Whether the difference is significant after Holm's correction."""
+    return each.outcome in ("better", "worse")
+
+
+def markdown_table(results: Sequence[BlockResult]) -> str:
+    """One row per block; significant differences are bold."""
+    labels = [f"{OPTIMIZERS[optimizer][0]}: difference (95% interval)" for optimizer in USUAL]
+    lines = [
+        f"| setting | steps | seeds | AdamW loss | {' | '.join(labels)} |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for found in results:
+        loss = summarise(found.baseline.values(LOSS.key).values())
+        assert loss.mean is not None
+        cells = [found.block.heading, f"{found.steps:,}", str(len(found.baseline.runs))]
+        cells.append(shorthand(loss.mean, loss.std, LOSS.decimals_of(loss.count)))
+        for optimizer, usual, each in zip(found.block.optimizers, USUAL, found.comparisons, strict=True):
+            other = "" if optimizer == usual else f" ({OPTIMIZERS[optimizer][0]})"
+            cells.append(to_markdown(difference_text(found, each), bold=is_significant(each)) + other)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def forest_group(found: BlockResult) -> ForestGroup:
+    """The rows of one block."""
+    rows = []
+    for optimizer, each in zip(found.block.optimizers, found.comparisons, strict=True):
+        assert each.difference is not None
+        label, colour = OPTIMIZERS[optimizer]
+        interval, numbers = each.comparison.paired_interval, difference_text(found, each).replace("-", MINUS)
+        rows.append(ForestRow(label, each.difference, interval, is_significant(each), colour, numbers))
+    return ForestGroup(found.block.heading, rows, f"{found.steps:,} steps, {seeds_text(len(found.baseline.runs))}")
+
+
+def overview_svg(results: Sequence[BlockResult]) -> str:
+    """The picture of all blocks as the text of an SVG file."""
+    with figure_style():
+        figure = draw_forest(
+            [forest_group(found) for found in results],
+            "test loss minus AdamW's (nats per token)",
+            hints=("← better", "worse than AdamW →"),
+            numbers_title="difference (95% interval)",
+            width=WIDTH,
+            limits=LIMITS,
+        )
+        return standalone_svg(captioned_figure("results-overview", "", "", figure).svg)
+
+
+def main() -> None:
+    """Write the picture and print the table."""
+    parser = argparse.ArgumentParser(description="Draw the overview of the stored results, and print it as a table.")
+    parser.add_argument("--out", type=Path, default=IMAGE, help="the SVG file to write (default: %(default)s)")
+    arguments = parser.parse_args()
+    results = [read_block(block) for block in BLOCKS]
+    write_whole(arguments.out, overview_svg(results))
+    print(markdown_table(results))
+
+
+if __name__ == "__main__":
+    main()

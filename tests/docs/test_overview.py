@@ -1,0 +1,137 @@
+"""docs/results/overview.py: its numbers match the stored runs, and the committed picture is what it draws."""
+
+import importlib.util
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from scipy import stats
+
+pytest.importorskip("matplotlib")
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCRIPT = DOCS / "results" / "overview.py"
+PARTIAL = "partial y=0.25 mean-free"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def overview() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("results_overview", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def output(overview: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[str]], str]:
+    """The rows of the printed table by setting, and the written picture."""
+    file = tmp_path_factory.mktemp("overview") / "picture.svg"
+    with pytest.MonkeyPatch.context() as patch:
+        printed: list[str] = []
+        patch.setattr(sys, "argv", ["overview.py", "--out", str(file)])
+        patch.setattr("builtins.print", printed.append)
+        overview.main()
+    [table] = printed
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert rows[0][:4] == ["setting", "steps", "seeds", "AdamW loss"]
+    return {row[0]: row[1:] for row in rows[2:]}, file.read_text()
+
+
+def losses(folders: tuple[str, ...], tokens: int, optimizer: str) -> dict[int, float]:
+    """Test losses by seed, straight from the files, without candidates of a selection."""
+    lines = [line for folder in folders for line in (SCRIPT.parent / folder / "results.jsonl").read_text().splitlines()]
+    rows = [row for row in map(json.loads, lines) if not (row.get("trial") or {}).get("is_candidate")]
+    own = [row for row in rows if (row["tokens"], row["optimizer"]) == (tokens, optimizer)]
+    return {row["seed"]: row["metrics"]["loss"] for row in own}
+
+
+def corrected(p_values: list[float]) -> list[float]:
+    """Holm's correction by its definition: the largest (count - rank) p of all that are not larger."""
+    ordered = sorted(p_values)
+    return [max(min(1.0, (len(ordered) - rank) * p) for rank, p in enumerate(ordered) if p <= own) for own in p_values]
+
+
+def paired(first: dict[int, float], second: dict[int, float]) -> tuple[str, float]:
+    """The text of a paired difference, and p."""
+    seeds = sorted(first.keys() & second.keys())
+    old, new = (np.array([values[seed] for seed in seeds]) for values in (first, second))
+    test = stats.ttest_rel(new, old)
+    low, high = test.confidence_interval(0.95)
+    text = f"{(new - old).mean():+.3f} ({low:+.3f} to {high:+.3f})"
+    return text + (f", {len(seeds)} seeds" if len(seeds) < len(first) else ""), test.pvalue
+
+
+def test_numbers_at_one_learning_rate_are_those_of_the_stored_runs(
+    output: tuple[dict[str, list[str]], str],
+) -> None:
+    folders, found = ("single-gpu", "partially-coupled"), []
+    for tokens in (82_000_000, 262_000_000):
+        first = losses(folders, tokens, "standard")
+        found += [paired(first, losses(folders, tokens, name)) for name in ("coupled", PARTIAL)]
+    decided = [p < 0.05 for p in corrected([p for _, p in found])]
+    shown = [f"**{text}**" if is_bold else text for (text, _), is_bold in zip(found, decided, strict=True)]
+    rows = output[0]
+    assert rows["30M, 82M tokens, lr 1e-3"] == ["5,004", "3", "4.30(2)", *shown[:2]]
+    assert rows["30M, 262M tokens, lr 1e-3"] == ["15,991", "3", "3.95(1)", *shown[2:]]
+    assert decided == [False, True, True, True]
+
+
+def test_numbers_with_muon_leave_candidates_out_and_name_fewer_seeds(
+    output: tuple[dict[str, list[str]], str],
+) -> None:
+    first = losses(("muon",), 82_000_000, "standard")
+    found = [paired(first, losses(("muon",), 82_000_000, name)) for name in ("coupled", PARTIAL)]
+    decided = [p < 0.05 for p in corrected([p for _, p in found])]
+    shown = [f"**{text}**" if is_bold else text for (text, _), is_bold in zip(found, decided, strict=True)]
+    [row] = [row for setting, row in output[0].items() if "Muon" in setting]
+    assert row[0] == "5,004"
+    assert row[1] == str(len(first))
+    assert row[3:] == shown
+
+
+def test_the_best_learning_rate_of_each_optimizer_is_compared(output: tuple[dict[str, list[str]], str]) -> None:
+    rates = ("0.0005", "0.001", "0.002", "0.004", "0.008")
+    best = {
+        name: min(losses(("learning-rates",), 41_000_000, f"{name} lr={rate}")[1] for rate in rates)
+        for name in ("standard", "coupled", PARTIAL)
+    }
+    gaps = [f"{best[name] - best['standard']:+.3f}" for name in ("coupled", PARTIAL)]
+    assert output[0]["30M, 41M tokens, best lr each"] == ["2,502", "1", f"{best['standard']:.3f}", *gaps]
+
+
+def texts_of(svg: str) -> list[str]:
+    return ["".join(text.itertext()) for text in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def marks_of(svg: str) -> np.ndarray:
+    """The places of ticks and points."""
+    return np.array([(float(use.get("x", 0)), float(use.get("y", 0))) for use in ET.fromstring(svg).iter(f"{SVG}use")])
+
+
+def test_the_picture_shows_every_block_and_every_number(output: tuple[dict[str, list[str]], str]) -> None:
+    rows, svg = output
+    texts = texts_of(svg)
+    assert [text for text in texts if text in rows] == list(rows)
+    for row in rows.values():
+        for cell in row[3:]:
+            number = re.sub(r" \(row.*", "", cell.strip("*")).replace("-", "\N{MINUS SIGN}")
+            assert number in texts
+    assert texts.count("Coupled Adam") == len(rows)
+    assert texts.count("partially coupled Adam") == len(rows) - 1
+    assert "1.06" in texts  # the arrow
+
+
+def test_the_committed_picture_is_what_the_script_draws(output: tuple[dict[str, list[str]], str]) -> None:
+    """Equal texts, and marks at equal places: another release of matplotlib may move them by a point."""
+    committed = (DOCS / "images" / "results-overview.svg").read_text()
+    assert texts_of(committed) == texts_of(output[1])
+    np.testing.assert_allclose(marks_of(committed), marks_of(output[1]), atol=2)
