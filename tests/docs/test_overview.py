@@ -135,3 +135,10 @@ def test_the_committed_picture_is_what_the_script_draws(output: tuple[dict[str, 
     committed = (DOCS / "images" / "results-overview.svg").read_text()
     assert texts_of(committed) == texts_of(output[1])
     np.testing.assert_allclose(marks_of(committed), marks_of(output[1]), atol=2)
+
+
+def test_the_table_of_the_results_page_is_what_the_script_prints(output: tuple[dict[str, list[str]], str]) -> None:
+    text = (DOCS / "results.md").read_text().split("<!-- table overview -->")[1].split("\n\n")[0]
+    _, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
+    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert {name: cells for name, *cells in shown} == output[0]
