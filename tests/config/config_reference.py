@@ -24,20 +24,24 @@ def reference() -> str:
     fields = Config.model_fields
     top = {name: field for name, field in fields.items() if keys_of(field) is None}
     parts = ["### Top level\n", *_table(top)]
+    shown: dict[str, str] = {}
     for name, field in fields.items():
         if keys_of(field):
-            parts += _section(name, field)
+            parts += _section(name, field, shown)
     return "\n".join(["", *parts, "", ""])
 
 
-def _section(name: str, field: FieldInfo) -> list[str]:
-    """The keys of a section, then its subsections."""
+def _section(name: str, field: FieldInfo, shown: dict[str, str]) -> list[str]:
+    """The keys of a section, then its subsections. `shown` maps each table so far to its section, to print it once."""
     keys = keys_of(field)
     values = {key: each for key, each in keys.items() if keys_of(each) is None}
-    parts = [f"\n### [{name}]\n", f"{field.annotation.__doc__}\n", *_table(values)]
+    table = "\n".join(_table(values))
+    first = shown.setdefault(table, name)
+    body = table if first == name else f"The keys are those of `[{first}]`."
+    parts = [f"\n### [{name}]\n", f"{field.annotation.__doc__}\n", body]
     for key, each in keys.items():
         if key not in values:
-            parts += _section(f"{name}.{key}", each)
+            parts += _section(f"{name}.{key}", each, shown)
     return parts
 
 

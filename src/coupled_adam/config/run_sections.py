@@ -36,20 +36,18 @@ class ModelSection(Section):
     context: Count = 1024
     """Tokens per sample, T."""
     vocabulary_size: Count | Literal["auto"] = "auto"
-    """Rows V of the embedding table. auto: the tokenizer's size, rounded up to a multiple of 64 for faster matrix
-    products."""
+    """Rows V of the embedding table. auto: the tokenizer's size, rounded up to a multiple of 64."""
     tied: bool = True
     """Whether input and output embeddings share one table."""
     bias: bool = False
     """gpt2 only: biases in the linear layers and norms."""
     output_bias: Literal["none", "unigram", "learned"] = "none"
-    """Bias on the logits, one number per row of the table. unigram: fixed at the log frequency of the token in the
-    training text, with one added to each count. learned: initialized like unigram and trained without weight decay."""
+    """Bias on the logits. unigram: fixed at the log frequency of each token in the training text, with one added to
+    each count. learned: starts there and is trained without weight decay."""
     logit_cap: Positive | None = None
     """Soft cap c of the logits, c * tanh(logit / c); Gemma 2 uses 30. none: no cap."""
     residual_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the residual stream, the sums between the blocks, and of its gradient. bfloat16: half the bytes, rounded
-    after every sum; only with precision bf16."""
+    """Type of the sums between the blocks and their gradients. bfloat16: half the bytes; only with precision bf16."""
 
 
 class DataSection(Section):
@@ -58,13 +56,11 @@ class DataSection(Section):
     folder: Text
     """Folder of token files, written by `coupled-adam data prepare` or nanoGPT."""
     source: Text | None = None
-    """Text to prepare the folder from if it is missing: python-docs, openwebtext, slimpajama, or text:FILES. none: the
-    folder must exist."""
+    """Text for a missing folder: python-docs, openwebtext, slimpajama, or text:FILES. none: the folder must exist."""
     tokenizer: Text = "gpt2"
-    """Tokenizer for preparing the text: gpt2, bpe:4096 (trained on the text, with 4096 tokens), or a tokenizer.json
-    file."""
+    """Tokenizer for preparing the text: gpt2, bpe:4096 (4096 tokens, trained on the text), or a tokenizer.json file."""
     order: Literal["random", "epochs"] = "random"
-    """random: windows at random positions. epochs: every window once per epoch, reshuffled each epoch."""
+    """random: windows at random positions. epochs: every window once per epoch, in a new order."""
 
 
 class MuonSection(Section):
@@ -77,8 +73,8 @@ class MuonSection(Section):
     weight_decay: NotNegative | None = None
     """Weight decay of the matrices. none: optimizer.weight_decay."""
     adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
-    """Factor on the learning rate of a matrix. match_rms_adamw: 0.2 sqrt(max(rows, columns)), for the same lr and
-    weight decay as AdamW. original: sqrt(max(1, rows / columns)), which needs a larger lr_factor."""
+    """Factor on the learning rate of a matrix. match_rms_adamw: 0.2 sqrt(max(rows, columns)), which suits AdamW's lr
+    and weight decay. original: sqrt(max(1, rows / columns)), which needs a larger lr_factor."""
 
 
 class TableSection(Section):
@@ -99,7 +95,7 @@ class OutputTableSection(TableSection):
 
 
 class InputTableSection(TableSection):
-    """Adam's hyperparameters for the input table of an untied model, if they differ from those of the other weights."""
+    """Adam's hyperparameters for the input table of an untied model."""
 
 
 class OptimizerSection(Section):
@@ -115,23 +111,20 @@ class OptimizerSection(Section):
     """Tables that `embeddings` and `centre` apply to, in an untied model; the other table uses AdamW. A tied table
     counts as output."""
     scale_exponent: Number = 0.0
-    """coupled only: multiply the second moment by 2^-n, where n is this number. 0: Coupled Adam."""
+    """coupled only: n; the second moment is multiplied by 2^-n. 0: Coupled Adam."""
     row_exponent: Share = 0.0
-    """coupled only: how closely the second moment follows the mean square of a token's row. 0: not at all (Coupled
-    Adam). 1: fully (with column_exponent = 1: Adafactor's second moment). In between: partially coupled."""
+    """coupled only: how closely the second moment follows the mean square of a token's row. 0: Coupled Adam. 1: fully
+    (Adafactor's second moment). In between: partially coupled."""
     column_exponent: Share = 1.0
-    """coupled only: how closely the second moment follows the mean square of a column. 0: not at all. 1: fully."""
+    """coupled only: the same for the mean square of a column. 0: not at all. 1: fully."""
     mean_free: bool = False
     """coupled only: subtract the mean over the vocabulary from every update, so the mean embedding never moves."""
     row_exponent_start: Share | None = None
-    """coupled only: row_exponent at the first step; it changes linearly to `row_exponent` over `anneal`. none: constant
-    row_exponent."""
+    """coupled only: row_exponent at the first step; it changes linearly over `anneal`. none: constant row_exponent."""
     anneal: Steps | None = None
-    """coupled only: length of the change from row_exponent_start to row_exponent: steps, or a share of the run such as
-    "10%"."""
+    """coupled only: length of the change of row_exponent: steps, or a share such as "10%"."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
-    """coupled only: dtype of the tables' first moments. bfloat16: half the bytes, with stochastic rounding from the
-    run's seed."""
+    """coupled only: dtype of the tables' first moments. bfloat16: half the bytes, with stochastic rounding."""
     sgd_factor: Positive | None = None
     """sgd only, required: the embeddings' learning rate is this factor times lr."""
     sgd_momentum: Decay = 0.9
@@ -174,11 +167,11 @@ class ScheduleSection(Section):
     kind: Literal["cosine", "constant", "wsd"] = "cosine"
     """After the warm-up: cosine, constant, or wsd (constant, then linear decay)."""
     warmup: Steps = 0
-    """Linear warm-up from zero: steps, or a share of the run such as "1%"."""
+    """Linear warm-up from zero: steps, or a share such as "1%"."""
     final_fraction: Share = 0.1
     """cosine and wsd only: final learning rate as a fraction of lr."""
     decay: Steps = "20%"
-    """wsd only: length of the linear decay at the end: steps, or a share of the run."""
+    """wsd only: length of the linear decay at the end: steps, or a share."""
 
 
 class TrainingSection(Section):
@@ -189,8 +182,7 @@ class TrainingSection(Section):
     batch_size: Count
     """Samples per step, over all ranks."""
     micro_batch_size: Count | None = None
-    """Maximum number of samples per rank and forward pass; gradients are accumulated over a step. none: all samples of
-    the rank."""
+    """Maximum number of samples per rank and forward pass; gradients are accumulated. none: all samples of the rank."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA if available."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
@@ -198,7 +190,7 @@ class TrainingSection(Section):
     compile: bool | Literal["auto"] = "auto"
     """torch.compile. auto: on CUDA."""
     cuda_graphs: bool | Literal["auto"] = "auto"
-    """Replay a step as CUDA graphs, which removes Python overhead for small models. auto: on one GPU."""
+    """Replay a step as CUDA graphs, faster for small models. auto: on one GPU."""
     deterministic: bool = False
     """CUDA: use only deterministic algorithms. Slower, but a resumed run is bit-exact."""
     parallel: Literal["auto", "none", "ddp", "fsdp2"] = "auto"
