@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coupled_adam.base.files import require_writable, write_whole
-from coupled_adam.base.text import setting, short
+from coupled_adam.base.text import counted, setting, short
 from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.metrics import (
     INPUT_PREFIX,
@@ -296,7 +296,7 @@ def named_cells(cells: Sequence[tuple[str, str]]) -> str:
     counts = Counter(optimizer for optimizer, _ in cells)
     if len(counts) > MOST_NAMED:
         return f"{len(cells)} cells of {len(counts)} optimizers"
-    return "; ".join(f"{optimizer} ({count} size{'s' * (count > 1)})" for optimizer, count in counts.items())
+    return "; ".join(f"{optimizer} ({counted(count, 'size')})" for optimizer, count in counts.items())
 
 
 def single_seeds(groups: Sequence[Sequence[CellRuns]]) -> list[tuple[str, str]]:

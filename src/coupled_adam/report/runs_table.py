@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from coupled_adam.base.notation import MISSING
-from coupled_adam.base.text import duration, energy, short, shorthand
+from coupled_adam.base.text import counted, duration, energy, short, shorthand
 from coupled_adam.metrics import METRICS, Lead, Metric, in_order, measured, named
 from coupled_adam.report.grid import Grid, model_labels, optimizer_labels
 from coupled_adam.report.result_notes import loss_splits
@@ -47,7 +47,7 @@ def runs_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
         for seed in cell.seeds
     ]
     missing = sum(seed not in cell.runs for cell in cells for seed in cell.seeds)
-    notes = (f"{missing} of {len(rows)} runs are missing: rows of dashes.",) if missing else ()
+    notes = (f"Missing: {missing} of {counted(len(rows), 'run')}, shown as rows of dashes.",) if missing else ()
     return ReportTable("runs", "Every run", columns, tuple(rows), notes, groups=3)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import user_path
-from coupled_adam.base.text import setting
+from coupled_adam.base.text import counted, setting
 from coupled_adam.config.cross_checks import residual_without_bf16
 from coupled_adam.config.optimizer_names import member_parts
 from coupled_adam.config.run_config import Config, load_config, with_rows
@@ -326,9 +326,9 @@ def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> s
     extra = f" ({', '.join(details)})" if details else ""
     where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")
     return (
-        f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide"
-        f"{bias}; embeddings: {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}"
+        f"{config.name}: {model.architecture}, {parameters:,} parameters, {counted(model.layers, 'layer')}, "
+        f"{model.width} wide{bias}; embeddings: {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}"
         f"{'; matrices: muon' if optimizer.matrices == 'muon' else ''}; seed {config.seed}\n"
-        f"{len(corpus.tokens('train')):,} tokens in {corpus.folder}; {config.total_steps:,} steps of "
+        f"{len(corpus.tokens('train')):,} tokens in {corpus.folder}; {counted(config.total_steps, 'step')} of "
         f"{config.training.batch_size} x {model.context}; {where}"
     )
