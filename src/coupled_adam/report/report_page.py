@@ -19,7 +19,7 @@ from coupled_adam.base.extras import install_command
 from coupled_adam.base.page import render_template
 from coupled_adam.base.text import counted, duration, energy, short
 from coupled_adam.config.builtin_files import STUDY_FILE
-from coupled_adam.metrics import TASKS, measured, other_tasks
+from coupled_adam.metrics import TASKS, other_tasks
 from coupled_adam.report.contents import Contents
 from coupled_adam.report.figures.figure_list import MAIN_PICTURE, OVER_TRAINING
 from coupled_adam.report.figures.style import looks
@@ -28,6 +28,7 @@ from coupled_adam.report.key_numbers import key_numbers, strip
 from coupled_adam.report.page_data import clouds_data, curves_data, curves_note
 from coupled_adam.report.page_tables import PageTable, headline, page_table, run_links
 from coupled_adam.report.result_notes import limit_note, loss_note, table_note
+from coupled_adam.report.shown_metrics import measured
 from coupled_adam.report.study_plans import StudyPlan, Unfinished
 from coupled_adam.study.folder import TO_BE_MEASURED
 from coupled_adam.study.results import Result

@@ -12,19 +12,7 @@ from pathlib import Path
 from coupled_adam.base.files import require_writable, write_whole
 from coupled_adam.base.text import counted, setting, short
 from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
-from coupled_adam.metrics import (
-    INPUT_PREFIX,
-    MAIN,
-    METRICS,
-    OTHERS,
-    QUANTISED_LOSSES,
-    TASKS,
-    Metric,
-    in_order,
-    measured,
-    named,
-    other_tasks,
-)
+from coupled_adam.metrics import INPUT_PREFIX, MAIN, METRICS, OTHERS, QUANTISED_LOSSES, TASKS, Metric, other_tasks
 from coupled_adam.report.ablation_groups import scale_groups, sgd_groups
 from coupled_adam.report.frequency_table import frequency_table
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels, sizes_of
@@ -41,6 +29,7 @@ from coupled_adam.report.published import (
 from coupled_adam.report.ranking import ranking_table, selection_table
 from coupled_adam.report.result_notes import limit_note, loss_note, loss_splits, table_note
 from coupled_adam.report.runs_table import runs_table
+from coupled_adam.report.shown_metrics import in_order, measured, named
 from coupled_adam.report.significance import better_than_all, summarise
 from coupled_adam.report.table_formats import FORMATS
 from coupled_adam.report.table_model import Column, ReportTable, TableCell, text_column
