@@ -39,6 +39,11 @@ class Selection:
         """Current state of the selection."""
         return choose(self.values, self.extend, self.losses(folder, study))
 
+    def may_extend(self, choice: Choice) -> bool:
+        """Whether further values may still be tried."""
+        is_over = choice.winner is not None or choice.all_diverged
+        return not is_over and len(choice.tried) < len(self.values) + self.extend
+
     def cells(self, choice: Choice) -> list[Cell]:
         """The candidates needed so far, and the reported runs, with the winner once it is known."""
         tried = [self.candidates[value] for value in choice.tried]
