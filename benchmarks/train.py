@@ -6,7 +6,6 @@
     python benchmarks/train.py --peers ours --profile 0 --json OUT.json
     python benchmarks/train.py --peers ours muon torch-muon             the blocks' matrices by AdamW and by Muon
     python benchmarks/train.py --peers ours --residual-dtype float32 bfloat16 --combo-kernels off on
-    python benchmarks/train.py --peers ours --qkv-gradients together apart
 
 The plain loop is what one would write with torch alone: torch.compile, bf16 autocast, F.cross_entropy of all logits,
 clip_grad_norm_, fused AdamW. Ours is the step that `coupled-adam train` takes, with the coupled optimizer; "muon" is
@@ -16,8 +15,8 @@ is not measured. The time is that of many steps in a row, between two waits for 
 shown. Memory is the peak of all tensors, warm-up and compilation included.
 
 On a GPU, watts and SM clock are means over the timed steps, read by nvidia-smi in its own process. If the timed steps
-take less than three seconds, further untimed steps fill them up. With several values of --residual-dtype,
---combo-kernels or --qkv-gradients, each of our peers is measured with each.
+take less than three seconds, further untimed steps fill them up. With several values of --residual-dtype or
+--combo-kernels, each of our peers is measured with each.
 """
 
 import argparse
@@ -52,7 +51,6 @@ from coupled_adam.training.train_step import TrainStep
 from gpu_load import SHORTEST_SECONDS, GpuLoad, LoadMeter
 from kernel_shares import where_time_goes
 from plain_gpt2 import PlainGPT2
-from qkv_gradients import gradients_apart
 from step import commit, hardware
 
 Batch = tuple[Tensor, Tensor]
@@ -73,8 +71,6 @@ class Workload:
     cuda_graphs: bool
     combo_kernels: bool = False
     """Let Inductor put independent pointwise operations into one kernel; ours only."""
-    qkv_apart: bool = False
-    """Never put the gradients of queries, keys and values together; ours only, see `qkv_gradients`."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -170,16 +166,15 @@ OURS = ("ours", "muon")
 
 def variants(arguments: argparse.Namespace, workload: Workload) -> Iterator[tuple[str, str, Workload]]:
     """Name, peer and workload of every measurement; the settings are those of our peers only."""
-    settings = list(itertools.product(arguments.residual_dtype, arguments.combo_kernels, arguments.qkv_gradients))
+    settings = list(itertools.product(arguments.residual_dtype, arguments.combo_kernels))
     for peer in arguments.peers:
         if peer not in OURS:
             yield peer, peer, workload
             continue
-        for dtype, combo, qkv in settings:
+        for dtype, combo in settings:
             name = peer + ("-bf16-residual" if dtype == "bfloat16" else "") + ("-combo" if combo == "on" else "")
-            name += "-qkv-apart" if qkv == "apart" else ""
             model = replace(workload.model, residual_dtype=dtype)
-            yield name, peer, replace(workload, model=model, combo_kernels=combo == "on", qkv_apart=qkv == "apart")
+            yield name, peer, replace(workload, model=model, combo_kernels=combo == "on")
 
 
 def synchronise(device: torch.device) -> None:
@@ -228,12 +223,11 @@ def measure(name: str, peer: str, workload: Workload, steps: int, rounds: int, p
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
-    with gradients_apart() if workload.qkv_apart else nullcontext():
-        with LoadMeter(visible_gpus()[:1] if is_cuda else []) as meter:
-            run = Run(PEERS[peer](workload), workload)
-            losses = [loss.item() for loss in run.take(5)]  # compiles, and shows that it learns
-            seconds, load = timed(run, steps, rounds, meter)
-        shares = where_time_goes(run.seconds, profiled_steps, seconds, device) if profiled_steps else {}
+    with LoadMeter(visible_gpus()[:1] if is_cuda else []) as meter:
+        run = Run(PEERS[peer](workload), workload)
+        losses = [loss.item() for loss in run.take(5)]  # compiles, and shows that it learns
+        seconds, load = timed(run, steps, rounds, meter)
+    shares = where_time_goes(run.seconds, profiled_steps, seconds, device) if profiled_steps else {}
     peak_flops = devices.peak_flops(device)
     rate = workload.tokens_per_step / seconds
     measurement = Measurement(
@@ -314,13 +308,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--combo-kernels", nargs="+", choices=["off", "on"], default=["off"], help="Inductor's, experimental; ours only"
     )
-    parser.add_argument(
-        "--qkv-gradients",
-        nargs="+",
-        choices=["together", "apart"],
-        default=["together"],
-        help="an experiment; ours only",
-    )
     parser.add_argument("--json", metavar="FILE", help="write the measurements there as well")
     parser.add_argument("--commit", default=commit(), help="what is measured, where git cannot tell")
     return parser.parse_args()
@@ -349,8 +336,6 @@ def require_effect(arguments: argparse.Namespace, workload: Workload) -> None:
     """Refuse settings that would not be measured."""
     if "bfloat16" in arguments.residual_dtype and not workload.bf16:
         raise SystemExit("--residual-dtype bfloat16 needs bf16 autocast, which is used on CUDA only; leave it out")
-    if "apart" in arguments.qkv_gradients and (workload.model.architecture != "gpt2" or workload.model.bias):
-        raise SystemExit("--qkv-gradients apart is for GPT-2 without biases; leave it out")
     if "on" in arguments.combo_kernels and not workload.compile:
         raise SystemExit("--combo-kernels on needs compilation; add --compile")
     if "on" in arguments.combo_kernels and not hasattr(torch._inductor.config, "combo_kernels"):

@@ -16,6 +16,7 @@ from coupled_adam.cli import app
 from coupled_adam.embeddings import EmbeddingMetrics
 from coupled_adam.metrics import METRICS, TABLE_METRICS, Metric, logged_key, other_tasks, table_key, up_to_date
 from coupled_adam.paper_tasks import PAPER_TASKS, label_of
+from coupled_adam.report.shown_metrics import named
 
 PACKAGE = Path(coupled_adam.__file__).parent
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -191,6 +192,6 @@ def test_pages_and_tables_of_a_study_show_labels_and_directions_of_the_registry(
 
 
 def test_a_loss_of_both_splits_names_both() -> None:
-    assert registry.named(METRICS["loss"], {"test"}).label == "test loss"
-    assert registry.named(METRICS["loss"], {"val"}).label == "validation loss"
-    assert registry.named(METRICS["loss"], {"test", "val"}).label == f"test or {METRICS['val_loss'].label}"
+    assert named(METRICS["loss"], {"test"}).label == "test loss"
+    assert named(METRICS["loss"], {"val"}).label == "validation loss"
+    assert named(METRICS["loss"], {"test", "val"}).label == f"test or {METRICS['val_loss'].label}"

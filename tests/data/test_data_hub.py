@@ -126,7 +126,7 @@ def test_a_lost_connection_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("coupled_adam.data.hub_datasets.commit_of", lambda *_: COMMIT)
     pieces = HubDataset("openwebtext", "text", None).pieces(None)
     assert next(pieces).content == "one"
-    with pytest.raises(UserConnectionError, match=r"^openwebtext: .*\b1 documents.*\(TimeoutError: the server\)"):
+    with pytest.raises(UserConnectionError, match=r"^openwebtext: .*\b1 document\b.*\(TimeoutError: the server\)"):
         next(pieces)
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import hypothesis.strategies as st
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis.extra.numpy import arrays
 from oracle import coupled, oracle, relative_error, run
 from torch import Tensor, nn
@@ -19,8 +19,6 @@ gradient_lists = st.lists(arrays("float32", (ROWS, COLUMNS), elements=numbers), 
     lambda values: [torch.from_numpy(value) for value in values]
 )
 exponents = st.floats(-5, 5)
-settings.register_profile("optimizer", max_examples=60, deadline=None)
-settings.load_profile("optimizer")
 
 
 def trained(grads: list[Tensor], **options: float) -> Tensor:

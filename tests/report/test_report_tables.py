@@ -17,13 +17,14 @@ import rich.console
 
 from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import parse_shorthand
-from coupled_adam.metrics import MAIN, METRICS, TASKS, named
+from coupled_adam.metrics import MAIN, METRICS, TASKS
 from coupled_adam.report.ablation_groups import best_factor, sgd_groups
 from coupled_adam.report.grid import Planned, Size, gather_grid, variant_of
 from coupled_adam.report.pair_tables import pairs_of
 from coupled_adam.report.published import MODELS, published_numbers
 from coupled_adam.report.result_notes import loss_note
 from coupled_adam.report.result_tables import NAMES, build_tables, write_tables
+from coupled_adam.report.shown_metrics import named
 from coupled_adam.report.significance import compare
 from coupled_adam.report.table_formats import for_console, to_csv, to_latex_table, to_markdown_table, to_rich
 from coupled_adam.report.table_model import ReportTable

@@ -76,6 +76,21 @@ def some_of(names: Iterable[str], most: int) -> str:
     return ", ".join(listed[:most]) + more
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Format a count with its noun, in the singular or the plural.
+
+    Args:
+        number: how many.
+        noun: the singular, such as "run" or, with its verb, "run is".
+        plural: the noun with an "s" if not given.
+
+    Example:
+        >>> counted(1, "run"), counted(12_000, "run"), counted(0, "batch", "batches"), counted(2, "run is", "runs are")
+        ('1 run', '12,000 runs', '0 batches', '2 runs are')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def escape_latex(text: str) -> str:
     r"""Escape plain text for LaTeX.
 
@@ -243,7 +258,7 @@ def size_text(size: int) -> str:
         ('812 bytes', '98.3 KB', '3.20 MB', '12.0 GB')
     """
     if size < 1000:
-        return f"{size} bytes"
+        return counted(size, "byte")
     value, unit = size / 1000, "KB"
     for larger in ("MB", "GB", "TB", "PB"):
         if value < 999.5:  # above it, rounding adds a digit

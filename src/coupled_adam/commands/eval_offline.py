@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.text import duration, printable_lines
+from coupled_adam.base.text import counted, duration, printable_lines
 from coupled_adam.commands import eval_options as options
 from coupled_adam.commands.eval_output import note, show, table_cell, task_bar, tell_study
 from coupled_adam.commands.refusal import refuse, user_errors
@@ -53,7 +53,8 @@ def requests(
         )
     count = sum(map(len, found.tasks.values()))
     typer.echo(
-        f"{count:,} requests of {len(found.tasks)} tasks: {printable_lines(str(out))}. Next, on the GPU machine: "
+        f"{counted(count, 'request')} of {counted(len(found.tasks), 'task')}: {printable_lines(str(out))}. "
+        "Next, on the GPU machine: "
         f"coupled-adam eval answer RUN {shlex.quote(printable_lines(out.name))} scores.safetensors"
     )
 

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from coupled_adam.base.progress import progress_bar, wide_enough
-from coupled_adam.base.text import duration, printable_lines
+from coupled_adam.base.text import counted, duration, printable_lines
 from coupled_adam.metrics import ACCURACY, METRICS
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def task_bar() -> Iterator[Callable[[str, int, int], None]]:
             begun.add(name)
             # The number of requests is unknown until lm-eval has built them.
             is_known = done or total > 1
-            note = f"{done:,}/{total:,} requests" if is_known else ""
+            note = f"{done:,}/{counted(total, 'request')}" if is_known else ""
             bar.show(name, done if is_known else None, total, note=note)
 
         yield on_progress
@@ -62,7 +62,7 @@ def show(found: "Downstream", path: Path, *, as_json: bool) -> None:
             table_cell(f"{found.loss.split} split"),
             "loss",
             value,
-            f"{found.loss.targets:,} tokens",
+            counted(found.loss.targets, "token"),
             duration(found.loss.seconds),
         )
     for name, task in sorted(found.tasks.items(), key=lambda item: _place(item[0], PAPER_NAMES)):

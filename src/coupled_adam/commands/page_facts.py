@@ -6,7 +6,7 @@ import sys
 from datetime import datetime
 
 from coupled_adam import __version__
-from coupled_adam.base.text import duration, printable
+from coupled_adam.base.text import counted, duration, printable
 
 
 def page_facts(seconds: float) -> dict[str, str]:
@@ -17,6 +17,6 @@ def page_facts(seconds: float) -> dict[str, str]:
         "command": printable(shlex.join(["coupled-adam", *sys.argv[1:]])),
         "date": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
         "took": duration(seconds),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": f"{platform.machine()}, {counted(torch.get_num_threads(), 'thread')}",
         "versions": f"coupled-adam {__version__}, torch {torch.__version__}",
     }

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from coupled_adam.base.text import counted
 from coupled_adam.commands.refusal import user_errors
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def _print(done: "Recentred") -> None:
         "positions": "The mean was subtracted from every row of the table and added to every position.",
         "untie": f"The head now has its own table ({size_text(done.added_bytes)} more). The input table is unchanged.",
     }
-    padding = f" ({done.padding_rows:,} padding rows were moved but not counted)" if done.padding_rows else ""
+    rows = counted(done.padding_rows, "padding row was", "padding rows were")
+    padding = f" ({rows} moved but not counted)" if done.padding_rows else ""
     typer.echo(f"{how[done.method]}{padding}")
     typer.echo(f"Tensors rewritten: {printable(', '.join(done.tensors))}. Everything else was copied.")
     if done.dtype in ("bfloat16", "float16"):

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.progress import wide_enough
+from coupled_adam.base.text import counted, printable_lines
 from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
 
@@ -141,7 +142,7 @@ def run_and_report(
         folder.require_fit(study, known)
         amount = gpu_hours(planned)
         takes = f", about {hours(amount)} GPU hours on H100 or H200" if amount > GPU_HOURS_WORTH_SAYING else ""
-        display.say(f"{study.title}: {len(planned)} runs in {folder.path}{takes}")
+        display.say(f"{study.title}: {counted(len(planned), 'run')} in {folder.path}{takes}")
         _say_outside(display.say, folder, all_cells)
         outcome = run_study(
             study,
@@ -314,7 +315,7 @@ def _print_plan(
         console.print(Text(line))
     trained = counts(study, cells, folder).get(TO_BE_MEASURED)
     if trained:
-        console.print(Text(f"{trained} of these runs are trained and still to be measured."))
+        console.print(Text(counted(trained, "run is", "runs are") + " trained and still to be measured."))
     console.print(Text("Dry run: nothing was started."))
 
 
@@ -355,7 +356,6 @@ def _report(console: Console, folders: Sequence[Path], out: Path) -> None:
 
 
 def _print_comparison(console: Console, contents: "Contents") -> None:
-    from coupled_adam.base.text import printable_lines
     from coupled_adam.report.table_formats import for_console, to_rich_comparison
 
     for table in contents.tables[:1]:
@@ -389,11 +389,11 @@ def _print_outcome(console: Console, outcome: "StudyOutcome", again: str) -> Non
         say(f"Not started: {label}: {reason}")
     if outcome.signal is not None:
         state = "jobs keep running; collect their results" if outcome.runs_go_on else "progress saved; resume"
-        left = "1 run is" if outcome.left == 1 else f"{outcome.left} runs are"
+        left = counted(outcome.left, "run is", "runs are")
         say(f"{outcome.signal}: {left} not finished ({state} with the same command): {again}")
         raise typer.Exit(exit_code(outcome.signal))
     if outcome.failed:
-        failed, them = ("1 run", "it") if len(outcome.failed) == 1 else (f"{len(outcome.failed)} runs", "them")
+        failed, them = counted(len(outcome.failed), "run"), "it" if len(outcome.failed) == 1 else "them"
         say(f"{failed} failed; fix the cause and retry {them} with the same command: {again}")
     if outcome.failed or (outcome.waiting and not outcome.busy):
         raise typer.Exit(1)

@@ -96,14 +96,13 @@ def _show_progress(bar: ProgressBar, name: str, done: int, total: int, step: int
 
 
 def _print_tables(console: Console, measured: "dict[str, RunTheory]") -> None:
-    from coupled_adam.base.text import printable
+    from coupled_adam.base.text import counted, printable
     from coupled_adam.theory.story import findings
     from coupled_adam.theory.theory_numbers import LEGEND, fits_table, own_note, sums_table
 
     for name, run in measured.items():
-        count = len(run.checkpoints)
-        checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
-        console.print(Text(f"{name}: {run.batches} batches at each of {checkpoints}"), soft_wrap=True)
+        batches, checkpoints = counted(run.batches, "batch", "batches"), counted(len(run.checkpoints), "checkpoint")
+        console.print(Text(f"{name}: {batches} at each of {checkpoints}"), soft_wrap=True)
         for numbers in (sums_table(run), fits_table(run)):
             table = _rich_table(numbers)
             wide_enough(console, table).print(table)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from coupled_adam.base.text import counted
 from coupled_adam.config.optimizer_names import is_coupled_adam
 from coupled_adam.config.schema import Section
 from coupled_adam.config.toml_writing import toml_value
@@ -150,7 +151,7 @@ def _wrong_in_length(config: "Config") -> Iterator[str]:
     if total == 0:
         yield (
             f"training.tokens = {training.tokens}: expected at least {config.tokens_per_step}, the tokens of one step "
-            f"(training.batch_size = {training.batch_size} samples of model.context = {config.model.context})"
+            f"(training.batch_size = {training.batch_size}, model.context = {config.model.context})"
         )
         return
     if config.warmup_steps >= total:
@@ -160,16 +161,17 @@ def _wrong_in_length(config: "Config") -> Iterator[str]:
         )
     elif config.warmup_steps + config.decay_steps > total:
         yield (
-            f"schedule.decay = {toml_value(config.schedule.decay)}: expected at most the {total - config.warmup_steps} "
-            f"steps that the warm-up leaves of {total}"
+            f"schedule.decay = {toml_value(config.schedule.decay)}: expected at most the "
+            f"{counted(total - config.warmup_steps, 'step')} that the warm-up leaves of {total:,}"
         )
     if config.optimizer.anneal is not None and not 0 < config.anneal_steps <= total:
         yield (
-            f"optimizer.anneal = {toml_value(config.optimizer.anneal)}: expected from 1 to the run's {total} steps "
-            f"(training.tokens = {training.tokens})"
+            f"optimizer.anneal = {toml_value(config.optimizer.anneal)}: expected from 1 to the run's "
+            f"{counted(total, 'step')} (training.tokens = {training.tokens})"
         )
     if config.checkpoints.milestones > total:
-        yield f"checkpoints.milestones = {config.checkpoints.milestones}: expected at most the run's {total} steps"
+        most = counted(total, "step")
+        yield f"checkpoints.milestones = {config.checkpoints.milestones}: expected at most the run's {most}"
 
 
 def _without_effect(config: "Config") -> Iterator[str]:

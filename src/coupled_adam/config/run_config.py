@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.text import steps
+from coupled_adam.base.text import counted, steps
 from coupled_adam.config.builtin_files import RUN
 from coupled_adam.config.cross_checks import wrong_between_keys_of_run
 from coupled_adam.config.field_types import Name, Seed
@@ -140,8 +140,8 @@ class Config(Section):
         micro = min(self.training.micro_batch_size or share, share)
         if share % micro:
             raise UserError(
-                f"training.micro_batch_size = {micro} does not divide a rank's share of {share} samples "
-                f"(training.batch_size = {size} on {ranks} ranks)"
+                f"training.micro_batch_size = {micro} does not divide a rank's share of {counted(share, 'sample')} "
+                f"(training.batch_size = {size} on {counted(ranks, 'rank')})"
             )
         return micro
 

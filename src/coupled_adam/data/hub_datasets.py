@@ -9,6 +9,7 @@ from typing import Any
 
 from coupled_adam.base.errors import UserConnectionError, UserError
 from coupled_adam.base.extras import require
+from coupled_adam.base.text import counted
 from coupled_adam.data.sources import Piece, Position
 
 DATASETS = {"openwebtext": "hf:Skylion007/openwebtext", "slimpajama": "hf:cerebras/SlimPajama-627B"}
@@ -64,8 +65,8 @@ class HubDataset:
                 return
             except Exception as error:  # network, file system and decoder errors have many classes
                 raise UserConnectionError(
-                    f"{self.spec}: reading stopped after {self._given} documents ({_reason(error)}); finished work is "
-                    "kept, run the same command again to resume"
+                    f"{self.spec}: reading stopped after {counted(self._given, 'document')} ({_reason(error)}); "
+                    "finished work is kept, run the same command again to resume"
                 ) from error
             self._given += 1
             if self._given <= skipped:

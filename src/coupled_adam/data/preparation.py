@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import file_hash, replacing
+from coupled_adam.base.text import counted
 from coupled_adam.data.blocks import Block, read_blocks
 from coupled_adam.data.corpus import UNFINISHED
 from coupled_adam.data.corpus_tokenizer import known_tokenizer, tokenizer_for
@@ -250,7 +251,7 @@ class Preparation:
                     writer.close()
                 remove_corpus(self.folder, tokenizer_path(self.settings.tokenizer))  # nothing to resume
                 raise UserError(
-                    f"source {self.settings.source!r}: none of its {documents} documents fell into the split {name!r}; "
-                    "use more documents (in a .txt file a line <|endoftext|> separates them), larger --val and "
-                    "--test, or --val 0 and --test 0 for no held-out splits"
+                    f"source {self.settings.source!r}: none of its {counted(documents, 'document')} fell into the "
+                    f"split {name!r}; use more documents (in a .txt file a line <|endoftext|> separates them), larger "
+                    "--val and --test, or --val 0 and --test 0 for no held-out splits"
                 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_text
+from coupled_adam.base.text import counted
 
 SIMLEX = "SimLex-999"
 MEN = "MEN"
@@ -147,7 +148,7 @@ def words_of(name: str, cells: list[str], path: Path, number: int) -> tuple[str,
 
 def score_of(cells: list[str], column: int, separator: str | None, path: Path, number: int) -> float:
     if column >= len(cells) or not is_score(cells[column]):
-        got = repr(cells[column]) if column < len(cells) else f"only {len(cells)} columns"
+        got = repr(cells[column]) if column < len(cells) else f"only {counted(len(cells), 'column')}"
         raise UserError(
             f"{path}, line {number}: expected a score in column {column + 1} (separated by {SEPARATORS[separator]}), "
             f"got {got}"

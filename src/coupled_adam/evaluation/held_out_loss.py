@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import counted
 from coupled_adam.data.corpus import Corpus
 from coupled_adam.data.tokens import Tokens
 from coupled_adam.evaluation.loss_by_frequency import (
@@ -92,7 +93,8 @@ def loss_over(
         (99, 7)
     """
     if len(tokens) < 2:
-        raise UserError(f"{tokens.name}: {len(tokens)} tokens; expected at least 2, one as context and one to predict")
+        found = counted(len(tokens), "token")
+        raise UserError(f"{tokens.name}: {found}; expected at least 2, one as context and one to predict")
     device = next(model.parameters()).device
     T = model.config.context
     B = windows_at_once or max(1, TOKENS_AT_ONCE.get(device.type, 2**12) // T)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coupled_adam import __version__
-from coupled_adam.base.text import setting
+from coupled_adam.base.text import counted, setting
 from coupled_adam.config.optimizer_names import is_coupled_adam, member_name
 from coupled_adam.models.model_config import ModelConfig, parameter_count
 
@@ -69,7 +69,8 @@ def model_card(config: ModelConfig, training: Training | None, tokens: int | Non
         rows += f"; the tokenizer uses {tokens:,} of them, the others are padding"
     model = [
         f"{CLASSES[config.architecture]}{', with biases' if config.bias else ''}",
-        f"{parameter_count(config):,} parameters; {config.layers} layers, {config.heads} heads, width {config.width:,}",
+        f"{parameter_count(config):,} parameters; {counted(config.layers, 'layer')}, {counted(config.heads, 'head')}, "
+        f"width {config.width:,}",
         f"up to {config.context:,} tokens of text",
         rows,
         "one table for input and output" if config.tied else "separate tables for input and output",
@@ -94,7 +95,7 @@ def _training_facts(training: Training) -> list[str]:
     which = "both tables" if optimizer.couple == "all" else f"{optimizer.couple} table"
     return [
         f"data: {code(source)}",
-        f"{step * run.tokens_per_step:,} tokens: {step:,} of {run.total_steps:,} steps of "
+        f"{counted(step * run.tokens_per_step, 'token')}: {step:,} of {counted(run.total_steps, 'step')} of "
         f"{run.training.batch_size:,} x {run.model.context:,}",
         f"embeddings: {_embedding_optimizer(optimizer)}"
         + ("" if run.model.tied or optimizer.embeddings == "adamw" else f", {which}")
@@ -103,7 +104,7 @@ def _training_facts(training: Training) -> list[str]:
         *_matrix_facts(optimizer),
         f"other weights: AdamW, betas {setting(optimizer.beta1)} and {setting(optimizer.beta2)}, weight decay "
         f"{setting(optimizer.weight_decay)}",
-        f"learning rate {setting(optimizer.lr)}, {run.schedule.kind}, {run.warmup_steps:,} steps of warm-up",
+        f"learning rate {setting(optimizer.lr)}, {run.schedule.kind}, {counted(run.warmup_steps, 'step')} of warm-up",
         f"seed {run.seed}",
     ]
 

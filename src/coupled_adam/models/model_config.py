@@ -72,7 +72,7 @@ class ModelConfig:
             raise UserError(f"Invalid heads: {self.heads} does not divide the width {self.width}; choose a divisor")
         if self.architecture == "llama" and self.head_size % 2:
             raise UserError(
-                f"Invalid heads: {self.heads} heads have width {self.head_size} each, but RoPE needs an even width; "
+                f"Invalid heads: {self.heads} with width {self.head_size} each, but RoPE needs an even width; "
                 "choose heads so that width / heads is even"
             )
         if self.architecture == "llama" and self.bias:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import counted
 from coupled_adam.config.study_sections import ReportSection
 from coupled_adam.report.grid import Grid, gather_grid
 from coupled_adam.report.result_tables import build_tables
@@ -42,7 +43,7 @@ def read_report(folders: Sequence[Path]) -> Contents:
     results = merge_results(folders)
     if all(result.is_candidate for result in results):
         names = ", ".join(str(folder) for folder in folders) or "no folder"
-        but = f", only {len(results)} candidates of selections" if results else ""
+        but = f", only {counted(len(results), 'candidate')} of selections" if results else ""
         raise UserError(f"{names}: no finished run to report{but}; run the study first with `coupled-adam study run`")
     return contents_of(results, read_plans(folders, results))
 

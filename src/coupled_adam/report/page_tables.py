@@ -14,11 +14,12 @@ from markupsafe import Markup, escape
 from coupled_adam.base.notation import MISSING, to_html
 from coupled_adam.base.text import short
 from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
-from coupled_adam.metrics import MAIN, METRICS, PROGRESS, Metric, in_order
+from coupled_adam.metrics import MAIN, METRICS, PROGRESS, Metric
 from coupled_adam.report.grid import Grid
 from coupled_adam.report.pair_tables import claim_text, p_text, summary_cell
 from coupled_adam.report.published import find_published
 from coupled_adam.report.result_notes import loss_name
+from coupled_adam.report.shown_metrics import in_order
 from coupled_adam.report.significance import better_than_all, summarise
 from coupled_adam.report.table_model import ReportTable, TableCell
 from coupled_adam.study.results import Result

@@ -1,11 +1,11 @@
 """The table of the primary comparisons: the test loss of every optimizer against the standard one."""
 
 from coupled_adam.base.text import short, shorthand
-from coupled_adam.metrics import named
 from coupled_adam.report.grid import Grid, optimizer_labels
 from coupled_adam.report.pair_tables import PAIR_COLUMNS, interval_cell, p_text, summary_cell
 from coupled_adam.report.primary_comparisons import LOSS, PrimaryComparison, primary_comparisons
 from coupled_adam.report.result_notes import loss_splits
+from coupled_adam.report.shown_metrics import named
 from coupled_adam.report.table_model import (
     Column,
     ReportTable,

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import fixed, setting, short
-from coupled_adam.metrics import METRICS, measured
+from coupled_adam.metrics import METRICS
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels
 from coupled_adam.report.pair_tables import summary_cell
 from coupled_adam.report.result_notes import loss_note
+from coupled_adam.report.shown_metrics import measured
 from coupled_adam.report.significance import summarise
 from coupled_adam.report.table_model import ReportTable, TableCell, mean_column, number_cell, number_column, text_column
 from coupled_adam.study.results import Result

@@ -17,9 +17,9 @@ from coupled_adam import __version__
 from coupled_adam.base.captioned_figure import CaptionedFigure
 from coupled_adam.base.extras import install_command
 from coupled_adam.base.page import render_template
-from coupled_adam.base.text import duration, energy, short
+from coupled_adam.base.text import counted, duration, energy, short
 from coupled_adam.config.builtin_files import STUDY_FILE
-from coupled_adam.metrics import TASKS, measured, other_tasks
+from coupled_adam.metrics import TASKS, other_tasks
 from coupled_adam.report.contents import Contents
 from coupled_adam.report.figures.figure_list import BESIDE_TABLES, MAIN_PICTURE, OVER_TRAINING
 from coupled_adam.report.figures.style import looks
@@ -28,6 +28,7 @@ from coupled_adam.report.key_numbers import key_numbers, strip
 from coupled_adam.report.page_data import clouds_data, curves_data, curves_note
 from coupled_adam.report.page_tables import PageTable, headline, page_table, run_links
 from coupled_adam.report.result_notes import limit_note, loss_note, table_note
+from coupled_adam.report.shown_metrics import measured
 from coupled_adam.report.study_plans import StudyPlan, Unfinished
 from coupled_adam.study.folder import TO_BE_MEASURED
 from coupled_adam.study.results import Result
@@ -185,13 +186,14 @@ def facts(results: Sequence[Result]) -> dict[str, str]:
         return ", ".join(dict.fromkeys(value for value in values if value)) or "unknown"
 
     joules = [result.energy_joules for result in results if result.energy_joules is not None]
+    metered = f"{len(joules)} of {counted(len(results), 'run')}"
     return {
         "coupled-adam": each([result.package for result in results]),
         "commit": each([result.commit for result in results]),
         "torch": each([result.torch for result in results]),
         "device": each([result.device for result in results]),
         "total run time": duration(sum(result.seconds for result in results)),
-        **({"energy": f"{energy(sum(joules))}, measured in {len(joules)} of {len(results)} runs"} if joules else {}),
+        **({"energy": f"{energy(sum(joules))}, measured in {metered}"} if joules else {}),
         "seeds": ", ".join(str(seed) for seed in sorted({result.seed for result in results})),
         "report written": f"{datetime.now().astimezone().isoformat(sep=' ', timespec='seconds')}, "
         f"coupled-adam {__version__}",

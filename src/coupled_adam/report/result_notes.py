@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from coupled_adam.base.text import counted
 from coupled_adam.metrics import INPUT_PREFIX, METRICS, TASK_LIMIT
 from coupled_adam.study.results import Result
 
@@ -36,8 +37,9 @@ def limit_note(results: Iterable[Result]) -> str:
     limits = sorted({limit for result in results if (limit := result.metrics.get(TASK_LIMIT)) is not None})
     if not limits:
         return ""
-    documents = " or ".join(f"{int(limit):,}" for limit in limits)
-    return f"Only the first {documents} documents of each task were evaluated."
+    *others, last = map(int, limits)
+    documents = " or ".join([*(f"{limit:,}" for limit in others), counted(last, "document")])
+    return f"Evaluated on only the first {documents} of each task."
 
 
 def table_note(results: Iterable[Result]) -> str:

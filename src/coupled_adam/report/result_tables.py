@@ -10,21 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from coupled_adam.base.files import require_writable, write_whole
-from coupled_adam.base.text import setting, short
+from coupled_adam.base.text import counted, setting, short
 from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
-from coupled_adam.metrics import (
-    INPUT_PREFIX,
-    MAIN,
-    METRICS,
-    OTHERS,
-    QUANTISED_LOSSES,
-    TASKS,
-    Metric,
-    in_order,
-    measured,
-    named,
-    other_tasks,
-)
+from coupled_adam.metrics import INPUT_PREFIX, MAIN, METRICS, OTHERS, QUANTISED_LOSSES, TASKS, Metric, other_tasks
 from coupled_adam.report.ablation_groups import scale_groups, sgd_groups
 from coupled_adam.report.frequency_table import frequency_table
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels, sizes_of
@@ -41,6 +29,7 @@ from coupled_adam.report.published import (
 from coupled_adam.report.ranking import ranking_table, selection_table
 from coupled_adam.report.result_notes import limit_note, loss_note, loss_splits, table_note
 from coupled_adam.report.runs_table import runs_table
+from coupled_adam.report.shown_metrics import in_order, measured, named
 from coupled_adam.report.significance import better_than_all, summarise
 from coupled_adam.report.table_formats import FORMATS
 from coupled_adam.report.table_model import Column, ReportTable, TableCell, text_column
@@ -153,6 +142,7 @@ def metric_table(
     published: Sequence[str],
     label: Column = OPTIMIZER,
     notes: Sequence[str] = (),
+    seeds_of: Sequence[Metric] = (),
 ) -> ReportTable | None:
     """Means over the seeds, one row per cell, the best of each group in bold; None without groups.
 
@@ -164,6 +154,7 @@ def metric_table(
         published: the paper's tables to take published values from.
         label: the column that distinguishes the cells of a group.
         notes: additional notes.
+        seeds_of: count only the seeds with one of these metrics; by default, all finished ones.
     """
     if not groups:
         return None
@@ -175,11 +166,11 @@ def metric_table(
     rows = [
         (TableCell(short(cell.size.tokens)), TableCell(models[cell.size]), *row)
         for group in groups
-        for cell, row in zip(group, group_rows(group, shown, published, label), strict=True)
+        for cell, row in zip(group, group_rows(group, shown, published, label, seeds_of), strict=True)
     ]
     values = [column_of(named(metric, splits), [row[4 + place] for row in rows]) for place, metric in enumerate(shown)]
     table = ReportTable(name, title, (D, N, label, SEEDS, *values), tuple(rows), groups=1 if mixes_sizes(groups) else 2)
-    return replace(table, notes=(*notes_on(table, groups, metrics, shown), *notes))
+    return replace(table, notes=(*notes_on(table, groups, metrics, shown, seeds_of), *notes))
 
 
 def downstream_table(
@@ -188,9 +179,10 @@ def downstream_table(
     """The paper's tasks and their mean, then other tasks; None if no run has a task."""
     found = [run.metrics for group in groups for cell in group for run in cell.runs.values()]
     others = other_tasks(found)
-    if not measured((*TASKS, *others), found):
+    tasks = measured((*TASKS, *others), found)
+    if not tasks:
         return None
-    return metric_table(name, title, groups, (*DOWNSTREAM, *others), published, label)
+    return metric_table(name, title, groups, (*DOWNSTREAM, *others), published, label, seeds_of=tasks)
 
 
 def quantised_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
@@ -200,7 +192,8 @@ def quantised_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
     ):
         return None
     metrics = (METRICS["loss"], *QUANTISED_LOSSES)
-    return metric_table("quantised", "Test loss with the table rounded to integers", groups, metrics, ())
+    title = "Test loss with the table rounded to integers"
+    return metric_table("quantised", title, groups, metrics, (), seeds_of=QUANTISED_LOSSES)
 
 
 def further_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
@@ -210,7 +203,11 @@ def further_table(groups: Sequence[Sequence[CellRuns]]) -> ReportTable | None:
 
 
 def group_rows(
-    group: Sequence[CellRuns], metrics: Sequence[Metric], published: Sequence[str], label: Column
+    group: Sequence[CellRuns],
+    metrics: Sequence[Metric],
+    published: Sequence[str],
+    label: Column,
+    seeds_of: Sequence[Metric],
 ) -> list[tuple[TableCell, ...]]:
     """Label, seeds and values of the cells of one size; values significantly better than all others are bold."""
     names = exponent_labels(group) if label is EXPONENT else optimizer_labels(group)
@@ -223,7 +220,7 @@ def group_rows(
     return [
         (
             TableCell(name),
-            TableCell(seeds_text(cell)),
+            TableCell(seeds_text(cell, seeds_of)),
             *(value_cell(cell, metric, published, bold=winners[metric.key] == str(place)) for metric in metrics),
         )
         for place, (cell, name) in enumerate(zip(group, names, strict=True))
@@ -264,9 +261,15 @@ def _in_brackets(note: str) -> str:
     return "" if note == NONE else f" ({note})"
 
 
-def seeds_text(cell: CellRuns) -> str:
-    """Number of finished seeds, and if some are missing, of expected ones."""
-    there, wanted = len(cell.runs), len(cell.seeds)
+def seed_count(cell: CellRuns, metrics: Sequence[Metric]) -> int:
+    """Number of finished seeds with one of the metrics; without metrics, of all finished seeds."""
+    runs = cell.runs.values()
+    return sum(bool(measured(metrics, [run.metrics])) for run in runs) if metrics else len(runs)
+
+
+def seeds_text(cell: CellRuns, metrics: Sequence[Metric]) -> str:
+    """Number of seeds as counted by `seed_count`, and if some are missing, of expected ones."""
+    there, wanted = seed_count(cell, metrics), len(cell.seeds)
     return str(there) if there == wanted else f"{there} of {wanted}"
 
 
@@ -296,37 +299,41 @@ def named_cells(cells: Sequence[tuple[str, str]]) -> str:
     counts = Counter(optimizer for optimizer, _ in cells)
     if len(counts) > MOST_NAMED:
         return f"{len(cells)} cells of {len(counts)} optimizers"
-    return "; ".join(f"{optimizer} ({count} size{'s' * (count > 1)})" for optimizer, count in counts.items())
+    return "; ".join(f"{optimizer} ({counted(count, 'size')})" for optimizer, count in counts.items())
 
 
-def single_seeds(groups: Sequence[Sequence[CellRuns]]) -> list[tuple[str, str]]:
-    """Optimizer and size of cells with one run. The cells compared with them cannot be bold."""
+def single_seeds(groups: Sequence[Sequence[CellRuns]], metrics: Sequence[Metric]) -> list[tuple[str, str]]:
+    """Optimizer and size of cells with one seed. The cells compared with them cannot be bold."""
     models = model_labels([cell for group in groups for cell in group])
     return [
         (name, f"{short(cell.size.tokens)}, {models[cell.size]}")
         for group in groups
-        if sum(bool(cell.runs) for cell in group) > 1
+        if sum(bool(seed_count(cell, metrics)) for cell in group) > 1
         for cell, name in zip(group, optimizer_labels(group), strict=True)
-        if len(cell.runs) == 1
+        if seed_count(cell, metrics) == 1
     ]
 
 
 def notes_on(
-    table: ReportTable, groups: Sequence[Sequence[CellRuns]], wanted: Sequence[Metric], shown: Sequence[Metric]
+    table: ReportTable,
+    groups: Sequence[Sequence[CellRuns]],
+    wanted: Sequence[Metric],
+    shown: Sequence[Metric],
+    seeds_of: Sequence[Metric],
 ) -> list[str]:
     """Notes below a table."""
     notes = ["Mean over the seeds, with the standard deviation in parentheses: 0.123(4) is 0.123 ± 0.004."]
     cells = [cell for group in groups for cell in group]
     if max(map(len, groups)) == 1:
         notes.append("One optimizer per size: there is nothing to compare, and nothing is bold.")
-    elif max(len(cell.runs) for cell in cells) > 1:
+    elif max(seed_count(cell, seeds_of) for cell in cells) > 1:
         same = "model, tied or not" if mixes_sizes(groups) else "N"
         others = "the other optimizer" if max(map(len, groups)) == 2 else "all other optimizers"
         notes.append(
             f"Bold: significantly better than {others} at the same D and {same}, "
             "by the paper's one-sided Student's t-test at 95%."
         )
-        single = single_seeds(groups)
+        single = single_seeds(groups, seeds_of)
         if single:
             notes.append(
                 "Nothing is bold in groups where an optimizer has only one seed, because it cannot be tested: "

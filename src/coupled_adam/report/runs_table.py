@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from coupled_adam.base.notation import MISSING
-from coupled_adam.base.text import duration, energy, short, shorthand
-from coupled_adam.metrics import METRICS, Lead, Metric, in_order, measured, named
+from coupled_adam.base.text import counted, duration, energy, short, shorthand
+from coupled_adam.metrics import METRICS, Lead, Metric
 from coupled_adam.report.grid import Grid, model_labels, optimizer_labels
 from coupled_adam.report.result_notes import loss_splits
+from coupled_adam.report.shown_metrics import in_order, measured, named
 from coupled_adam.report.table_model import ReportTable, TableCell, number_cell, number_column, text_column
 from coupled_adam.study.results import Result
 
@@ -47,7 +48,7 @@ def runs_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
         for seed in cell.seeds
     ]
     missing = sum(seed not in cell.runs for cell in cells for seed in cell.seeds)
-    notes = (f"{missing} of {len(rows)} runs are missing: rows of dashes.",) if missing else ()
+    notes = (f"Missing: {missing} of {counted(len(rows), 'run')}, shown as rows of dashes.",) if missing else ()
     return ReportTable("runs", "Every run", columns, tuple(rows), notes, groups=3)
 
 

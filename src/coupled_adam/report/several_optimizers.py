@@ -232,11 +232,11 @@ def _claims(lowest: Sequence[_Lowest]) -> str:
     """Short description of the claims about one optimizer at the sizes where it is the lowest."""
     clear, untested = sum(each.is_clear for each in lowest), sum(not each.is_tested for each in lowest)
 
-    def counted(words: str, count: int) -> str:
+    def in_sizes(words: str, count: int) -> str:
         return words if count == len(lowest) else f"{words} in {count}"
 
-    parts = [counted("significantly", clear)] if clear else ["not significantly"] if untested < len(lowest) else []
-    return ", ".join([*parts, counted("no claim", untested) + " for lack of seeds"] if untested else parts)
+    parts = [in_sizes("significantly", clear)] if clear else ["not significantly"] if untested < len(lowest) else []
+    return ", ".join([*parts, in_sizes("no claim", untested) + " for lack of seeds"] if untested else parts)
 
 
 def _share(part: int, whole: int, noun: str) -> str:

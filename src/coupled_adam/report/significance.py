@@ -18,6 +18,7 @@ from typing import Literal, TypeGuard
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.extras import require
+from coupled_adam.base.text import counted
 from coupled_adam.metrics import Better
 
 CONFIDENCE = 0.95
@@ -311,11 +312,13 @@ def notes_on(first: Summary, second: Summary) -> tuple[str, ...]:
     notes = []
     left_out = first.left_out + second.left_out
     if left_out:
-        notes.append(
-            f"{left_out} of {left_out + first.count + second.count} values are missing or not finite and were ignored"
-        )
+        values = left_out + first.count + second.count
+        notes.append(f"ignored because missing or not finite: {left_out} of {counted(values, 'value')}")
     if min(first.count, second.count) < 2:
-        notes.append(f"{first.count} and {second.count} seeds: no claim, because a test needs two of each")
+        seeds = f"{first.count} and {second.count} seeds"
+        if first.count == second.count:
+            seeds = f"{counted(first.count, 'seed')} each"
+        notes.append(f"{seeds}: no claim, because a test needs two of each")
     elif first.count != second.count:
         nu = min(first.count, second.count) - 1
         notes.append(f"{first.count} and {second.count} seeds: the paper's test with sigma_i^2/S_i and nu = {nu}")

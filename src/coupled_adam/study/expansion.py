@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import counted
 from coupled_adam.config.builtin_files import RUN
 from coupled_adam.config.loading import Setting, Values, build, given_settings, read_values
 from coupled_adam.config.run_config import Config
@@ -245,7 +246,8 @@ def with_milestones(config: Config) -> Config:
         return config
     if config.total_steps < THEORY_MILESTONES:
         raise UserError(
-            f"evaluation.theory = true: {config.total_steps} steps are too few for {THEORY_MILESTONES} milestones; "
+            f"evaluation.theory = true: {counted(config.total_steps, 'step is', 'steps are')} too few for "
+            f"{THEORY_MILESTONES} milestones; "
             f"raise training.tokens, or set checkpoints.milestones = {config.total_steps}"
         )
     kept = config.checkpoints.model_copy(update={"milestones": THEORY_MILESTONES})
@@ -348,7 +350,7 @@ def _mistakes(study: Study, wrong: dict[str, list[str]]) -> Iterator[str]:
     for line, places in list(wrong.items())[:MOST_LINES]:
         different = list(dict.fromkeys(places))
         count = len(different) - 1
-        others = f" and {count} other{'s' if count > 1 else ''}" if count else ""
+        others = f" and {counted(count, 'other')}" if count else ""
         yield f"study {study.name}: {line} ({different[0]}{others})"
     if len(wrong) > MOST_LINES:
         yield f"and {len(wrong) - MOST_LINES} more"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Column, Table
 from rich.text import Text
 
-from coupled_adam.base.text import fixed, percent, short
+from coupled_adam.base.text import counted, fixed, percent, short
 from coupled_adam.config.builtin_files import STUDIES
 from coupled_adam.config.study_config import Study, load_study
 from coupled_adam.metrics import METRICS
@@ -44,7 +44,7 @@ def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Tabl
     """Make a table of the cells of a study, with their cost and their number of finished runs."""
     table = Table(
         Column("cell", overflow="fold"),  # gives way on a narrow terminal, so that no number is cut
-        title=f"{study.name}: {len(cells)} runs",
+        title=f"{study.name}: {counted(len(cells), 'run')}",
         caption=f"N: parameters. D: tokens. GPU hours: estimate for all seeds on H100 or H200 at "
         f"{percent(UTILISATION)} of the bf16 peak, without evaluation.",
         show_footer=True,
@@ -101,9 +101,10 @@ def worst_case(study: Study, cells: Sequence[Cell], all_cells: Sequence[Cell]) -
     ]
     if added:
         total = [*cells, *added]
+        more = counted(study.select.extend, "more value is", "more values are")
         lines.append(
-            f"At most {len(total)} runs, {hours(gpu_hours(total))} GPU hours: if a winner is the smallest or largest "
-            f"value, up to {study.select.extend} more values are tried beyond it."
+            f"At most {counted(len(total), 'run')}, {hours(gpu_hours(total))} GPU hours: if a winner is the smallest "
+            f"or largest value, up to {more} tried beyond it."
         )
     return lines
 

@@ -19,7 +19,7 @@ from coupled_adam.study.energy import visible_gpus
 from coupled_adam.study.expansion import Cell, with_rows_in_numbers
 from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.launchers import ClusterLauncher, Ended, LocalLauncher, RunLauncher, worker_environments
-from coupled_adam.study.selection import cells_now, selection_lines, with_candidates
+from coupled_adam.study.selection import cells_now, selection_lines, selections_of, with_candidates
 from coupled_adam.study.study_display import StudyDisplay
 from coupled_adam.training.interruption import Interruption, watching_signals
 
@@ -94,7 +94,7 @@ def run_study(
         before_runs()
         _prepare(study, folder, runs)
         with watching_signals() as interruption, display:
-            display.begin(runs.wanted(), unfinished)
+            display.begin(runs.wanted(), unfinished, may_grow=runs.may_grow())
             _loop(study, folder, runs, deque(todo), machine, display, interruption, outcome)
             outcome.signal = interruption.signal_name
     except KeyboardInterrupt:  # during data preparation, or the second Ctrl-C
@@ -140,6 +140,14 @@ class RunQueue:
     def unfinished(self) -> list[Cell]:
         """Requested runs without a result."""
         return [cell for cell in self.wanted() if self.folder.result(cell, self.study.evaluation) is None]
+
+    def may_grow(self) -> bool:
+        """Whether a selection may still add candidates to the requested runs."""
+        open_ones = {cell.trial.of for cell in self.wanted() if cell.trial is not None and cell.is_open}
+        return any(
+            selection.of in open_ones and selection.may_extend(selection.choice(self.folder, self.study))
+            for selection in selections_of(self.all_cells, self.study)
+        )
 
     def ready(self, outcome: StudyOutcome) -> list[Cell]:
         """Unfinished runs whose settings are known, each returned once. A run that was started with another winner is
@@ -276,7 +284,7 @@ def _go_on(
     """Add the runs that a selection needs next, after a candidate has finished."""
     before = {cell.label for cell in runs.wanted()}
     runs.look()
-    display.add([cell for cell in runs.wanted() if cell.label not in before])
+    display.add([cell for cell in runs.wanted() if cell.label not in before], may_grow=runs.may_grow())
     for line in runs.news():
         display.say(f"selected  {line}")
     if starts_more:

@@ -7,7 +7,7 @@ resumed after a kill, or on another machine with copied results.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coupled_adam.base.text import setting
+from coupled_adam.base.text import counted, setting
 from coupled_adam.config.loading import Setting
 from coupled_adam.config.study_config import Study
 from coupled_adam.metrics import METRICS
@@ -38,6 +38,11 @@ class Selection:
     def choice(self, folder: StudyFolder, study: Study) -> Choice:
         """Current state of the selection."""
         return choose(self.values, self.extend, self.losses(folder, study))
+
+    def may_extend(self, choice: Choice) -> bool:
+        """Whether further values may still be tried."""
+        is_over = choice.winner is not None or choice.all_diverged
+        return not is_over and len(choice.tried) < len(self.values) + self.extend
 
     def cells(self, choice: Choice) -> list[Cell]:
         """The candidates needed so far, and the reported runs, with the winner once it is known."""
@@ -128,8 +133,8 @@ def selection_lines(folder: StudyFolder, study: Study, cells: Sequence[Cell] | N
             assert loss is not None, "a winner has a loss"
             edge = f"; {at_edge(choice.edge)}" if choice.edge else ""
             lines[selection.of] = (
-                f"{selection.of}: {selection.key} = {setting(choice.winner)} of {len(choice.tried)} "
-                f"values, validation loss {METRICS[VALIDATION_LOSS].text(loss)}{edge}"
+                f"{selection.of}: {selection.key} = {setting(choice.winner)} of "
+                f"{counted(len(choice.tried), 'value')}, validation loss {METRICS[VALIDATION_LOSS].text(loss)}{edge}"
             )
         elif choice.all_diverged:
             lines[selection.of] = f"{selection.of}: {no_winner(selection.key, choice.tried)}"

@@ -81,6 +81,7 @@ class StudyDisplay:
         self._live = Live(console=console, auto_refresh=False, transient=True) if is_live else None
         self._running: dict[str, Running] = {}
         self._total = self._finished = self._failed = 0
+        self._may_grow = False
         self._left = 0.0  # operations of all unfinished runs, without their progress
         self._done = 0.0  # operations since `begin`
         self._began = clock()
@@ -108,19 +109,27 @@ class StudyDisplay:
             if not self._console.quiet:  # on a closed pipe rich goes quiet and exits; other exits are raised
                 raise
 
-    def begin(self, cells: Sequence[Cell], todo: Collection[Cell]) -> None:
+    def begin(self, cells: Sequence[Cell], todo: Collection[Cell], *, may_grow: bool) -> None:
         """Set the runs to do.
 
         Args:
-            cells: all requested runs.
+            cells: all requested runs, as far as known.
             todo: the unfinished ones.
+            may_grow: whether more runs may turn out to be needed.
         """
+        self._may_grow = may_grow
         self._total, self._finished = len(cells), len(cells) - len(todo)
         self._left = sum(operations(cell) for cell in todo)
         self._began = self._clock()
 
-    def add(self, cells: Sequence[Cell]) -> None:
-        """Add runs that turn out to be needed."""
+    def add(self, cells: Sequence[Cell], *, may_grow: bool) -> None:
+        """Add runs that turn out to be needed.
+
+        Args:
+            cells: the new runs.
+            may_grow: whether even more may be needed.
+        """
+        self._may_grow = may_grow
         self._total += len(cells)
         self._left += sum(operations(cell) for cell in cells)
 
@@ -148,7 +157,7 @@ class StudyDisplay:
         loss = count = ""
         if ended.status == "finished":
             loss = "" if run.loss is None else f", {METRICS['train_loss'].label} {METRICS['train_loss'].text(run.loss)}"
-            count = f"  [{self._finished}/{self._total}]"
+            count = f"  [{self._finished}{' of at least ' if self._may_grow else '/'}{self._total}]"
         self.say(f"{ended.status:9} {cell.label} in {took}{loss}{note}{count}")
 
     def say(self, text: str) -> None:
@@ -183,9 +192,11 @@ class StudyDisplay:
     def _summary(self) -> str:
         waiting = self._total - self._finished - self._failed - len(self._running)
         seconds = self.seconds_left()
-        parts = [f"{self._finished} of {self._total} finished", f"{len(self._running)} running", f"{waiting} waiting"]
+        least = "at least " if self._may_grow else ""
+        parts = [f"{self._finished} of {least}{self._total} finished"]
+        parts += [f"{len(self._running)} running", f"{waiting} waiting"]
         parts += [f"{self._failed} failed"] if self._failed else []
-        parts += [f"{duration(seconds)} left"] if seconds is not None else []
+        parts += [f"{least}{duration(seconds)} left"] if seconds is not None else []
         return ", ".join(parts)
 
     def _table(self) -> RenderableType:

@@ -9,7 +9,7 @@ from pathlib import Path
 from coupled_adam.base.captioned_figure import CaptionedFigure, write_captioned_figures
 from coupled_adam.base.files import remove_leftovers, write_whole
 from coupled_adam.base.page import render_template
-from coupled_adam.base.text import short
+from coupled_adam.base.text import counted, short
 from coupled_adam.theory.record import RunTheory
 from coupled_adam.theory.run_figures import CAPTIONS, draw_run_figures
 from coupled_adam.theory.story import chapters
@@ -48,7 +48,7 @@ def render_page(name: str, theory: RunTheory, figures: Mapping[str, CaptionedFig
         chapters=chapters(theory, figures),
         tables=[sums_table(theory), fits_table(theory)],
         own_note=own_note(theory),
-        batches=theory.batches,
+        batches=counted(theory.batches, "batch", "batches"),
         notes=theory.notes,
         facts=facts,
     )
@@ -57,13 +57,12 @@ def render_page(name: str, theory: RunTheory, figures: Mapping[str, CaptionedFig
 def _described(theory: RunTheory) -> list[str]:
     """Summary of the run and the measurements."""
     table = "one tied table" if theory.tied else "the output table"
-    count = len(theory.checkpoints)
-    checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
+    checkpoints, batches = counted(len(theory.checkpoints), "checkpoint"), counted(theory.batches, "batch", "batches")
     return [
         theory.run,
         f"{short(theory.parameters)} parameters, trained with {theory.trained_with}",
         f"{table} of {theory.rows:,} x {theory.width}",
-        f"{checkpoints}, {theory.batches} batches of {theory.tokens_per_batch:,} tokens each",
+        f"{checkpoints}, {batches} of {counted(theory.tokens_per_batch, 'token')} each",
         theory.precision,
         theory.corpus,
     ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from coupled_adam.base.text import duration, percent, short, size_text
+from coupled_adam.base.text import counted, duration, percent, short, size_text
 from coupled_adam.config.builtin_files import PRESETS
 from coupled_adam.config.run_config import Config, load_config
 from coupled_adam.models.model_config import flops_per_token, matrices_of_a_block, parameter_count
@@ -49,7 +49,7 @@ def gpu(name: str, peak_flops: float) -> Machine:
 
 def cpu(cores: int) -> Machine:
     """CPU cores, at the rate of the preset `tiny` in float32; actual CPUs differ by several times."""
-    return Machine(f"{cores} CPU core{'s' if cores > 1 else ''}", 30e9 * cores)
+    return Machine(counted(cores, "CPU core"), 30e9 * cores)
 
 
 def this_machine() -> Machine | None:

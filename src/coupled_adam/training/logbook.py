@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 
 from coupled_adam.base.errors import UserError, UserOSError
 from coupled_adam.base.files import parse_json, replacing, require_regular_file
+from coupled_adam.base.text import counted
 from coupled_adam.metrics import up_to_date
 
 METRICS_FILE = "metrics.jsonl"
@@ -65,7 +66,8 @@ class Logbook:
                 self._lost[sink.name] += 1
             else:
                 if self._lost[sink.name]:
-                    self._say(f"{sink.name} can be written again; {self._lost[sink.name]} rows were lost")
+                    lost = counted(self._lost[sink.name], "row was", "rows were")
+                    self._say(f"{sink.name} can be written again; {lost} lost")
                     self._lost[sink.name] = 0
 
     def sync(self) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from coupled_adam.base.cpu import limit_instructions
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import user_path
-from coupled_adam.base.text import setting
+from coupled_adam.base.text import counted, setting
 from coupled_adam.config.cross_checks import residual_without_bf16
 from coupled_adam.config.optimizer_names import member_parts
 from coupled_adam.config.run_config import Config, load_config, with_rows
@@ -131,7 +131,10 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
             say(f"{corpus.folder} has no validation text, or too little; the validation loss is not measured.")
         where = environment(devices.device_name(ranks.device), ranks.size, ranks.mode)
         before = run.seconds_so_far() if start_step else 0.0
-        ranks.first_does(lambda: run.write_state(status="running", diverged=False, **where))
+        # A finished run keeps the record of its training: its time, its device and its versions.
+        was_finished = start_step == config.total_steps and ranks.all_get(run.is_finished())
+        if not was_finished:
+            ranks.first_does(lambda: run.write_state(status="running", diverged=False, **where))
         status, problem, diverged = "failed", None, False
         try:
             trainer.run(interruption)
@@ -140,9 +143,10 @@ def run_training(config: Config, folder: Path, *, resume: bool = False, console:
             problem, diverged = str(error), isinstance(error, TrainingStopped)
             raise
         finally:
-            seconds = before + time.monotonic() - started
+            seconds = before + (0.0 if was_finished else time.monotonic() - started)
             end = {"status": status, "step": trainer.step, "total_steps": config.total_steps, "seconds": seconds}
-            _write_end(run, ranks, say, **end, problem=problem, diverged=diverged)
+            if not was_finished:
+                _write_end(run, ranks, say, **end, problem=problem, diverged=diverged)
         signal_name = interruption.signal_name or (None if status == "finished" else "A signal on another rank")
         return Outcome(
             folder, trainer.step, config.total_steps, signal_name, seconds, dict(trainer.latest), start_step or 0
@@ -326,9 +330,9 @@ def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> s
     extra = f" ({', '.join(details)})" if details else ""
     where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")
     return (
-        f"{config.name}: {model.architecture}, {parameters:,} parameters, {model.layers} layers, {model.width} wide"
-        f"{bias}; embeddings: {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}"
+        f"{config.name}: {model.architecture}, {parameters:,} parameters, {counted(model.layers, 'layer')}, "
+        f"{model.width} wide{bias}; embeddings: {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}"
         f"{'; matrices: muon' if optimizer.matrices == 'muon' else ''}; seed {config.seed}\n"
-        f"{len(corpus.tokens('train')):,} tokens in {corpus.folder}; {config.total_steps:,} steps of "
+        f"{len(corpus.tokens('train')):,} tokens in {corpus.folder}; {counted(config.total_steps, 'step')} of "
         f"{config.training.batch_size} x {model.context}; {where}"
     )

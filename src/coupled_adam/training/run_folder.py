@@ -106,6 +106,10 @@ class RunFolder:
             return {}
         return state if isinstance(state, dict) else {}
 
+    def is_finished(self) -> bool:
+        """Whether run.json says that all steps were taken."""
+        return bool(self.read_state().get("status") == "finished")
+
     def seconds_so_far(self) -> float:
         """Total time of the run so far, including earlier starts; 0 if run.json does not have it."""
         seconds = self.read_state().get("seconds")

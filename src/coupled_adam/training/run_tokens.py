@@ -9,7 +9,7 @@ import numpy as np
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import user_path
-from coupled_adam.base.text import percent
+from coupled_adam.base.text import counted, percent
 from coupled_adam.byte_level_bpe import BYTES
 from coupled_adam.config.cross_checks import too_few_rows
 from coupled_adam.config.run_config import Config
@@ -76,8 +76,8 @@ def require_validation(config: Config, corpus: Corpus) -> None:
     tokens = len(corpus.tokens("val")) if "val" in corpus.splits else 0
     if tokens <= context:
         raise UserError(
-            f"select.values needs a validation loss, but {corpus.folder} has only {tokens} tokens of validation text, "
-            f"expected more than model.context = {context}; prepare it with a validation split"
+            f"select.values needs a validation loss, but {corpus.folder} has only {counted(tokens, 'token')} of "
+            f"validation text, expected more than model.context = {context}; prepare it with a validation split"
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import counted
 from coupled_adam.evaluation.downstream.requests_file import Score, ScoreFile, TokenRequest
 from coupled_adam.tokenizer import Tokenizer
 
@@ -95,15 +96,15 @@ def looked_up(scores: ScoreFile, task: str) -> Answer:
         known = [score for score in found if score is not None]
         if len(known) < len(found):
             raise UserError(
-                f"the scores lack {len(found) - len(known)} of its {len(found)} requests; they were written for other "
-                "documents, or with another --limit, tokenizer or lm-eval. Write the requests again on this machine "
-                "and score them again"
+                f"the scores lack {len(found) - len(known)} of its {counted(len(found), 'request')}; they were written "
+                "for other documents, or with another --limit, tokenizer or lm-eval. Write the requests again on this "
+                "machine and score them again"
             )
         unasked = len(scores.scores[task]) - len(set(requests))
         if unasked:
             raise UserError(
-                f"its documents here have {unasked} requests fewer than were scored; pass the documents that the "
-                "requests were written from, or write the requests again"
+                f"its documents here have {counted(unasked, 'request')} fewer than were scored; pass the documents "
+                "that the requests were written from, or write the requests again"
             )
         return known
 

@@ -255,10 +255,16 @@ def _described(identity: dict[str, Any]) -> str:
 
 def _tokenizer_of_requests(scores: ScoreFile, run: Path | None, tokenizer: str | None) -> Tokenizer:
     """Open the tokenizer that the requests were written with."""
-    tokens = tokenizer_of(tokenizer or run or str(scores.settings.get("tokenizer")))
+    written_with = scores.settings.get("tokenizer")
+    try:
+        tokens = tokenizer_of(tokenizer or run or str(written_with))
+    except (UserError, OSError) as error:  # the run or the requests come from another machine
+        if tokenizer is not None:
+            raise
+        raise UserError(f"{error}. The requests were written with {written_with}, the one for --tokenizer") from None
     if tokens.sha256 != scores.settings.get("tokenizer_sha256"):
         raise UserError(
-            f"the requests were written with the tokenizer {scores.settings.get('tokenizer')}, not {tokens.name}; pass "
-            "the former with --tokenizer"
+            f"the requests were written with the tokenizer {written_with}, not {tokens.name}; pass the former with "
+            "--tokenizer"
         )
     return tokens

@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 
 from coupled_adam.base.errors import UserError, UserOSError
 from coupled_adam.base.files import parse_json, replacing
+from coupled_adam.base.text import counted
 
 REQUESTS = "coupled-adam requests 1"
 SCORES = "coupled-adam scores 1"
@@ -164,7 +165,7 @@ def read_requests(path: Path) -> RequestFile:
     )
     U = len(context_lengths)
     if len(offsets) != U + 1 or offsets[0] != 0 or offsets[-1] != len(tokens):
-        raise _damaged(path, f"its offsets do not split {len(tokens)} tokens into {U} requests")
+        raise _damaged(path, f"its offsets do not split {counted(len(tokens), 'token')} into {counted(U, 'request')}")
     continuation_lengths = np.diff(offsets) - context_lengths
     if (context_lengths < 1).any() or (continuation_lengths < 1).any():  # so offsets never decrease
         raise _damaged(path, "a request has no context or no continuation")
@@ -208,7 +209,7 @@ def read_scores(path: Path) -> ScoreFile:
     log_likelihoods = _array(path, arrays, "log_likelihoods", np.float64)
     is_greedy = _array(path, arrays, "is_greedy", np.bool_)
     if not len(keys) == len(log_likelihoods) == len(is_greedy):
-        raise _damaged(path, f"{len(keys)} requests, {len(log_likelihoods)} scores")
+        raise _damaged(path, f"{counted(len(keys), 'request')}, {counted(len(log_likelihoods), 'score')}")
     if not np.isfinite(log_likelihoods).all():
         raise _damaged(path, "a score is not a finite number")
     scores = list(map(Score, log_likelihoods.tolist(), is_greedy.tolist()))
@@ -298,7 +299,7 @@ def _parts(path: Path, tasks: list[Any], total: int) -> Iterator[tuple[str, slic
                 raise _damaged(path, f"{entry!r} is not a task with a number of requests")
         first += count
     if first != total:
-        raise _damaged(path, f"its tasks have {first} requests, its arrays {total}")
+        raise _damaged(path, f"its tasks have {counted(first, 'request')}, its arrays {total:,}")
 
 
 def _damaged(path: Path, what: str) -> UserError:

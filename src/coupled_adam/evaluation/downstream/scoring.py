@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.base.text import counted
 from coupled_adam.evaluation.downstream.requests_file import Score, TokenRequest
 from coupled_adam.evaluation.held_out_loss import TOKENS_AT_ONCE
 from coupled_adam.models.language_model import LOGIT_BYTES, LanguageModel
@@ -180,7 +181,7 @@ def _refuse_not_finite(log_likelihoods: np.ndarray, config: ModelConfig, precisi
     bad = int((~np.isfinite(log_likelihoods)).sum())
     if bad:
         raise UserError(
-            f"the model ({config.architecture}, {config.layers} layers of width {config.width}) in {precision}: "
-            f"the scores of {bad} of {len(log_likelihoods)} requests are not finite; its weights may have diverged: "
-            "evaluate an earlier checkpoint" + (", or try float32" if precision == "bf16" else "")
+            f"the model ({config.architecture}, {counted(config.layers, 'layer')} of width {config.width}) in "
+            f"{precision}: the scores of {bad} of {len(log_likelihoods)} requests are not finite; its weights may "
+            "have diverged: evaluate an earlier checkpoint" + (", or try float32" if precision == "bf16" else "")
         )

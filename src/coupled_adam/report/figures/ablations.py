@@ -7,10 +7,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from coupled_adam.base.captioned_figure import FAINT, INK, MARKERS, SERIES_COLOURS, legend_above, panels
-from coupled_adam.metrics import MAIN, METRICS, NATS, OTHERS, named
+from coupled_adam.metrics import MAIN, METRICS, NATS, OTHERS
 from coupled_adam.report.figures.style import draw_difference, looks, size_panels
 from coupled_adam.report.grid import Grid, Size, Variant, size_labels
 from coupled_adam.report.result_notes import loss_name, loss_splits
+from coupled_adam.report.shown_metrics import named
 from coupled_adam.report.significance import Comparison, Summary, summarise
 
 
