@@ -138,7 +138,13 @@ def test_the_committed_picture_is_what_the_script_draws(output: tuple[dict[str, 
 
 
 def test_the_table_of_the_results_page_is_what_the_script_prints(output: tuple[dict[str, list[str]], str]) -> None:
-    text = (DOCS / "results.md").read_text().split("<!-- table overview -->")[1].split("\n\n")[0]
-    _, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
+    summary, _, rest = (DOCS / "results.md").read_text().partition("<!-- table overview -->")
+    _, _, *lines = [line for line in rest.split("\n\n")[0].splitlines() if line.startswith("|")]
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert {name: cells for name, *cells in shown} == output[0]
+    longer = [cells for _, steps, *cells in shown if int(steps.replace(",", "")) >= 5000]
+    assert len(longer) == 5
+    leads = [-float(cells[-1].strip("*").split()[0]) for cells in longer]
+    assert f"{min(leads):.2f} to {max(leads):.2f} below AdamW" in " ".join(summary.split())
+    assert sum(cells[-1].startswith("**") for cells in longer) == 3  # "three of the five leads are significant"
+    assert sum(cells[-2].strip("*").startswith("-") for cells in longer) == 2  # Coupled Adam below AdamW
