@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from coupled_adam.base.captioned_figure import FAINT, PAPER, WIDTH, legend_above
+from coupled_adam.base.text import fixed
 from coupled_adam.metrics import NATS
 from coupled_adam.report.figures.style import looks
 from coupled_adam.report.grid import Grid, optimizer_labels, size_labels
@@ -213,7 +214,7 @@ def _draw_row(axes: Axes, place: float, row: ForestRow) -> None:
         axes.plot(low, place, marker="<", markersize=6, color=row.colour, markerfacecolor=face, clip_on=False)
     if ends[1] > high:
         axes.plot(high, place, marker=">", markersize=6, color=row.colour, markerfacecolor=face, clip_on=False)
-    value = f"{row.difference:.2f}".replace("-", MINUS)
+    value = fixed(row.difference, 2).replace("-", MINUS)
     if row.difference < low:
         _text(axes, value, (low, place), ("data", "data"), (7, 0), color=row.colour)
     if row.difference > high:
