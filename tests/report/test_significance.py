@@ -280,6 +280,9 @@ def test_forms_of_the_shorthand() -> None:
     assert to_latex("-54(3)") == r"$-$54 {\tiny (3)}"
     assert to_latex("2.433", bold=True) == r"\textbf{2.433}"
     assert to_html("-54(3)", bold=True) == "<b>\N{MINUS SIGN}54<small>(3)</small></b>"
+    assert to_html("-0.041 to -0.024") == "\N{MINUS SIGN}0.041 to \N{MINUS SIGN}0.024"
+    assert to_latex("-0.041 to 0.024") == "$-$0.041 to 0.024"
+    assert to_html("mean-free to y-0.25") == "mean-free to y-0.25"
 
 
 def test_other_texts_are_escaped_in_every_form() -> None:

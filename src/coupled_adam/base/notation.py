@@ -7,6 +7,7 @@ from coupled_adam.base.text import SHORTHAND, escape_latex
 
 # Shown in a table for a missing value.
 MISSING = "\N{EN DASH}"
+INTERVAL = re.compile(r"-?[\d.,e+-]+ to -?[\d.,e+-]+")
 
 
 def to_markdown(text: str, *, bold: bool = False) -> str:
@@ -30,6 +31,8 @@ def to_latex(text: str, *, bold: bool = False) -> str:
     match = SHORTHAND.fullmatch(text)
     if match:
         shown = match["mean"].replace("-", "$-$") + (f" {{\\tiny ({match['std']})}}" if match["std"] else "")
+    elif INTERVAL.fullmatch(text):
+        shown = text.replace("-", "$-$")
     else:
         shown = escape_latex(text)
     return f"\\textbf{{{shown}}}" if bold else shown
@@ -43,10 +46,12 @@ def to_html(text: str, *, bold: bool = False) -> str:
         '<b>0.123<small>(4)</small></b>'
     """
     match = SHORTHAND.fullmatch(text)
+    # U+2212, a minus sign as wide as a plus: a hyphen would be too short and could break the line.
+    minus = "\N{MINUS SIGN}"
     if match:
-        # U+2212, a minus sign as wide as a plus: a hyphen would be too short and could break the line.
-        shown = match["mean"].replace("-", "\N{MINUS SIGN}")
-        shown += f"<small>({match['std']})</small>" if match["std"] else ""
+        shown = match["mean"].replace("-", minus) + (f"<small>({match['std']})</small>" if match["std"] else "")
+    elif INTERVAL.fullmatch(text):
+        shown = text.replace("-", minus)
     else:
         shown = html.escape(text)
     return f"<b>{shown}</b>" if bold else shown
