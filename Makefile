@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 # Two OpenMP threads that spin while waiting can be 20 times slower beside one other busy process.
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 0
+# pip would compile all 23,000 modules (--no-compile); Python compiles those that are imported, once, if it may write them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types docs bench clean
@@ -19,16 +21,15 @@ help:
 $(VENV)/.installed-study $(VENV)/.installed-dev $(VENV)/.installed-docs: $(VENV)/.installed-%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "coupled-adam needs Python 3.11 or newer; set PYTHON=")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
 demo: $(VENV)/.installed-study
 	$(BIN)/coupled-adam demo
 
-# Two files at a time: most tests wait for processes they have started, or use one core. These hundreds of processes
-# would each compile the package anew without the bytecode that the first of them writes.
+# Two files at a time: most tests wait for processes they have started, or use one core.
 test: lint types
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
