@@ -367,7 +367,7 @@ def _print_comparison(console: Console, contents: "Contents") -> None:
             console.print(Text(note, style="dim"))
     for table in contents.tables:
         if table.name == "selection":
-            for note in table.notes[1:]:  # winners at an edge
+            for note in table.notes[1:]:  # winners at an edge, shorter candidates
                 console.print(Text(note, style="bold"), soft_wrap=True)
     for plan in contents.plans:
         if plan.problem:
