@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.progress import wide_enough
+from coupled_adam.base.progress import wide_enough, with_whole_names
 from coupled_adam.base.text import counted, printable_lines
 from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
@@ -245,7 +245,7 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Study fol
         table = status_table(study, cells, StudyFolder(folder))
         found = counts(study, cells, StudyFolder(folder))
         selected = selection_lines(StudyFolder(folder), study)
-    console.print(table)
+    with_whole_names(console, table).print(table)
     for line in selected.values():
         console.print(Text(f"Selected: {line}"), soft_wrap=True)
     console.print(", ".join(f"{count} {name}" for name, count in found.items()))
@@ -309,8 +309,10 @@ def _print_plan(
     from coupled_adam.study.overview import counts, plan_table, worst_case
 
     console.print(Text(study.title, style="bold"))
-    console.print(Text(one_paragraph(study.description)))
-    console.print(plan_table(study, cells, folder))
+    if study.description:
+        console.print(Text(one_paragraph(study.description)))
+    table = plan_table(study, cells, folder)
+    with_whole_names(console, table).print(table)
     for line in worst_case(study, cells, all_cells):
         console.print(Text(line))
     trained = counts(study, cells, folder).get(TO_BE_MEASURED)
