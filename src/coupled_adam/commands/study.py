@@ -60,7 +60,8 @@ def run(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a setting of all runs, or a study key such as `evaluation.tasks`; may be repeated.",
+            help="Change a setting of all runs (`train tiny --show` explains them), or a study key such as "
+            "`evaluation.tasks`; may be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -70,6 +71,9 @@ def run(
     continue.
 
     For your own study: `coupled-adam study show demo > mine.toml`, edit the file, `coupled-adam study run mine.toml`
+
+    To select the learning rate or another setting for each optimizer, copy `[select]` from
+    `coupled-adam study show muon`
 
     Exit codes: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (the terminal was closed), 1 if a run failed.
 
