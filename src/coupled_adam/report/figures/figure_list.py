@@ -83,8 +83,8 @@ ENTRIES = (
     _Entry(
         "ranking",
         "Loss against the quality of the embeddings",
-        "Each point is an optimizer, numbered by loss: mean over seeds, with the standard deviation as bars. Lower "
-        "loss, higher r_cos and higher ISO are better. {ranked}",
+        "Each point is an optimizer, numbered by loss: mean over seeds, with the standard deviation as bars. The "
+        "best are at the bottom right. {ranked}",
         ranking_figures.draw_ranking,
     ),
     _Entry(
