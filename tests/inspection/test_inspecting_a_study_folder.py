@@ -1,12 +1,14 @@
-"""`inspect` of a folder of runs: the error names runs to pass instead."""
+"""`inspect` and `recentre` of a folder of runs: the error names runs to pass instead."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from typer.testing import CliRunner
 
 from coupled_adam.base.errors import UserError
+from coupled_adam.cli import app
 from coupled_adam.inspection.model_tables import read_model
 
 
@@ -33,3 +35,11 @@ def test_a_folder_of_runs_is_refused_with_its_runs(tmp_path: Path) -> None:
     write_run(tmp_path / "mine")
     with pytest.raises(UserError, match=f"coupled-adam inspect {tmp_path / 'mine'}$"):
         read_model(str(tmp_path))
+
+
+def test_recentring_a_study_folder_is_refused_with_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "study" / "runs" / "a" / "seed-1"
+    write_run(run)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["recentre", str(tmp_path / "study"), str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert str(run) in result.output.replace("\n", "")

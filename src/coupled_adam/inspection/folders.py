@@ -44,7 +44,7 @@ def open_folder(folder: Path) -> Stored:
         return open_file(files[0])
     if files:
         raise UserError(f"{folder}: several model files; pass one of them: {', '.join(file.name for file in files)}")
-    runs = _runs_inside(folder)
+    runs = runs_inside(folder)
     if runs:
         raise UserError(
             f"{folder}: contains runs, not one model; pass runs, such as: coupled-adam inspect "
@@ -56,7 +56,7 @@ def open_folder(folder: Path) -> Stored:
     )
 
 
-def _runs_inside(folder: Path) -> list[Path]:
+def runs_inside(folder: Path) -> list[Path]:
     """One run of each cell of a study, or the runs in a folder of runs; a few of them."""
     of_study = {run.parent: run for run in sorted(folder.glob("runs/*/seed-*"), reverse=True) if newest_tables(run)}
     runs = sorted(of_study.values()) or sorted(run for run in folder.glob("*") if newest_tables(run))
