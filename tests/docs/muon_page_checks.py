@@ -36,7 +36,13 @@ def train_by_muon_and_algorithm_1(
     muon_decay: float = 0.1,
     adjust_lr_fn: str | None = None,
     factors: Iterable[float] | None = None,
+    **member: Any,
 ) -> torch.optim.Muon:
+    """Train a model as the page does.
+
+    Args:
+        member: the member of the family of second moments, for `reference_step`; Coupled Adam by default.
+    """
     from tiny import loss_of as loss_of_tiny
 
     loss_of = loss_of or loss_of_tiny
@@ -55,7 +61,7 @@ def train_by_muon_and_algorithm_1(
         for optimizer, rate in ((muon, muon_lr), (rest, lr)):
             optimizer.param_groups[0]["lr"] = rate * factor
             optimizer.step()
-        state = reference_step(state, weight.grad, lr=table_lr * factor)
+        state = reference_step(state, weight.grad, lr=table_lr * factor, **member)
         weight.data.copy_(state.embeddings)
     return muon
 
@@ -99,6 +105,19 @@ def _(names: Names) -> None:
 
 @after("Check both optimizers")
 def _(names: Names) -> None:
+    assert names["muon"].param_groups[0]["param_names"] == [MATRIX]
+
+
+@after("Recommended settings")
+def _(names: Names) -> None:
+    expected = expected_model(
+        5, muon_lr=1e-3, table_lr=3e-3, adjust_lr_fn="match_rms_adamw", row_exponent=0.25, mean_free=True
+    )
+    table, before = "embedding.weight", fresh_model().get_parameter("embedding.weight")
+    found = names["model"].get_parameter(table)
+    torch.testing.assert_close(found, expected.get_parameter(table), rtol=0.0, atol=ATOL)
+    assert (found - before).abs().max() > 10 * ATOL
+    torch.testing.assert_close(found.mean(0), before.mean(0))
     assert names["muon"].param_groups[0]["param_names"] == [MATRIX]
 
 

@@ -115,3 +115,8 @@ def wide_enough(console: "Console", table: "Table") -> "Console":
     width = max(console.width, Measurement.get(whole, whole.options, table).maximum)
     # Keep `quiet`: the reader of stdout may be gone.
     return Console(file=console.file, quiet=console.quiet, highlight=False, width=width)
+
+
+def with_whole_names(console: "Console", table: "Table") -> "Console":
+    """A console that does not fold names in a file or pipe, where `grep` looks for them; a terminal folds them."""
+    return console if console.is_terminal else wide_enough(console, table)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.progress import wide_enough
+from coupled_adam.base.progress import wide_enough, with_whole_names
 from coupled_adam.base.text import counted, printable_lines
 from coupled_adam.commands.refusal import refuse, user_errors
 from coupled_adam.commands.tidy_help import TidyGroup
@@ -60,7 +60,8 @@ def run(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a setting of all runs, or a study key such as `evaluation.tasks`; may be repeated.",
+            help="Change a setting of all runs (`train tiny --show` explains them), or a study key such as "
+            "`evaluation.tasks`; may be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -70,6 +71,9 @@ def run(
     continue.
 
     For your own study: `coupled-adam study show demo > mine.toml`, edit the file, `coupled-adam study run mine.toml`
+
+    To select the learning rate or another setting for each optimizer, copy `[select]` from
+    `coupled-adam study show muon`
 
     Exit codes: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (the terminal was closed), 1 if a run failed.
 
@@ -245,7 +249,7 @@ def status(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Study fol
         table = status_table(study, cells, StudyFolder(folder))
         found = counts(study, cells, StudyFolder(folder))
         selected = selection_lines(StudyFolder(folder), study)
-    console.print(table)
+    with_whole_names(console, table).print(table)
     for line in selected.values():
         console.print(Text(f"Selected: {line}"), soft_wrap=True)
     console.print(", ".join(f"{count} {name}" for name, count in found.items()))
@@ -309,8 +313,10 @@ def _print_plan(
     from coupled_adam.study.overview import counts, plan_table, worst_case
 
     console.print(Text(study.title, style="bold"))
-    console.print(Text(one_paragraph(study.description)))
-    console.print(plan_table(study, cells, folder))
+    if study.description:
+        console.print(Text(one_paragraph(study.description)))
+    table = plan_table(study, cells, folder)
+    with_whole_names(console, table).print(table)
     for line in worst_case(study, cells, all_cells):
         console.print(Text(line))
     trained = counts(study, cells, folder).get(TO_BE_MEASURED)
@@ -367,7 +373,7 @@ def _print_comparison(console: Console, contents: "Contents") -> None:
             console.print(Text(note, style="dim"))
     for table in contents.tables:
         if table.name == "selection":
-            for note in table.notes[1:]:  # winners at an edge
+            for note in table.notes[1:]:  # winners at an edge, shorter candidates
                 console.print(Text(note, style="bold"), soft_wrap=True)
     for plan in contents.plans:
         if plan.problem:

@@ -33,7 +33,8 @@ def train(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a setting, such as `optimizer.embeddings=adamw`; may be repeated.",
+            help="Change a setting, such as `optimizer.embeddings=adamw`; may be repeated. --show explains all "
+            "settings.",
         ),
     ] = None,
     out: Annotated[
@@ -46,7 +47,9 @@ def train(
     list_presets: Annotated[
         bool, typer.Option("--list", help="List the presets and their requirements, and exit.")
     ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the full config as TOML, and exit.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the full config as TOML, each setting explained, and exit.")
+    ] = False,
 ) -> None:
     """Train a language model as the paper does.
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from coupled_adam.base.text import setting
 from coupled_adam.config.field_types import (
     Count,
     Decay,
@@ -20,6 +21,8 @@ from coupled_adam.config.field_types import (
     WholeNumber,
 )
 from coupled_adam.config.schema import Section
+
+TABLE_WORDS = {"lr_factor": "learning rate times"}  # the other keys of a table say what they are
 
 
 class ModelSection(Section):
@@ -148,6 +151,15 @@ class OptimizerSection(Section):
     tables: OutputTableSection = Field(default_factory=OutputTableSection)
     input_table: InputTableSection = Field(default_factory=InputTableSection)
     muon: MuonSection = Field(default_factory=MuonSection)
+
+    def table_facts(self, *, tied: bool) -> list[str]:
+        """Describe the tables whose settings differ from those of the other weights."""
+        facts = []
+        for name, table in (("tied" if tied else "output", self.tables), ("input", self.input_table)):
+            own = {TABLE_WORDS.get(key, key): value for key, value in table.model_dump(exclude_defaults=True).items()}
+            if own:
+                facts.append(f"{name} table: {', '.join(f'{word} {setting(value)}' for word, value in own.items())}")
+        return facts
 
     def betas_of(self, table: TableSection) -> tuple[float, float]:
         """Adam's decays for a vocabulary table."""

@@ -101,6 +101,7 @@ def _training_facts(training: Training) -> list[str]:
         + ("" if run.model.tied or optimizer.embeddings == "adamw" else f", {which}")
         + (f" (scale exponent {setting(optimizer.scale_exponent)})" if optimizer.scale_exponent else "")
         + ("; centred after each step" if optimizer.centre else ""),
+        *optimizer.table_facts(tied=run.model.tied),
         *_matrix_facts(optimizer),
         f"other weights: AdamW, betas {setting(optimizer.beta1)} and {setting(optimizer.beta2)}, weight decay "
         f"{setting(optimizer.weight_decay)}",

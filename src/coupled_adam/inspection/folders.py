@@ -5,6 +5,7 @@ differ only in `fetch`, and of a sharded model only the shards with the tables a
 """
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -22,6 +23,7 @@ Fetch = Callable[[str], Path | None]
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER = "tokenizer.json"
+MOST_NAMED_RUNS = 3
 
 
 def open_folder(folder: Path) -> Stored:
@@ -42,10 +44,23 @@ def open_folder(folder: Path) -> Stored:
         return open_file(files[0])
     if files:
         raise UserError(f"{folder}: several model files; pass one of them: {', '.join(file.name for file in files)}")
+    runs = runs_inside(folder)
+    if runs:
+        raise UserError(
+            f"{folder}: contains runs, not one model; pass runs, such as: coupled-adam inspect "
+            + shlex.join(str(run) for run in runs)
+        )
     raise UserError(
         f"{folder}: no model in this folder; expected {TABLES_FILE}, checkpoints/step-<number>/{TABLES_FILE}, "
         f"{' or '.join(WEIGHTS)}, or one file that ends in {', '.join(SUFFIXES)}"
     )
+
+
+def runs_inside(folder: Path) -> list[Path]:
+    """One run of each cell of a study, or the runs in a folder of runs; a few of them."""
+    of_study = {run.parent: run for run in sorted(folder.glob("runs/*/seed-*"), reverse=True) if newest_tables(run)}
+    runs = sorted(of_study.values()) or sorted(run for run in folder.glob("*") if newest_tables(run))
+    return runs[:MOST_NAMED_RUNS]
 
 
 def open_hub_model(name: str) -> Stored:

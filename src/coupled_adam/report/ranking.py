@@ -72,6 +72,7 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
     if not groups:
         return None
     winners = {run.trial.of: run.trial.value for run in reported if run.trial is not None}
+    keys = {run.trial.of: run.trial.key for run in reported if run.trial is not None}
     rows, notes = (
         [],
         [
@@ -79,15 +80,17 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
             "same number of values, plus those added beyond the smallest or largest one."
         ],
     )
+    lengths = {run.trial.of: run.tokens for run in reported if run.trial is not None}
     for of, runs in groups.items():
         runs = sorted(runs, key=_value)
         rows += list(_rows(runs, winners.get(of)))
-        edge = None if winners.get(of) is None else edge_of(winners[of] or 0.0, [_value(run) for run in runs])
-        if edge:
-            notes.append(f"{runs[0].optimizer} ({short(runs[0].tokens)}, {runs[0].model}): {at_edge(edge)}.")
-    lengths = {run.trial.of: run.tokens for run in reported if run.trial is not None}
+        winner = winners.get(of)
+        edge = None if winner is None else edge_of(winner, [_value(run) for run in runs])
+        if winner is not None and edge:
+            where = f"{runs[0].optimizer} ({short(lengths[of])}, {runs[0].model})"
+            notes.append(f"{where}: {keys[of]} = {setting(winner)} is {at_edge(edge)}.")
     if any(run.tokens < lengths.get(of, run.tokens) for of, runs in groups.items() for run in runs):
-        notes.append("D: the tokens of these runs. The reported runs train on more, and their best value may differ.")
+        notes.append("Candidates train on fewer tokens (D) than the reported runs, whose best value may differ.")
     columns = (
         *(D, N, OPTIMIZER, text_column("setting", "setting"), number_column("value", "value")),
         *(number_column(VALIDATION_LOSS, METRICS[VALIDATION_LOSS].heading), text_column("winner", "winner")),

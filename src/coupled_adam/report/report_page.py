@@ -112,7 +112,7 @@ def render_report(contents: Contents, figures: Sequence[CaptionedFigure], out: P
 
 
 def what_was_compared(grid: Grid) -> list[str]:
-    """Summarise the study in short phrases: optimizers, models, data, seeds."""
+    """Summarise the study in short phrases: optimizers, models, data, seeds, selected settings."""
     optimizers = [variant.label for variant in grid.variants]
     named = optimizers if len(optimizers) <= 4 else [optimizers[0], "…", optimizers[-1]]
     models = sorted({(size.parameters, size.model) for size in grid.sizes})
@@ -126,6 +126,7 @@ def what_was_compared(grid: Grid) -> list[str]:
     counts = [len(cell.runs) for cell in grid.finished.cells]
     fewest, most = min(counts), max(counts)
     seeds = f"{most} seeds each" if fewest == most else f"{fewest} to {most} seeds"
+    selected = sorted({run.trial.key for run in grid.results if run.trial is not None})
     # A name may contain a comma, such as "standard, centred".
     between = "; " if any("," in name for name in named) else ", "
     words = " and ".join(named) if len(named) == 2 else between.join(named)
@@ -134,6 +135,7 @@ def what_was_compared(grid: Grid) -> list[str]:
         f"model {model}" if len(models) == 1 else f"models {model}",
         f"{tokens} training tokens",
         "one seed" if most == 1 else seeds,
+        *(f"{key} selected for each optimizer" for key in selected),
     ]
 
 

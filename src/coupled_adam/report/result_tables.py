@@ -357,7 +357,7 @@ def notes_on(
         notes.append(f"Not measured in any run: {', '.join(unmeasured)}.")
     missing = sum(len(cell.seeds) - len(cell.runs) for cell in cells)
     if missing:
-        notes.append(f"Missing runs: {missing} of {sum(len(cell.seeds) for cell in cells)}; see the column seeds.")
+        notes.append(f"Missing runs: {missing} of {sum(len(cell.seeds) for cell in cells)}.")
     # Group columns that are missing in the same cells: all seven tasks are evaluated, or none.
     lacking: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for place, column in enumerate(table.columns):

@@ -141,7 +141,10 @@ def to_rich_comparison(table: ReportTable) -> rich.table.Table:
         return shown
     shown = rich.table.Table("", title=table.title)
     for row in table.rows:
-        shown.add_column("\n".join(row[index].text for index in heads), justify="right", no_wrap=True)
+        lines = [
+            f"seeds: {row[index].text}" if table.columns[index].key == "seeds" else row[index].text for index in heads
+        ]
+        shown.add_column("\n".join(lines), justify="right", no_wrap=True)
     for index, column in enumerate(table.columns):
         if column.numbers:
             cells = [row[index] for row in table.rows]

@@ -133,7 +133,7 @@ def selection_lines(folder: StudyFolder, study: Study, cells: Sequence[Cell] | N
             assert loss is not None, "a winner has a loss"
             edge = f"; {at_edge(choice.edge)}" if choice.edge else ""
             lines[selection.of] = (
-                f"{selection.of}: {selection.key} = {setting(choice.winner)} of "
+                f"{selection.of}: {selection.key} = {setting(choice.winner)}, best of "
                 f"{counted(len(choice.tried), 'value')}, validation loss {METRICS[VALIDATION_LOSS].text(loss)}{edge}"
             )
         elif choice.all_diverged:

@@ -328,11 +328,14 @@ def _summary(config: Config, corpus: Corpus, ranks: Ranks, parts: RunParts) -> s
         "sgd": [f"f = {setting(optimizer.sgd_factor)}"] if optimizer.sgd_factor else [],
     }[optimizer.embeddings]
     extra = f" ({', '.join(details)})" if details else ""
+    factor = optimizer.muon.lr_factor
+    muon = "" if factor == 1.0 else f", learning rate times {setting(factor)}"
     where = devices.device_name(ranks.device) + (f", {ranks.size} ranks, {ranks.mode}" if ranks.size > 1 else "")
     return (
         f"{config.name}: {model.architecture}, {parameters:,} parameters, {counted(model.layers, 'layer')}, "
         f"{model.width} wide{bias}; embeddings: {optimizer.embeddings}{extra}{', centred' if optimizer.centre else ''}"
-        f"{'; matrices: muon' if optimizer.matrices == 'muon' else ''}; seed {config.seed}\n"
+        f"{''.join(f'; {fact}' for fact in optimizer.table_facts(tied=model.tied))}"
+        f"{f'; matrices: muon{muon}' if optimizer.matrices == 'muon' else ''}; seed {config.seed}\n"
         f"{len(corpus.tokens('train')):,} tokens in {corpus.folder}; {counted(config.total_steps, 'step')} of "
         f"{config.training.batch_size} x {model.context}; {where}"
     )

@@ -20,6 +20,7 @@ from torch import Tensor
 from coupled_adam.base.errors import UserError
 from coupled_adam.base.text import percent, scientific, setting, significant, size_text
 from coupled_adam.evaluation.whole_folder import replacing_folder, require_free
+from coupled_adam.inspection.folders import runs_inside
 from coupled_adam.inspection.model_inspection import MeasuredModel, Request, inspect_models, json_object
 from coupled_adam.inspection.recentring.finished_model import FinishedModel
 from coupled_adam.inspection.recentring.hub_model import CONFIG, open_hub_folder
@@ -172,7 +173,9 @@ def _open(source: Path) -> FinishedModel:
         return open_run(source)
     if (source / CONFIG).exists():
         return open_hub_folder(source)
-    raise UserError(f"{source}: neither a Hugging Face folder (no {CONFIG}) nor a run folder (no config.toml)")
+    runs = runs_inside(source)
+    remedy = f"; pass a run, such as {runs[0]}" if runs else ""
+    raise UserError(f"{source}: neither a Hugging Face folder (no {CONFIG}) nor a run folder (no config.toml){remedy}")
 
 
 def _require_apart(source: Path, out: Path) -> None:

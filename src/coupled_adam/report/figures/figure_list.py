@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from coupled_adam.base.captioned_figure import CaptionedFigure, captioned_figure, figure_style, write_captioned_figures
+from coupled_adam.metrics import METRICS
 from coupled_adam.report.figures import (
     ablations,
     clouds,
@@ -83,8 +84,8 @@ ENTRIES = (
     _Entry(
         "ranking",
         "Loss against the quality of the embeddings",
-        "Each point is an optimizer, numbered by loss: mean over seeds, with the standard deviation as bars. Lower "
-        "loss, higher r_cos and higher ISO are better. {ranked}",
+        "Each point is an optimizer, numbered by loss: mean over seeds, with the standard deviation as bars. "
+        "{qualities} are better. {ranked}",
         ranking_figures.draw_ranking,
     ),
     _Entry(
@@ -220,8 +221,10 @@ def _caption_words(grid: Grid) -> dict[str, str]:
     )
     binned = frequency_figures.shown_cells(grid)
     ranked = ranking_figures.shown_place(grid)
+    qualities = [f"higher {METRICS[key].symbol}" for key in ranking_figures.drawn_qualities(grid)]
     return {
         "pairs": what,
+        "qualities": " and ".join([", ".join(["Lower loss", *qualities[:-1]]), *qualities[-1:]]),
         "largest": largest,
         "ranked": f"Shown: {ranked[0].size.label}." if ranked and len(grid.finished.places) > 1 else "",
         "baseline": binned[0].variant.label if binned else "",

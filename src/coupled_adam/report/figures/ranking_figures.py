@@ -23,12 +23,18 @@ def shown_place(grid: Grid) -> list[CellRuns]:
     return best if len(best) >= LEAST_RANKED else []
 
 
+def drawn_qualities(grid: Grid) -> list[str]:
+    """The measures of embeddings that more than one ranked optimizer has."""
+    cells = shown_place(grid)
+    return [
+        key for key in QUALITIES if sum(summarise(cell.values(key).values()).mean is not None for cell in cells) > 1
+    ]
+
+
 def draw_ranking(grid: Grid) -> Figure | None:
     """Draw the loss against r_cos and ISO: one point per optimizer, with the standard deviation over seeds as bars."""
     cells = shown_place(grid)
-    drawn = [
-        key for key in QUALITIES if sum(summarise(cell.values(key).values()).mean is not None for cell in cells) > 1
-    ]
+    drawn = drawn_qualities(grid)
     if not cells or not drawn:
         return None
     figure, [row] = panels(1, len(drawn), 3.2, share_y=True)
