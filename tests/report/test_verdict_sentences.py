@@ -142,9 +142,8 @@ LOSS_OF_MANY = {
     "The test loss was not measured.": [],
 }
 EMBEDDINGS_OF_MANY = {
-    f"The mean embedding has 2% (a) to 10% (b) {LENGTH}; 0% means centred at the origin.": [
-        {"a": RATIO_LOW, "b": [0.09, 0.10, 0.11]}
-    ],
+    "The length of the mean embedding, relative to a typical embedding, ranges from 2% with a to 10% with b; 0% means "
+    "centred at the origin.": [{"a": RATIO_LOW, "b": [0.09, 0.10, 0.11]}],
     f"With every optimizer, the mean embedding has 2% {LENGTH}; 0% means centred at the origin.": [
         {"a": RATIO_LOW, "b": RATIO_LOW}
     ],
@@ -163,7 +162,7 @@ def against(*outcomes: dict[str, Outcome]) -> list[AgainstBaseline]:
 
 
 LOSS_AGAINST_A = {
-    "Of 3 optimizers, b has the lowest test loss, 3.02(1). Compared with a (3.11(1)), b is significantly lower and c "
+    "Of 3 optimizers, b has the lowest test loss, 3.02(1). Compared with a at 3.11(1), b is significantly lower and c "
     f"is not significantly different; tested at 95%{CORRECTED}.": (
         [OTHER_BEATEN],
         against({"b": "better", "c": "open"}),

@@ -70,7 +70,7 @@ def verdict_against_baseline(
     if outcome != "no claim":
         if len(lowest) == 1:
             shown = shown_loss(_summaries(measured[0])[baseline])
-            baseline = "it" if lowest[0].name == baseline else f"{baseline} ({shown})"
+            baseline = "it" if lowest[0].name == baseline else f"{baseline} at {shown}"
         text += f". Compared with {baseline}, {_against_baseline(compared, len(lowest))}; tested at 95%{test}."
     elif all(summary.count == 1 for size in measured for summary in _summaries(size).values()):
         text += "; with one seed each, nothing can be claimed."
@@ -259,8 +259,9 @@ def _ratio_range(ratios: Sequence[Mapping[str, Values]], table: TablePrefix) -> 
     over_sizes = {name: sum(values) / len(values) for name, values in means.items()}
     low, high = min(over_sizes, key=lambda name: over_sizes[name]), max(over_sizes, key=lambda name: over_sizes[name])
     lowest, highest = percent(over_sizes[low]), percent(over_sizes[high])
-    has = f"mean {table}embedding has"
-    of_length = "of a typical embedding's length; 0% means centred at the origin."
+    mean = f"mean {table}embedding"
+    origin = "0% means centred at the origin."
     if lowest == highest:
-        return f"With every optimizer, the {has} {lowest} {of_length}"
-    return f"The {has} {lowest} ({low}) to {highest} ({high}) {of_length}"
+        return f"With every optimizer, the {mean} has {lowest} of a typical embedding's length; {origin}"
+    ends = f"from {lowest} with {low} to {highest} with {high}"
+    return f"The length of the {mean}, relative to a typical embedding, ranges {ends}; {origin}"
