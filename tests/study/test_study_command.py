@@ -208,7 +208,7 @@ def test_folders_that_contradict_each_other_are_not_merged(tmp_path: Path) -> No
 def test_the_terminal_shows_what_is_missing_and_what_is_not_checked(tmp_path: Path) -> None:
     file = write_study(tmp_path, PAIR)
     shown = study("run", str(file), "--out", "a", "--only", "*-standard").output
-    assert re.search(r"┃ +┃ standard ┃ coupled ┃\n┃ +┃ +2 ┃ +0 of 2 ┃", shown), shown
+    assert re.search(r"┃ +┃ standard ┃ +coupled ┃\n┃ +┃ +seeds: 2 ┃ +seeds: 0 of 2 ┃", shown), shown
     assert re.search(rf"│ loss \(↓\) │ +1.00\(0\) │ +{MISSING} │", shown), shown
     assert "2 of 4" in shown
     assert shown.endswith(study("report", "a").output)
