@@ -163,7 +163,7 @@ def test_the_best_of_many_says_how_many_it_beats() -> None:
     found = verdict_of_many([samples], [{"coupled n=0": RATIO_LOW, "coupled n=5": [0.09, 0.10, 0.11]}])
     assert found.outcome == "open"
     assert in_order(found.loss, "3 optimizers", "coupled n=0", LOSS, "3.02(1)", 1, 2, "95%"), found.loss
-    assert "2% (coupled n=0) to 10% (coupled n=5)" in found.embeddings
+    assert "from 2% with coupled n=0 to 10% with coupled n=5" in found.embeddings
 
 
 def test_the_best_of_many_with_one_seed_claims_nothing() -> None:
