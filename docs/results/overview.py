@@ -14,9 +14,9 @@ from pathlib import Path
 
 from coupled_adam.base.captioned_figure import captioned_figure, figure_style, standalone_svg
 from coupled_adam.base.files import write_whole
-from coupled_adam.base.notation import to_markdown
+from coupled_adam.base.notation import MINUS, to_markdown
 from coupled_adam.base.text import shorthand
-from coupled_adam.report.figures.forest import MINUS, ForestGroup, ForestRow, draw_forest
+from coupled_adam.report.figures.forest import ForestGroup, ForestRow, draw_forest
 from coupled_adam.report.figures.style import COLOURS
 from coupled_adam.report.grid import CellRuns, Grid, gather_grid
 from coupled_adam.report.primary_comparisons import LOSS, PrimaryComparison, primary_comparisons
@@ -113,11 +113,6 @@ def signed(value: float) -> str:
     return f"{value:+.3f}"
 
 
-def is_significant(each: PrimaryComparison) -> bool:
-    """Whether the difference is significant after Holm's correction."""
-    return each.outcome in ("better", "worse")
-
-
 def markdown_table(results: Sequence[BlockResult]) -> str:
     """One row per block; significant differences are bold."""
     labels = [f"{OPTIMIZERS[optimizer][0]}: difference (95% interval)" for optimizer in USUAL]
@@ -132,7 +127,7 @@ def markdown_table(results: Sequence[BlockResult]) -> str:
         cells.append(shorthand(loss.mean, loss.std, LOSS.decimals_of(loss.count)))
         for optimizer, usual, each in zip(found.block.optimizers, USUAL, found.comparisons, strict=True):
             other = "" if optimizer == usual else f" ({OPTIMIZERS[optimizer][0]})"
-            cells.append(to_markdown(difference_text(found, each), bold=is_significant(each)) + other)
+            cells.append(to_markdown(difference_text(found, each), bold=each.is_significant) + other)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -144,7 +139,7 @@ def forest_group(found: BlockResult) -> ForestGroup:
         assert each.difference is not None
         label, colour = OPTIMIZERS[optimizer]
         interval, numbers = each.comparison.paired_interval, difference_text(found, each).replace("-", MINUS)
-        rows.append(ForestRow(label, each.difference, interval, is_significant(each), colour, numbers))
+        rows.append(ForestRow(label, each.difference, interval, each.is_significant, colour, numbers))
     return ForestGroup(found.block.heading, rows, f"{found.steps:,} steps, {seeds_text(len(found.baseline.runs))}")
 
 

@@ -2,11 +2,14 @@
 
 import html
 import re
+from collections.abc import Callable
 
 from coupled_adam.base.text import SHORTHAND, escape_latex
 
 # Shown in a table for a missing value.
 MISSING = "\N{EN DASH}"
+# A minus sign as wide as a plus: a hyphen would be too short and could break the line.
+MINUS = "\N{MINUS SIGN}"
 INTERVAL = re.compile(r"-?[\d.,e+-]+ to -?[\d.,e+-]+")
 
 
@@ -28,13 +31,7 @@ def to_latex(text: str, *, bold: bool = False) -> str:
         >>> print(to_latex("-54(3)", bold=True))
         \textbf{$-$54 {\tiny (3)}}
     """
-    match = SHORTHAND.fullmatch(text)
-    if match:
-        shown = match["mean"].replace("-", "$-$") + (f" {{\\tiny ({match['std']})}}" if match["std"] else "")
-    elif INTERVAL.fullmatch(text):
-        shown = text.replace("-", "$-$")
-    else:
-        shown = escape_latex(text)
+    shown = _typeset(text, "$-$", r" {{\tiny ({})}}", escape_latex)
     return f"\\textbf{{{shown}}}" if bold else shown
 
 
@@ -45,13 +42,20 @@ def to_html(text: str, *, bold: bool = False) -> str:
         >>> to_html("0.123(4)", bold=True)
         '<b>0.123<small>(4)</small></b>'
     """
-    match = SHORTHAND.fullmatch(text)
-    # U+2212, a minus sign as wide as a plus: a hyphen would be too short and could break the line.
-    minus = "\N{MINUS SIGN}"
-    if match:
-        shown = match["mean"].replace("-", minus) + (f"<small>({match['std']})</small>" if match["std"] else "")
-    elif INTERVAL.fullmatch(text):
-        shown = text.replace("-", minus)
-    else:
-        shown = html.escape(text)
+    shown = _typeset(text, MINUS, "<small>({})</small>", html.escape)
     return f"<b>{shown}</b>" if bold else shown
+
+
+def _typeset(text: str, minus: str, std: str, escape: Callable[[str], str]) -> str:
+    """Format a number with its standard deviation, an interval, or else any text.
+
+    Args:
+        text: of a cell.
+        minus: replaces the hyphens of numbers.
+        std: format of the standard deviation.
+        escape: for texts that are neither.
+    """
+    match = SHORTHAND.fullmatch(text)
+    if match:
+        return match["mean"].replace("-", minus) + (std.format(match["std"]) if match["std"] else "")
+    return text.replace("-", minus) if INTERVAL.fullmatch(text) else escape(text)

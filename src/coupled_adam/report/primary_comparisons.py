@@ -41,6 +41,11 @@ class PrimaryComparison:
             return "open"
         return "better" if difference < 0 else "worse"
 
+    @property
+    def is_significant(self) -> bool:
+        """Whether the difference is significant after the correction."""
+        return self.outcome in ("better", "worse")
+
 
 def primary_comparisons(grid: Grid) -> list[PrimaryComparison]:
     """Compare every optimizer with every standard one of its D and model, also those that cannot be tested."""

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from coupled_adam.base.captioned_figure import FAINT, PAPER, WIDTH, legend_above
+from coupled_adam.base.notation import MINUS
 from coupled_adam.base.text import fixed
 from coupled_adam.metrics import NATS
 from coupled_adam.report.figures.style import looks
@@ -31,7 +32,6 @@ MOST_ROWS = 60
 MARGIN = 10  # points between the axes and the text beside them
 BESIDE = ("axes fraction", "data")  # coordinates of that text
 SIGNIFICANT, NOT_SIGNIFICANT, NOT_TESTED = "significant at 95% (Holm)", "not significant", "one seed, not tested"
-MINUS = "\N{MINUS SIGN}"
 POINT: dict[str, Any] = {"marker": "o", "markersize": 6, "capsize": 2.5, "linewidth": 1.4, "linestyle": "none"}
 
 
@@ -78,7 +78,7 @@ def draw_primary_differences(grid: Grid) -> Figure | None:
             label=labels[each.optimizer.name],
             difference=difference,
             interval=each.comparison.paired_interval,
-            is_significant=each.outcome in ("better", "worse"),
+            is_significant=each.is_significant,
             colour=colours[each.optimizer.variant.name],
         )
         rows.setdefault(headings[each.baseline.name], []).append(row)
