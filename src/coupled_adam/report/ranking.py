@@ -71,8 +71,7 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
             groups.setdefault(run.trial.of, []).append(run)
     if not groups:
         return None
-    winners = {run.trial.of: run.trial.value for run in reported if run.trial is not None}
-    keys = {run.trial.of: run.trial.key for run in reported if run.trial is not None}
+    decided = {run.trial.of: run for run in reported if run.trial is not None}
     rows, notes = (
         [],
         [
@@ -80,16 +79,16 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
             "same number of values, plus those added beyond the smallest or largest one."
         ],
     )
-    lengths = {run.trial.of: run.tokens for run in reported if run.trial is not None}
     for of, runs in groups.items():
         runs = sorted(runs, key=_value)
-        rows += list(_rows(runs, winners.get(of)))
-        winner = winners.get(of)
+        trial = decided[of].trial if of in decided else None
+        winner = trial.value if trial is not None else None
+        rows += list(_rows(runs, winner))
         edge = None if winner is None else edge_of(winner, [_value(run) for run in runs])
-        if winner is not None and edge:
-            where = f"{runs[0].optimizer} ({short(lengths[of])}, {runs[0].model})"
-            notes.append(f"{where}: {keys[of]} = {setting(winner)} is {at_edge(edge)}.")
-    if any(run.tokens < lengths.get(of, run.tokens) for of, runs in groups.items() for run in runs):
+        if trial is not None and winner is not None and edge:
+            where = f"{runs[0].optimizer} ({short(decided[of].tokens)}, {runs[0].model})"
+            notes.append(f"{where}: {trial.key} = {setting(winner)} is {at_edge(edge)}.")
+    if any(run.tokens < decided[of].tokens for of, runs in groups.items() if of in decided for run in runs):
         notes.append("Candidates train on fewer tokens (D) than the reported runs, whose best value may differ.")
     columns = (
         *(D, N, OPTIMIZER, text_column("setting", "setting"), number_column("value", "value")),
