@@ -7,14 +7,14 @@ import pytest
 import typer
 from rich.console import Console
 
-from coupled_adam.commands.study import _print_outcome
+from coupled_adam.commands.study_output import print_outcome
 from coupled_adam.study.runner import StudyOutcome
 
 
 def printed(outcome: StudyOutcome) -> tuple[str, int]:
     file = io.StringIO()
     with pytest.raises(typer.Exit) as ended:
-        _print_outcome(Console(file=file), outcome, "coupled-adam study run small")
+        print_outcome(Console(file=file), outcome, "coupled-adam study run small")
     return file.getvalue(), ended.value.exit_code
 
 
