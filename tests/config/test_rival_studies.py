@@ -71,12 +71,16 @@ def test_an_entry_differs_from_plain_adamw_only_in_its_own_settings(tmp_path: Pa
         assert different == RIVALS[name], name
 
 
-@pytest.mark.parametrize("name", ["rivals", "muon"])
-def test_every_entry_has_three_trials_on_a_seed_that_is_not_reported(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "first"), [("rivals", 2), ("muon", 3)])
+def test_every_entry_has_the_same_number_of_trials_on_a_seed_that_is_not_reported(
+    name: str, first: int, tmp_path: Path
+) -> None:
     study = load_study(name)
     assert study.seeds == [1, 2, 3]
+    # With two values the winner is always at an edge, so that at least a third is tried.
+    assert first + study.select.extend >= 3
     for cells in candidates(name, tmp_path).values():
-        assert len({cell.config_hash for cell in cells}) == 3
+        assert len({cell.config_hash for cell in cells}) == first
         assert {cell.seed for cell in cells} == {0}
 
 
