@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_numbers_at_one_learning_rate_are_those_of_the_stored_runs(
     assert decided == [False, True, True, True]
 
 
-def test_numbers_with_muon_leave_candidates_out_and_name_fewer_seeds(
+def test_numbers_with_muon_leave_candidates_out(
     output: tuple[dict[str, list[str]], str],
 ) -> None:
     first = losses(("muon",), 82_000_000, "standard")
@@ -96,6 +97,24 @@ def test_numbers_with_muon_leave_candidates_out_and_name_fewer_seeds(
     assert row[0] == "5,004"
     assert row[1] == str(len(first))
     assert row[3:] == shown
+
+
+def test_a_difference_of_fewer_seeds_than_adamw_has_names_their_number(
+    overview: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(SCRIPT.parent / "muon", tmp_path / "muon")
+    file = tmp_path / "muon" / "results.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [row for row in rows if (row["optimizer"], row["seed"]) != (PARTIAL, 3)]
+    assert len(kept) == len(rows) - 1
+    file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    monkeypatch.setattr(overview, "STORED", tmp_path)
+    [block] = [block for block in overview.BLOCKS if block.folders == ("muon",)]
+    found = overview.read_block(block)
+    first, second = losses(("muon",), 82_000_000, "standard"), losses(("muon",), 82_000_000, PARTIAL)
+    expected, _ = paired(first, {seed: second[seed] for seed in (1, 2)})
+    assert expected.endswith(", 2 seeds")
+    assert overview.difference_text(found, found.comparisons[1]) == expected
 
 
 def test_the_best_learning_rate_of_each_optimizer_is_compared(output: tuple[dict[str, list[str]], str]) -> None:
