@@ -12,6 +12,7 @@ from scipy import stats
 from coupled_adam.metrics import METRICS
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.key_numbers import key_numbers
+from coupled_adam.report.primary_comparisons import primary_comparisons
 from coupled_adam.report.primary_table import primary_table
 from coupled_adam.report.significance import compare
 from coupled_adam.report.study_plans import shared_report
@@ -46,7 +47,8 @@ def pair_of(folder: Path, **losses: Sequence[Sequence[float]]) -> list[Result]:
 
 def table_of(results: Sequence[Result]) -> list[tuple[str, str, str]]:
     """D, optimizer and verdict of each row of the table `primary`."""
-    table = primary_table(gather_grid(results))
+    grid = gather_grid(results)
+    table = primary_table(grid, primary_comparisons(grid))
     assert table is not None
     return [(row[0].text, row[3].text, row[-1].text) for row in table.rows]
 
@@ -109,8 +111,9 @@ def test_seeds_that_are_not_shared_claim_nothing(tmp_path: Path) -> None:
     for name, optimizers in (("two", {"standard": STANDARD, "coupled": COUPLED}), ("three", THREE)):
         results = read_results(fabricate(tmp_path / name, optimizers=optimizers, with_runs=False))
         apart = [replace(run, seed=run.seed + 10 * (run.optimizer == "standard")) for run in results]
-        assert primary_table(gather_grid(apart)) is None
-        found = verdict(gather_grid(apart))
+        grid = gather_grid(apart)
+        assert primary_table(grid, primary_comparisons(grid)) is None
+        found = verdict(grid)
         assert found.outcome == "no claim"
         assert "95%" not in found.loss
 

@@ -22,6 +22,7 @@ from coupled_adam.report.figures import (
     training_curves,
 )
 from coupled_adam.report.grid import Grid, size_labels
+from coupled_adam.report.primary_comparisons import PrimaryComparison, primary_comparisons
 from coupled_adam.report.run_files import is_thinned
 from coupled_adam.theory.run_figures import CAPTIONS as THEORY_CAPTIONS
 
@@ -39,6 +40,8 @@ class _Entry:
     draw: Draw
     curves: str = ""
     """For curves over training, the kind of the logged rows; otherwise empty."""
+    of_primary: bool = False
+    """Whether it is drawn from the primary comparisons too."""
 
 
 AVERAGED = "Neighbouring steps are averaged, because there are more than can be drawn."
@@ -74,6 +77,7 @@ ENTRIES = (
         "correction for all comparisons; hollow: not significant. Without a line, only one seed is common and there "
         "is no test.",
         forest.draw_primary_differences,
+        of_primary=True,
     ),
     _Entry(
         "results",
@@ -186,13 +190,19 @@ OVER_TRAINING = tuple(entry.name for entry in ENTRIES if entry.curves)
 """Figures of curves over training, which the page also draws interactively."""
 
 
-def draw_figures(grid: Grid) -> list[CaptionedFigure]:
-    """Draw every figure that the results have data for, in the order of the report."""
+def draw_figures(grid: Grid, primary: Sequence[PrimaryComparison] | None = None) -> list[CaptionedFigure]:
+    """Draw every figure that the results have data for, in the order of the report.
+
+    Args:
+        grid: of the finished runs.
+        primary: the primary comparisons of the grid; computed by default.
+    """
+    primary = primary_comparisons(grid) if primary is None else primary
     words = _caption_words(grid)
     figures = []
     with figure_style():
         for entry in ENTRIES:
-            figure = entry.draw(grid)
+            figure = entry.draw(grid, primary) if entry.of_primary else entry.draw(grid)
             if figure is not None:
                 caption = entry.caption.format_map(words)
                 if entry.curves and is_thinned(grid.results, entry.curves):
