@@ -33,6 +33,7 @@ PAIR_COLUMNS = (
     text_column("baseline", "baseline"),
     text_column("optimizer", "optimizer"),
 )
+MOST_BASELINES = 2  # in one group of rows
 COMPARISON_COLUMNS = (
     *PAIR_COLUMNS,
     text_column("metric", "metric"),
@@ -68,6 +69,11 @@ CROSSING_NOTES = (
     "the same seed. Mean over the seeds that cross, with the standard deviation in parentheses.",
     "The step depends on the learning-rate schedule: a shorter run is not the start of a longer one.",
 )
+
+
+def pair_groups(rows: Sequence[Sequence[TableCell]]) -> int:
+    """Number of `PAIR_COLUMNS` that group the rows: also the baseline, if there are many."""
+    return 3 if len({row[2].text for row in rows}) > MOST_BASELINES else 2
 
 
 def comparison_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
@@ -214,7 +220,12 @@ def crossing_table(grid: Grid) -> ReportTable | None:
         return None
     notes = (f"Omitted because their curves end at different steps: {'; '.join(uneven)}.",) if uneven else ()
     return ReportTable(
-        "crossing", "When it overtakes the baseline", CROSSING_COLUMNS, tuple(rows), (*CROSSING_NOTES, *notes), groups=2
+        "crossing",
+        "When it overtakes the baseline",
+        CROSSING_COLUMNS,
+        tuple(rows),
+        (*CROSSING_NOTES, *notes),
+        groups=pair_groups(rows),
     )
 
 

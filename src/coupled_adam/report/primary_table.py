@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from coupled_adam.base.text import short, shorthand
 from coupled_adam.report.grid import Grid, optimizer_labels
-from coupled_adam.report.pair_tables import PAIR_COLUMNS, interval_cell, p_text, summary_cell
+from coupled_adam.report.pair_tables import PAIR_COLUMNS, interval_cell, p_text, pair_groups, summary_cell
 from coupled_adam.report.primary_comparisons import LOSS, PrimaryComparison
 from coupled_adam.report.result_notes import loss_splits
 from coupled_adam.report.shown_metrics import named
@@ -50,7 +50,7 @@ def primary_table(grid: Grid, primary: Sequence[PrimaryComparison]) -> ReportTab
     metric = named(LOSS, loss_splits(grid.results))
     title = f"{metric.label.capitalize()} against the standard optimizer"
     rows = tuple(_row(each, names[each.baseline.name], names[each.optimizer.name]) for each in found)
-    return ReportTable("primary", title, COLUMNS, rows, NOTES, groups=2)
+    return ReportTable("primary", title, COLUMNS, rows, NOTES, groups=pair_groups(rows))
 
 
 def _row(primary: PrimaryComparison, baseline: str, optimizer: str) -> tuple[TableCell, ...]:

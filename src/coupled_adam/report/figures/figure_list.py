@@ -21,6 +21,7 @@ from coupled_adam.report.figures import (
     theory_figures,
     training_curves,
 )
+from coupled_adam.report.figures.frequency_figures import FORMS, form_of
 from coupled_adam.report.grid import Grid, size_labels
 from coupled_adam.report.primary_comparisons import PrimaryComparison, primary_comparisons
 from coupled_adam.report.run_files import is_thinned
@@ -109,9 +110,7 @@ ENTRIES = (
         "loss_by_frequency",
         "Loss and calibration by token frequency",
         "Bin 1 has the most frequent tokens, which make up half of the training text. Each further bin covers half of "
-        "the rest, bin 10 everything left. Top: difference in loss from {baseline}, with the one-sided 95% threshold "
-        "as bars; a filled marker is significant, a hollow one is not. Bottom: calibration, log(predicted / observed); "
-        "0 is calibrated, and below 0 the model underestimates these tokens. " + _BAND + "{binned}",
+        "the rest, bin 10 everything left. {form}{binned}",
         frequency_figures.draw_by_frequency,
     ),
     _Entry(
@@ -153,6 +152,14 @@ ENTRIES = (
         "Validation loss",
         "On held-out text. " + _BAND,
         training_curves.draw_validation_loss,
+        "val",
+    ),
+    _Entry(
+        "validation_difference",
+        "Difference in validation loss over training",
+        "From {first}, between runs with the same seed; below zero is better. The first fifth of the training is left "
+        "out. " + _BAND,
+        training_curves.draw_validation_difference,
         "val",
     ),
     *_TABLES[1:],
@@ -234,9 +241,10 @@ def _caption_words(grid: Grid) -> dict[str, str]:
     qualities = [f"higher {METRICS[key].symbol}" for key in ranking_figures.drawn_qualities(grid)]
     return {
         "pairs": what,
+        "first": grid.variants[0].label,
         "qualities": " and ".join([", ".join(["Lower loss", *qualities[:-1]]), *qualities[-1:]]),
         "largest": largest,
         "ranked": f"Shown: {ranked[0].size.label}." if ranked and len(grid.finished.places) > 1 else "",
-        "baseline": binned[0].variant.label if binned else "",
+        "form": FORMS[form_of(binned)].format(baseline=binned[0].variant.label) if binned else "",
         "binned": f" Shown: {binned[0].size.label}." if binned and len(grid.finished.places) > 1 else "",
     }
