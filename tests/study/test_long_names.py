@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from coupled_adam.base.progress import LongName
+from coupled_adam.base.progress import LongName, print_fitted
 from coupled_adam.config.study_config import load_study
 from coupled_adam.study.expansion import cells_of
 from coupled_adam.study.folder import StudyFolder
@@ -52,3 +52,29 @@ def test_brackets_in_a_name_are_text() -> None:
     out = io.StringIO()
     Console(file=out, width=80, highlight=False).print(LongName("a[red]b"))
     assert out.getvalue() == "a[red]b\n"
+
+
+def numbers(count: int) -> Table:
+    """A table with a name of several words and many columns of numbers."""
+    table = Table("optimizer")
+    for _ in range(count):
+        table.add_column("loss", justify="right", no_wrap=True)
+    table.add_row("partial y=0.25 mean-free", *["0.123(4)*"] * count)
+    return table
+
+
+@pytest.mark.parametrize(("count", "most"), [(3, 80), (5, 80), (6, 80), (9, 999)])
+def test_numbers_stay_whole_and_names_wrap_only_if_they_must(count: int, most: int) -> None:
+    out = io.StringIO()
+    print_fitted(Console(file=out, width=80, force_terminal=True, color_system=None), numbers(count))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= most
+    assert sum(line.count("0.123(4)*") for line in lines) == count
+    assert "…" not in out.getvalue()
+    assert ("partial y=0.25 mean-free" in out.getvalue()) == (count in (3, 9))
+
+
+def test_a_pipe_gets_the_whole_table() -> None:
+    out = io.StringIO()
+    print_fitted(Console(file=out, width=80), numbers(6))
+    assert "partial y=0.25 mean-free" in out.getvalue()

@@ -155,6 +155,22 @@ def wide_enough(console: "Console", table: "Table") -> "Console":
     return Console(file=console.file, quiet=console.quiet, highlight=False, width=width)
 
 
+def print_fitted(console: "Console", table: "Table") -> None:
+    """Print a table of numbers, which must not wrap. On a narrow terminal names are wrapped, then lines between columns
+    are left out. A file, a pipe, or a terminal that is still too narrow, gets the whole table."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    whole = Console(width=WIDER_THAN_ANY_TABLE)
+    if console.is_terminal:
+        for style in (table.box, None):
+            table.box = style
+            if Measurement.get(whole, whole.options, table).minimum <= console.width:
+                console.print(table)
+                return
+    wide_enough(console, table).print(table)
+
+
 def with_whole_names(console: "Console", table: "Table") -> "Console":
     """A console that does not fold names in a file or pipe, where `grep` looks for them; a terminal folds them."""
     return console if console.is_terminal else wide_enough(console, table)
