@@ -137,11 +137,11 @@ def test_without_a_common_seed_or_a_standard_optimizer_there_is_no_figure(tmp_pa
 
 
 def test_several_baselines_have_a_group_each(tmp_path: Path) -> None:
-    optimizers = {"standard": STANDARD, "standard, centred": {**STANDARD, "centre": True}, "coupled": COUPLED}
+    optimizers = {"standard": STANDARD, "with bias": {**STANDARD, "output_bias": "unigram"}, "coupled": COUPLED}
     results = read_results(fabricate(tmp_path / "study", optimizers=optimizers, with_runs=False))
     [axes] = drawn(results).axes
     headings = [text.get_text() for text in axes.texts if text.get_text().startswith("against")]
-    assert headings == ["against standard Adam", "against standard, centred"]
+    assert headings == ["against standard Adam", "against with bias"]
     assert len(points(axes)) == 2
 
 

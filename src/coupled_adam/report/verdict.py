@@ -64,7 +64,7 @@ def _verdict(grid: Grid, compared: Sequence[PrimaryComparison]) -> Verdict:
         losses, ratios = (comparisons_over_sizes(grid, pair, metric) for metric in ("loss", "mu_norm_ratio"))
         table = _table_of([run for run in grid.results if run.optimizer in (pair[0].name, pair[1].name)])
         test = PAPERS_TEST
-        if pair[0].role == "standard" != pair[1].role:
+        if any((each.baseline.variant, each.optimizer.variant) == pair for each in primary):
             losses, test = _primary_over_sizes(grid, pair, primary), corrected
         return verdict_of_pair(pair[0].label, pair[1].label, losses, ratios, name, table, test)
     all_losses, all_ratios = (_samples(grid, metric) for metric in ("loss", "mu_norm_ratio"))
