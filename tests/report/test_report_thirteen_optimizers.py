@@ -224,6 +224,6 @@ def test_the_page_names_each_of_many_baselines_once(page: Path) -> None:
     for name in ("primary", "crossing"):
         table = text.partition(f'id="table-{name}"')[2].partition("</table>")[0]
         headings = [part.partition("</span>")[0] for part in table.split("<span>")[1:]]
-        standards = [name for name in OPTIMIZERS if OPTIMIZERS[name]["embeddings"] == "adamw"]
+        standards = [name for name in OPTIMIZERS if OPTIMIZERS[name] == STANDARD]
         assert {heading.partition("against ")[2] for heading in headings} >= set(standards)
         assert len(headings) == len(set(headings))
