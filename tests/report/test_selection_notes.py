@@ -29,7 +29,7 @@ def test_a_winner_at_the_edge_is_named_with_its_setting_and_the_length_of_the_re
     ]
     table = selection_table(shorter, reported)
     assert table is not None
-    [of_coupled] = [note for note in table.notes if note.startswith("coupled (307k, ")]
+    [of_coupled] = [note for note in table.notes if "coupled (307k, " in note]
     assert f"{KEY} = 9" in of_coupled
     assert "fewer tokens" in table.notes[-1]
     as_long = [replace(each, tokens=results[0].tokens) for each in shorter]

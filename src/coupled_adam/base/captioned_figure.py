@@ -33,7 +33,7 @@ FAINT = "#868e99"  # readable on white and on black: values before training, and
 SERIES_COLOURS = ("#7b6bd6", "#1a9e78", "#c98a00", "#d1557f", "#5f7f96")
 MARKERS = ("o", "s", "^", "D", "v")
 WIDTH = 5.4  # inches
-LETTER = 0.075  # inches: average width of a legend's letter
+MOST_COLUMNS = 6  # of a legend
 DOTS_PER_INCH = 180
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -136,12 +136,15 @@ def legend_above(figure: "Figure", shown: "Iterable[Axes]") -> None:
             entries.setdefault(label, handle)
     if not entries:
         return
-    handles, labels = list(entries.values()), list(entries)
     width, height = figure.get_size_inches()
-    longest = max(len(label) for label in labels)
-    columns = max(1, min(len(labels), int(width / (LETTER * longest + 0.55))))
-    figure.set_figheight(height + 0.2 * -(-len(labels) // columns))
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=1.8, columnspacing=1.2)
+    style: dict[str, Any] = {"loc": "outside upper center", "handlelength": 1.8, "columnspacing": 1.2}
+    columns = min(len(entries), MOST_COLUMNS)
+    legend = figure.legend(entries.values(), entries, ncols=columns, **style)
+    while columns > 1 and legend.get_window_extent().width > width * figure.dpi:
+        columns -= 1
+        legend.remove()
+        legend = figure.legend(entries.values(), entries, ncols=columns, **style)
+    figure.set_figheight(height + 0.2 * -(-len(entries) // columns))
 
 
 def powers_of_ten(axes: "Axes") -> None:

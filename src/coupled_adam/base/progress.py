@@ -1,9 +1,10 @@
-"""Progress bars with the remaining time, notes, and tables wider than the terminal.
+"""Progress bars with the remaining time, notes, and tables with long names on a narrow terminal.
 
 Bars and notes go to stderr, so stdout holds only results. A finished bar disappears. Without a terminal, a line per
 minute reports progress instead.
 """
 
+import re
 import sys
 import time
 import warnings
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING
 from coupled_adam.base.text import duration, percent, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions
+    from rich.measure import Measurement
     from rich.progress import Progress, TaskID
     from rich.table import Table
+    from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 60.0
 WIDER_THAN_ANY_TABLE = 10_000
@@ -106,6 +109,41 @@ def warnings_as_notes() -> Iterator[None]:
                 warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
 
 
+class LongName:
+    """The name of a run or cell, which a narrow column breaks after a hyphen or slash. Rich breaks only at spaces."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def lines(self, width: int) -> list[str]:
+        """The name in lines of at most this width, except for parts that are longer.
+
+        Example:
+            >>> LongName("30M-82M-partial-y0.25/seed-0").lines(16)
+            ['30M-82M-partial-', 'y0.25/seed-0']
+        """
+        lines = [""]
+        for part in self._parts():
+            if lines[-1] and len(lines[-1] + part) > width:
+                lines.append("")
+            lines[-1] += part
+        return lines
+
+    def _parts(self) -> list[str]:
+        """The parts that stay together; a number at the end, as in seed-0, belongs to its word."""
+        return re.findall(r".+?(?:/|-(?!\d+$)|$)", self.name)
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[Text]":
+        from rich.text import Text
+
+        yield Text("\n".join(self.lines(options.max_width)), overflow="fold")
+
+    def __rich_measure__(self, console: "Console", options: "ConsoleOptions") -> "Measurement":
+        from rich.measure import Measurement
+
+        return Measurement(max(map(len, self._parts()), default=0), len(self.name))
+
+
 def wide_enough(console: "Console", table: "Table") -> "Console":
     """A console wide enough for the whole table; the terminal wraps longer lines, so no digit is lost."""
     from rich.console import Console
@@ -115,6 +153,22 @@ def wide_enough(console: "Console", table: "Table") -> "Console":
     width = max(console.width, Measurement.get(whole, whole.options, table).maximum)
     # Keep `quiet`: the reader of stdout may be gone.
     return Console(file=console.file, quiet=console.quiet, highlight=False, width=width)
+
+
+def print_fitted(console: "Console", table: "Table") -> None:
+    """Print a table of numbers, which must not wrap. On a narrow terminal names are wrapped, then lines between columns
+    are left out. A file, a pipe, or a terminal that is still too narrow, gets the whole table."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    whole = Console(width=WIDER_THAN_ANY_TABLE)
+    if console.is_terminal:
+        for style in (table.box, None):
+            table.box = style
+            if Measurement.get(whole, whole.options, table).minimum <= console.width:
+                console.print(table)
+                return
+    wide_enough(console, table).print(table)
 
 
 def with_whole_names(console: "Console", table: "Table") -> "Console":

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coupled_adam.base.progress import wide_enough, with_whole_names
+from coupled_adam.base.progress import print_fitted, with_whole_names
 from coupled_adam.base.text import counted, printable_lines
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def print_comparison(console: Console, contents: "Contents") -> None:
         notes = tuple(note for note in table.notes if note != contents.section.loss_note)  # part of the verdict
         table = for_console(replace(table, notes=notes), console)
         shown = to_rich_comparison(table)
-        wide_enough(console, shown).print(shown)
+        print_fitted(console, shown)
         for note in table.notes:
             console.print(Text(note, style="dim"))
     for table in contents.tables:

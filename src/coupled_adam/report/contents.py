@@ -8,6 +8,7 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.base.text import counted
 from coupled_adam.config.study_sections import ReportSection
 from coupled_adam.report.grid import Grid, gather_grid
+from coupled_adam.report.primary_comparisons import PrimaryComparison, primary_comparisons
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.study_plans import StudyPlan, all_planned, read_plans, shared_report
 from coupled_adam.report.table_model import ReportTable
@@ -26,6 +27,8 @@ class Contents:
     """Which metrics come first, and a note on the loss."""
     grid: Grid
     """The finished runs, at least one, and the expected cells."""
+    primary: Sequence[PrimaryComparison]
+    """The comparisons behind the table `primary`, its figure and the verdict on the loss."""
     tables: Sequence[ReportTable]
     verdict: Verdict
 
@@ -53,4 +56,6 @@ def contents_of(results: Sequence[Result], plans: Sequence[StudyPlan]) -> Conten
     reported = [result for result in results if not result.is_candidate]
     candidates = [result for result in results if result.is_candidate]
     grid, section = gather_grid(reported, all_planned(plans)), shared_report(plans)
-    return Contents(plans, section, grid, build_tables(grid, section, candidates), verdict(grid, section))
+    primary = primary_comparisons(grid)
+    tables = build_tables(grid, section, candidates, primary)
+    return Contents(plans, section, grid, primary, tables, verdict(grid, section, primary))

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from coupled_adam.metrics import LOSSES, METRICS, logged_key
 from coupled_adam.report.figures.clouds import cloud_arrays, window
-from coupled_adam.report.figures.style import looks
-from coupled_adam.report.grid import Grid, size_labels
-from coupled_adam.report.run_files import is_thinned, mean_curve
+from coupled_adam.report.figures.style import Look, looks
+from coupled_adam.report.figures.training_curves import FEW
+from coupled_adam.report.grid import Grid, Variant, size_labels
+from coupled_adam.report.run_files import MeanCurve, is_thinned, mean_curve, mean_difference
 
 # Kinds of rows in metrics.jsonl and their keys.
 SHOWN = (
@@ -40,20 +41,30 @@ def curves_data(grid: Grid) -> list[dict[str, Any]]:
     found = []
     for kind, key in SHOWN:
         for size in grid.sizes:
-            lines = []
-            for variant in grid.variants:
-                curve = mean_curve(grid.runs_of(size, variant), kind, key, MOST_OF_A_CURVE)
-                if curve is not None:
-                    look = colours[variant.name]
-                    arrays = {"steps": curve.steps, "mean": curve.mean, "low": curve.low, "high": curve.high}
-                    numbers = {name: [float(f"{v:.{DIGITS}g}") for v in array] for name, array in arrays.items()}
-                    lines.append({"name": variant.label, "colour": look.colour, "line": look.line, **numbers})
-            if lines:
-                metric = METRICS[logged_key(kind, key)]
-                # Without decimals, the page shows four significant digits, as `Metric.text` does.
-                shown = {"quantity": metric.label, "decimals": metric.decimals_of(1) if metric in LOSSES else None}
-                found.append({"size": labels[size], **shown, "lines": lines})
+            runs = {variant: grid.runs_of(size, variant) for variant in grid.variants}
+            metric = METRICS[logged_key(kind, key)]
+            # Without decimals, the page shows four significant digits, as `Metric.text` does.
+            decimals = metric.decimals_of(1) if metric in LOSSES else None
+            curves = {variant: mean_curve(own, kind, key, MOST_OF_A_CURVE) for variant, own in runs.items()}
+            plots = {metric.label: curves}
+            first = grid.variants[0]
+            if metric is METRICS["val_loss"] and len(runs) > FEW:
+                plots[f"{metric.label} minus that of {first.label}"] = {
+                    variant: mean_difference(runs[first], own, kind, key, MOST_OF_A_CURVE)
+                    for variant, own in runs.items()
+                    if variant != first
+                }
+            for quantity, curves in plots.items():
+                lines = [_line(variant, colours[variant.name], curve) for variant, curve in curves.items() if curve]
+                if lines:
+                    found.append({"size": labels[size], "quantity": quantity, "decimals": decimals, "lines": lines})
     return found
+
+
+def _line(variant: Variant, look: Look, curve: MeanCurve) -> dict[str, Any]:
+    arrays = {"steps": curve.steps, "mean": curve.mean, "low": curve.low, "high": curve.high}
+    numbers = {name: [float(f"{v:.{DIGITS}g}") for v in array] for name, array in arrays.items()}
+    return {"name": variant.label, "colour": look.colour, "line": look.line, **numbers}
 
 
 def curves_note(grid: Grid) -> str:

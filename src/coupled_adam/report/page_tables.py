@@ -21,7 +21,7 @@ from coupled_adam.report.published import find_published
 from coupled_adam.report.result_notes import loss_name
 from coupled_adam.report.shown_metrics import in_order
 from coupled_adam.report.significance import better_than_all, summarise
-from coupled_adam.report.table_model import ReportTable, TableCell
+from coupled_adam.report.table_model import Column, ReportTable, TableCell
 from coupled_adam.study.results import Result
 
 # The order if the loss leads; otherwise the embeddings come first.
@@ -35,7 +35,7 @@ class PageCell:
 
     html: Markup
     kind: str
-    """CSS class: number or text."""
+    """CSS classes: number, text, or text prose for sentences, which are wrapped."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def page_table(table: ReportTable, links: Mapping[str, str]) -> PageTable:
     if run is not None:
         places = [place for place in places if _is_worth_a_column(table, place)]
         notes.append("The seed links to the run folder. All measures are in tables/runs.csv.")
-    kinds = {place: "number" if table.columns[place].numbers else "text" for place in places}
+    kinds = {place: _kind(table.columns[place]) for place in places}
     groups: dict[str, list[list[PageCell]]] = {}
     for row in table.rows:
         cells = [PageCell(cell_html(row[place]), kinds[place]) for place in places]
@@ -160,10 +160,17 @@ def page_table(table: ReportTable, links: Mapping[str, str]) -> PageTable:
     return PageTable(table.name, table.title, head, [PageGroup(*group) for group in groups.items()], notes)
 
 
+def _kind(column: Column) -> str:
+    return "number" if column.numbers else "text prose" if column.key == "notes" else "text"
+
+
 def _heading(table: ReportTable, row: Sequence[TableCell]) -> str:
-    """The grouping columns of a row as one line."""
-    named = zip(table.columns[: table.groups], row, strict=False)
-    return ", ".join(f"{column.label} = {cell.text}" if column.key in "DN" else cell.text for column, cell in named)
+    """The grouping columns of a row as one line, such as "D = 82M, N = 30M, coupled against standard"."""
+    named = {column.key: cell.text for column, cell in zip(table.columns[: table.groups], row, strict=False)}
+    against = f"against {named.pop('baseline')}" if "baseline" in named else ""
+    optimizer = named.pop("optimizer", "")
+    parts = [f"{key} = {text}" if key in "DN" else text for key, text in named.items()]
+    return ", ".join(filter(None, [*parts, f"{optimizer} {against}".strip()]))
 
 
 def _is_worth_a_column(table: ReportTable, place: int) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import fixed, short, shorthand
 from coupled_adam.metrics import METRICS, Lead, Metric
-from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels
+from coupled_adam.report.grid import CellRuns, Grid, baseline_pairs, baseline_places, model_labels, optimizer_labels
 from coupled_adam.report.result_notes import loss_splits
 from coupled_adam.report.run_files import Curve, curve_of
 from coupled_adam.report.shown_metrics import in_order, measured, named
@@ -33,6 +33,7 @@ PAIR_COLUMNS = (
     text_column("baseline", "baseline"),
     text_column("optimizer", "optimizer"),
 )
+MOST_BASELINES = 2  # in one group of rows
 COMPARISON_COLUMNS = (
     *PAIR_COLUMNS,
     text_column("metric", "metric"),
@@ -70,6 +71,11 @@ CROSSING_NOTES = (
 )
 
 
+def pair_groups(rows: Sequence[Sequence[TableCell]]) -> int:
+    """Number of `PAIR_COLUMNS` that group the rows: also the baseline, if there are many."""
+    return 3 if len({row[2].text for row in rows}) > MOST_BASELINES else 2
+
+
 def comparison_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
     """Compare the pairs of each D and N: standard against all others, and Coupled Adam against its scaled forms, the
     rest of its family and SGD."""
@@ -95,13 +101,13 @@ def comparison_table(grid: Grid, lead: Lead = "loss") -> ReportTable:
 
 def pairs_of(cells: Sequence[CellRuns]) -> list[tuple[int, int]]:
     """Indices of the cells of one size to compare: (baseline, optimizer)."""
-    standard = [place for place, cell in enumerate(cells) if cell.variant.role == "standard"]
+    standard = baseline_places(cells)
     coupled = [place for place, cell in enumerate(cells) if cell.variant.role == "coupled"]
-    rest = [place for place, cell in enumerate(cells) if cell.variant.role not in ("standard", "coupled")]
+    rest = [place for place in range(len(cells)) if place not in (*standard, *coupled)]
     if not standard and not coupled:
         return [(rest[0], place) for place in rest[1:]]
     return [
-        *((first, second) for first in standard for second in (*coupled, *rest)),
+        *baseline_pairs(cells),
         *((first, second) for first in coupled for second in rest),
         # Several of one role differ in something else, such as the coupled table.
         *itertools.combinations(standard, 2),
@@ -214,7 +220,12 @@ def crossing_table(grid: Grid) -> ReportTable | None:
         return None
     notes = (f"Omitted because their curves end at different steps: {'; '.join(uneven)}.",) if uneven else ()
     return ReportTable(
-        "crossing", "When it overtakes the baseline", CROSSING_COLUMNS, tuple(rows), (*CROSSING_NOTES, *notes), groups=2
+        "crossing",
+        "When it overtakes the baseline",
+        CROSSING_COLUMNS,
+        tuple(rows),
+        (*CROSSING_NOTES, *notes),
+        groups=pair_groups(rows),
     )
 
 

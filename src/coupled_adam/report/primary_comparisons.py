@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from coupled_adam.metrics import METRICS
-from coupled_adam.report.grid import CellRuns, Grid
+from coupled_adam.report.grid import CellRuns, Grid, baseline_pairs
 from coupled_adam.report.significance import CONFIDENCE, Comparison, compare, holm, paired_differences, summarise
 
 LOSS = METRICS["loss"]
@@ -48,14 +48,13 @@ class PrimaryComparison:
 
 
 def primary_comparisons(grid: Grid) -> list[PrimaryComparison]:
-    """Compare every optimizer with every standard one of its D and model, also those that cannot be tested."""
-    found = [
-        PrimaryComparison(baseline, cell, compare(baseline.values(LOSS.key), cell.values(LOSS.key), LOSS.better))
-        for place in grid.places
-        for baseline in place.cells
-        for cell in place.cells
-        if baseline.variant.role == "standard" and cell.variant.role != "standard"
-    ]
+    """Compare every optimizer with every baseline of its D and model, also those that cannot be tested."""
+    found = []
+    for place in grid.places:
+        for first, second in baseline_pairs(place.cells):
+            baseline, cell = place.cells[first], place.cells[second]
+            compared = compare(baseline.values(LOSS.key), cell.values(LOSS.key), LOSS.better)
+            found.append(PrimaryComparison(baseline, cell, compared))
     tested = [place for place, each in enumerate(found) if each.comparison.paired_two_sided_p is not None]
     corrected = holm([found[place].comparison.paired_two_sided_p or 0.0 for place in tested])
     for place, p in zip(tested, corrected, strict=True):

@@ -1,9 +1,11 @@
 """The table of the primary comparisons: the test loss of every optimizer against the standard one."""
 
+from collections.abc import Sequence
+
 from coupled_adam.base.text import short, shorthand
 from coupled_adam.report.grid import Grid, optimizer_labels
-from coupled_adam.report.pair_tables import PAIR_COLUMNS, interval_cell, p_text, summary_cell
-from coupled_adam.report.primary_comparisons import LOSS, PrimaryComparison, primary_comparisons
+from coupled_adam.report.pair_tables import PAIR_COLUMNS, interval_cell, p_text, pair_groups, summary_cell
+from coupled_adam.report.primary_comparisons import LOSS, PrimaryComparison
 from coupled_adam.report.result_notes import loss_splits
 from coupled_adam.report.shown_metrics import named
 from coupled_adam.report.table_model import (
@@ -35,9 +37,9 @@ NOTES = (
 )
 
 
-def primary_table(grid: Grid) -> ReportTable | None:
+def primary_table(grid: Grid, primary: Sequence[PrimaryComparison]) -> ReportTable | None:
     """One row per optimizer that shares at least two seeds with a standard one of its size; None without any."""
-    found = [each for each in primary_comparisons(grid) if each.corrected_p is not None]
+    found = [each for each in primary if each.corrected_p is not None]
     if not found:
         return None
     names = {
@@ -48,7 +50,7 @@ def primary_table(grid: Grid) -> ReportTable | None:
     metric = named(LOSS, loss_splits(grid.results))
     title = f"{metric.label.capitalize()} against the standard optimizer"
     rows = tuple(_row(each, names[each.baseline.name], names[each.optimizer.name]) for each in found)
-    return ReportTable("primary", title, COLUMNS, rows, NOTES, groups=2)
+    return ReportTable("primary", title, COLUMNS, rows, NOTES, groups=pair_groups(rows))
 
 
 def _row(primary: PrimaryComparison, baseline: str, optimizer: str) -> tuple[TableCell, ...]:

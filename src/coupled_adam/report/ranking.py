@@ -1,6 +1,8 @@
 """Optimizers ranked by loss, with the quality of their embeddings; and the settings selected for each."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import fixed, setting, short
@@ -72,13 +74,8 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
     if not groups:
         return None
     decided = {run.trial.of: run for run in reported if run.trial is not None}
-    rows, notes = (
-        [],
-        [
-            "The winner has the lowest validation loss with a seed that is not reported. Every optimizer tries the "
-            "same number of values, plus those added beyond the smallest or largest one."
-        ],
-    )
+    rows = []
+    at_edges: dict[tuple[str, str], list[str]] = {}  # size and statement -> optimizers
     for of, runs in groups.items():
         runs = sorted(runs, key=_value)
         trial = decided[of].trial if of in decided else None
@@ -86,8 +83,14 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
         rows += list(_rows(runs, winner))
         edge = None if winner is None else edge_of(winner, [_value(run) for run in runs])
         if trial is not None and winner is not None and edge:
-            where = f"{runs[0].optimizer} ({short(decided[of].tokens)}, {runs[0].model})"
-            notes.append(f"{where}: {trial.key} = {setting(winner)} is {at_edge(edge)}.")
+            size = f"({short(decided[of].tokens)}, {runs[0].model})"
+            statement = f"{trial.key} = {setting(winner)} is {at_edge(edge)}."
+            at_edges.setdefault((size, statement), []).append(runs[0].optimizer)
+    notes = [
+        "The winner has the lowest validation loss with a seed that is not reported. Every optimizer tries the same "
+        "number of values, plus those added beyond the smallest or largest one.",
+        *(f"{', '.join(names)} {size}: {statement}" for (size, statement), names in at_edges.items()),
+    ]
     if any(run.tokens < decided[of].tokens for of, runs in groups.items() if of in decided for run in runs):
         notes.append("Candidates train on fewer tokens (D) than the reported runs, whose best value may differ.")
     columns = (
@@ -95,6 +98,36 @@ def selection_table(candidates: Sequence[Result], reported: Sequence[Result]) ->
         *(number_column(VALIDATION_LOSS, METRICS[VALIDATION_LOSS].heading), text_column("winner", "winner")),
     )
     return ReportTable("selection", "Selected settings", columns, tuple(rows), tuple(notes), groups=3)
+
+
+def selection_by_value(table: ReportTable) -> ReportTable:
+    """The table `selection` for the page: a row per optimizer, a column per value, the winner's loss in bold."""
+    keys = [column.key for column in table.columns]
+    rows = [dict(zip(keys, row, strict=True)) for row in table.rows]
+    # The values in ascending order, the same for all optimizers.
+    values = {row["value"].text: row["value"].numbers["value"] or 0.0 for row in rows}
+    texts = sorted(values, key=values.__getitem__)
+    tried: dict[tuple[tuple[str, ...], int], dict[str, TableCell]] = {}
+    seen: Counter[tuple[str, ...]] = Counter()  # merged studies can have the same trial twice: then there are two rows
+    for row in rows:
+        place = tuple(row[key].text for key in ("D", "N", "setting", "optimizer"))
+        times = seen[*place, row["value"].text]
+        seen[*place, row["value"].text] += 1
+        own, mark = tried.setdefault((place, times), {}), row["winner"].text
+        own[row["value"].text] = replace(row[VALIDATION_LOSS], bold=bool(mark))
+        if mark:
+            own["winner"] = TableCell(mark.replace("winner", row["value"].text))
+    columns = (
+        *(D, N, text_column("setting", "setting"), OPTIMIZER),
+        *(number_column(f"value_{text}", text) for text in texts),
+        text_column("winner", "selected"),
+    )
+    by_value = tuple(
+        (*map(TableCell, place), *(own.get(key, TableCell("")) for key in (*texts, "winner")))
+        for (place, _), own in tried.items()
+    )
+    notes = (f"{METRICS[VALIDATION_LOSS].label.capitalize()} of every value tried.", *table.notes)
+    return ReportTable(table.name, table.title, columns, by_value, notes, groups=3)
 
 
 def _rows(runs: Sequence[Result], winner: float | None) -> Iterator[tuple[TableCell, ...]]:

@@ -20,7 +20,7 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
   const note = document.getElementById("curves-note"); // fills the place after the last chart
   const LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 24, HEIGHT = 190;
   const DASHES = { "-": "", "--": "7 4", "-.": "7 3 2 3", ":": "2 3" };
-  const BORDERS = { "-": "solid", "--": "dashed", "-.": "dashed", ":": "dotted" };
+  const MOST_BESIDE = 4; // values in the title of a chart; those of more curves are in the legend
   let charts = [], end = 1, step = 1;
 
   [...new Set(plots.map((plot) => plot.size))].forEach((size) => pickSize.add(new Option(size)));
@@ -40,7 +40,8 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
     return found;
   };
   const written = (value) => String(Number(value.toPrecision(4)));
-  const measured = (plot, value) => plot.decimals === null ? written(value) : value.toFixed(plot.decimals);
+  const measured = (plot, value) =>
+    (plot.decimals === null ? written(value) : value.toFixed(plot.decimals)).replace(/^-/, "−");
   const whole = (value) => Math.round(value).toLocaleString("en-US");
 
   function draw() {
@@ -50,22 +51,55 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
     box.replaceChildren();
     legend.replaceChildren();
     const named = new Map(shown.flatMap((plot) => plot.lines).map((line) => [line.name, line]));
-    for (const line of named.values()) {
-      const item = make("span", legend), key = make("span", item, "", "key");
-      key.style.borderTop = `3px ${BORDERS[line.line] || "solid"} ${line.colour}`;
-      item.append(line.name);
+    const cells = named.size > MOST_BESIDE ? listed(named, shown) : null;
+    if (!cells) {
+      for (const line of named.values()) addKey(make("span", legend), line);
+      legend.parentNode.append(readout);
     }
     // Create the boxes first: their width decides how many fit side by side.
     const parts = shown.map((plot) => {
       const part = make("div", box, undefined, "curve"), title = make("h3", part, plot.quantity);
-      return { plot, part, at: make("span", title, "", "at") };
+      return { plot, part, at: make("span", title, "", "at"), cells: cells && cells.get(plot) };
     });
     box.append(note);
     charts = parts.map(drawOne);
     mark(false);
   }
 
-  function drawOne({ plot, part, at }) {
+  function addKey(item, line) {
+    const key = element("svg", { class: "line", viewBox: "0 0 28 8" }, item);
+    element("line", { x1: 0, x2: 28, y1: 4, y2: 4, stroke: line.colour, "stroke-width": 3,
+                      "stroke-dasharray": DASHES[line.line] || "" }, key);
+    item.append(line.name);
+  }
+
+  // The legend of many curves: a table with a row per optimizer and a column per chart. Return the cells of each chart by
+  // the optimizer's name. A row under the pointer fades the other curves.
+  function listed(named, shown) {
+    const table = make("table", legend), head = make("tr", make("thead", table)), body = make("tbody", table);
+    make("td", head).append(readout);
+    const cells = new Map(shown.map((plot) => [plot, new Map()]));
+    for (const plot of shown) make("th", head, plot.quantity).scope = "col";
+    for (const line of named.values()) {
+      const row = make("tr", body), heading = make("th", row);
+      heading.scope = "row";
+      addKey(heading, line);
+      for (const plot of shown) cells.get(plot).set(line.name, make("td", row, ""));
+      row.addEventListener("pointerenter", () => fade((name) => name !== line.name));
+      row.addEventListener("pointerleave", () => fade(() => false));
+    }
+    return cells;
+  }
+
+  function fade(isAside) {
+    for (const { plot, shapes } of charts) {
+      plot.lines.forEach((line, number) =>
+        shapes[number].forEach((shape) => shape.classList.toggle("aside", isAside(line.name))));
+    }
+  }
+
+  function drawOne({ plot, part, at, cells }) {
+    const isMany = plot.lines.length > MOST_BESIDE; // thin lines and faint bands
     const W = Math.max(260, part.clientWidth), H = HEIGHT;
     const all = plot.lines.flatMap((line) => line.low.concat(line.high));
     let low = Math.min(...all), high = Math.max(...all);
@@ -78,7 +112,7 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
     const svg = element("svg", { viewBox: `0 0 ${W} ${H}` }, part);
     for (const tick of ticks(low, high)) {
       element("line", { class: "rule", x1: LEFT, x2: W - RIGHT, y1: y(tick), y2: y(tick) }, svg);
-      element("text", { x: LEFT - 7, y: y(tick) + 4, "text-anchor": "end" }, svg, written(tick));
+      element("text", { x: LEFT - 7, y: y(tick) + 4, "text-anchor": "end" }, svg, written(tick).replace(/^-/, "−"));
     }
     const along = ticks(0, end);
     for (const tick of along) {
@@ -87,13 +121,16 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
                         "text-anchor": last && x(tick) > W - RIGHT - 20 ? "end" : "middle" }, svg,
               tick === 0 ? "step 0" : whole(tick));
     }
-    for (const line of plot.lines) {
+    const shapes = plot.lines.map((line) => {
       const path = (values) => line.steps.map((s, i) => `${x(s).toFixed(1)},${y(values[i]).toFixed(1)}`);
       const band = path(line.high).concat(path(line.low).reverse()).join(" ");
-      element("polygon", { points: band, fill: line.colour, "fill-opacity": 0.18 }, svg);
-      element("polyline", { points: path(line.mean).join(" "), fill: "none", stroke: line.colour, "stroke-width": 2.2,
-                            "stroke-dasharray": DASHES[line.line] || "" }, svg);
-    }
+      return [
+        element("polygon", { points: band, fill: line.colour, "fill-opacity": isMany ? 0.06 : 0.18 }, svg),
+        element("polyline", { points: path(line.mean).join(" "), fill: "none", stroke: line.colour,
+                              "stroke-width": isMany ? 1.6 : 2.2,
+                              "stroke-dasharray": DASHES[line.line] || "" }, svg),
+      ];
+    });
     const rule = element("line", { class: "step", y1: TOP, y2: H - BOTTOM, visibility: "hidden" }, svg);
     const dots = plot.lines.map((line) => element("circle", { r: 4, fill: line.colour, visibility: "hidden" }, svg));
     svg.addEventListener("pointermove", (event) => {
@@ -101,19 +138,20 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
       step = Math.min(end, Math.max(0, ((place - LEFT) / (W - LEFT - RIGHT)) * end));
       mark(true);
     });
-    return { plot, at, x, y, rule, dots };
+    return { plot, at, cells, x, y, rule, dots, shapes };
   }
 
   // Show the values of every chart at the current step.
   function mark(visible) {
     let exact = step;
-    for (const { plot, at, x, y, rule, dots } of charts) {
+    for (const { plot, at, cells, x, y, rule, dots } of charts) {
       at.replaceChildren();
       plot.lines.forEach((line, number) => {
         const i = line.steps.reduce((best, s, k) =>
           (Math.abs(s - step) < Math.abs(line.steps[best] - step) ? k : best), 0);
-        const value = make("span", at, measured(plot, line.mean[i]));
-        value.style.color = line.colour;
+        const value = cells ? cells.get(line.name) : make("span", at);
+        value.textContent = measured(plot, line.mean[i]);
+        if (!cells) value.style.color = line.colour;
         value.title = line.low[i] === line.high[i] ? line.name
           : `${line.name}: ${measured(plot, line.low[i])} to ${measured(plot, line.high[i])}`;
         dots[number].setAttribute("cx", x(line.steps[i]));

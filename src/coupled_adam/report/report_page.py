@@ -27,6 +27,7 @@ from coupled_adam.report.grid import Grid
 from coupled_adam.report.key_numbers import key_numbers, strip
 from coupled_adam.report.page_data import clouds_data, curves_data, curves_note
 from coupled_adam.report.page_tables import PageTable, headline, page_table, run_links
+from coupled_adam.report.ranking import selection_by_value
 from coupled_adam.report.result_notes import limit_note, loss_note, table_note
 from coupled_adam.report.shown_metrics import measured
 from coupled_adam.report.study_plans import StudyPlan, Unfinished
@@ -63,7 +64,10 @@ def render_report(contents: Contents, figures: Sequence[CaptionedFigure], out: P
     """
     grid, plans, results = contents.grid, contents.plans, contents.grid.results
     links = run_links(results, out)
-    tables = [page_table(table, links) for table in contents.tables]
+    tables = [
+        page_table(selection_by_value(table) if table.name == "selection" else table, links)
+        for table in contents.tables
+    ]
     numbers, side_by_side = key_numbers(grid, contents.section), headline(grid, contents.section)
     main_table = _main_table(tables, grid) if side_by_side is None else None
     # Do not repeat a table of the first screen; if that has the same numbers in another form, collapse the table.

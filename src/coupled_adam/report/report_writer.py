@@ -57,7 +57,7 @@ def write_contents(contents: "Contents", out: Path) -> Path:
     require_writable(path)
     for folder in (out, out / FIGURES, out / TABLES):
         remove_leftovers(folder)  # from a killed process
-    figures = draw_figures(contents.grid)
+    figures = draw_figures(contents.grid, contents.primary)
     write_figures(figures, out / FIGURES)
     write_tables(contents.tables, out / TABLES)
     write_whole(path, render_report(contents, figures, out))

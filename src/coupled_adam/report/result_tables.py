@@ -18,6 +18,7 @@ from coupled_adam.report.frequency_table import frequency_table
 from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels, sizes_of
 from coupled_adam.report.learning_rates import sensitivity_table
 from coupled_adam.report.pair_tables import comparison_table, crossing_table, summary_cell
+from coupled_adam.report.primary_comparisons import PrimaryComparison, primary_comparisons
 from coupled_adam.report.primary_table import primary_table
 from coupled_adam.report.published import (
     ALL_TABLES,
@@ -57,7 +58,10 @@ EXPONENT = text_column("n", "n", "$n$")
 
 
 def build_tables(
-    grid: Grid, report: ReportSection = DEFAULT_REPORT, candidates: Sequence[Result] = ()
+    grid: Grid,
+    report: ReportSection = DEFAULT_REPORT,
+    candidates: Sequence[Result] = (),
+    primary: Sequence[PrimaryComparison] | None = None,
 ) -> list[ReportTable]:
     """Build every table that the runs have data for.
 
@@ -65,6 +69,7 @@ def build_tables(
         grid: the finished runs and the expected cells.
         report: which metrics come first, and a note on the loss.
         candidates: the runs that select a setting, which are not part of the grid.
+        primary: the primary comparisons of the grid; computed by default.
 
     Returns:
         The tables by their names: main, primary (with a standard optimizer), ranking (three optimizers or more),
@@ -80,7 +85,7 @@ def build_tables(
     metrics = in_order(MAIN, report.lead)
     tables = [
         metric_table("main", "Results", groups, metrics, ALL_TABLES),
-        primary_table(grid),
+        primary_table(grid, primary_comparisons(grid) if primary is None else primary),
         ranking_table(grid),
         sensitivity_table(grid),
         selection_table(candidates, grid.results),

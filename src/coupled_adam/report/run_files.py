@@ -19,6 +19,8 @@ from coupled_adam.training.logbook import METRICS_FILE, read_metrics
 EMBEDDINGS = "embeddings.npz"
 MOST_POINTS = 400  # per curve; more would be invisible and make the page large
 
+LEFT_OUT = 0.2  # share of the training at its start that `mean_difference` leaves out
+
 Floats = NDArray[np.float64]
 Curve = dict[int, float]
 """Values by step."""
@@ -81,7 +83,30 @@ def mean_curve(runs: Sequence[Result], kind: str, key: str, most: int = MOST_POI
     Returns:
         The curve; None if no run has two values, or if the runs do not have two steps in common.
     """
-    curves = [curve for run in runs if len(curve := curve_of(run.run_folder, kind, key)) > 1]
+    return _mean_of([curve for run in runs if len(curve := curve_of(run.run_folder, kind, key)) > 1], most)
+
+
+def mean_difference(
+    first: Sequence[Result], second: Sequence[Result], kind: str, key: str, most: int = MOST_POINTS
+) -> MeanCurve | None:
+    """Average the difference of one logged number between runs with the same seed, second minus first.
+
+    The first fifth of the training is left out: differences are largest there and would hide those that remain.
+
+    Returns:
+        The curve; None if no two runs with the same seed have two steps in common.
+    """
+    by_seed = {run.seed: curve_of(run.run_folder, kind, key) for run in first}
+    differences = []
+    for run in second:
+        own, other = curve_of(run.run_folder, kind, key), by_seed.get(run.seed, {})
+        begin = max(own, default=0) * LEFT_OUT
+        differences.append({step: own[step] - other[step] for step in own.keys() & other.keys() if step >= begin})
+    return _mean_of([curve for curve in differences if len(curve) > 1], most)
+
+
+def _mean_of(curves: Sequence[Curve], most: int) -> MeanCurve | None:
+    """The mean over curves at their common steps; None without two of them."""
     if not curves:
         return None
     steps = np.array(sorted(set.intersection(*(set(curve) for curve in curves))), np.float64)

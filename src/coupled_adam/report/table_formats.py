@@ -115,12 +115,14 @@ def _latex_cell(cell: TableCell) -> str:
 
 
 def to_rich(table: ReportTable) -> rich.table.Table:
-    """Make a terminal table, with published values in brackets, rules between groups, and arrows below the headings to
-    save width."""
+    """Make a terminal table, with published values in brackets, rules between groups, and headings of one word per line
+    to save width."""
     shown = rich.table.Table(title=table.title, caption="\n".join(table.notes), caption_justify="left")
     for column in table.columns:
-        heading = column.label.replace(" (", "\n(") if column.numbers else column.label
-        shown.add_column(heading, justify="right" if column.numbers else "left")
+        if column.numbers:
+            shown.add_column(column.label.replace(" ", "\n"), justify="right", no_wrap=True)
+        else:
+            shown.add_column(column.label)
     for number, row in enumerate(table.rows):
         if table.rule_above(number) is not None:
             shown.add_section()

@@ -28,12 +28,15 @@ from coupled_adam.report.verdict_sentences import (
 from coupled_adam.study.results import Result
 
 
-def verdict(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> Verdict:
+def verdict(
+    grid: Grid, report: ReportSection = DEFAULT_REPORT, primary: Sequence[PrimaryComparison] | None = None
+) -> Verdict:
     """The verdict on the finished runs of a study.
 
     Args:
         grid: of the finished runs.
         report: which of the two sentences comes first, and a note on the loss.
+        primary: the primary comparisons of the grid; computed by default.
     """
     found = grid.variants
     if len(found) == 1:
@@ -41,7 +44,8 @@ def verdict(grid: Grid, report: ReportSection = DEFAULT_REPORT) -> Verdict:
         return Verdict("no claim", only, "Run the others, then write the report again.")
     has_loss = any(result.metrics.get("loss") is not None for result in grid.results)
     note = (report.loss_note or "") if has_loss else ""
-    return replace(_verdict(grid), lead=report.lead, loss_note=note)
+    compared = primary_comparisons(grid) if primary is None else primary
+    return replace(_verdict(grid, compared), lead=report.lead, loss_note=note)
 
 
 def compared_pair(grid: Grid) -> tuple[Variant, Variant] | None:
@@ -50,9 +54,9 @@ def compared_pair(grid: Grid) -> tuple[Variant, Variant] | None:
     return pair if pair is not None and _is_about(grid, pair) else None
 
 
-def _verdict(grid: Grid) -> Verdict:
+def _verdict(grid: Grid, compared: Sequence[PrimaryComparison]) -> Verdict:
     pair = compared_pair(grid)
-    primary = [each for each in primary_comparisons(grid) if each.comparison.difference is not None]
+    primary = [each for each in compared if each.comparison.difference is not None]
     tested = tested_count(primary)
     corrected = f", corrected for {tested} comparisons" if tested > 1 else ""
     name = loss_name(grid.results)
@@ -60,15 +64,15 @@ def _verdict(grid: Grid) -> Verdict:
         losses, ratios = (comparisons_over_sizes(grid, pair, metric) for metric in ("loss", "mu_norm_ratio"))
         table = _table_of([run for run in grid.results if run.optimizer in (pair[0].name, pair[1].name)])
         test = PAPERS_TEST
-        if pair[0].role == "standard" != pair[1].role:
+        if any((each.baseline.variant, each.optimizer.variant) == pair for each in primary):
             losses, test = _primary_over_sizes(grid, pair, primary), corrected
         return verdict_of_pair(pair[0].label, pair[1].label, losses, ratios, name, table, test)
     all_losses, all_ratios = (_samples(grid, metric) for metric in ("loss", "mu_norm_ratio"))
     table = _table_of(grid.results)
-    compared = _against_best_baseline(grid, primary)
-    if not compared:
+    against_baseline = _against_best_baseline(grid, primary)
+    if not against_baseline:
         return verdict_of_many(all_losses, all_ratios, name, table)
-    return verdict_against_baseline(all_losses, all_ratios, compared, name, table, corrected)
+    return verdict_against_baseline(all_losses, all_ratios, against_baseline, name, table, corrected)
 
 
 def _is_about(grid: Grid, pair: tuple[Variant, Variant]) -> bool:

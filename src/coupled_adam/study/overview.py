@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.table import Column, Table
 from rich.text import Text
 
+from coupled_adam.base.progress import LongName
 from coupled_adam.base.text import counted, fixed, percent, short
 from coupled_adam.config.builtin_files import STUDIES
 from coupled_adam.config.study_config import Study, load_study
@@ -43,7 +44,7 @@ def hours(amount: float) -> str:
 def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Table:
     """Make a table of the cells of a study, with their cost and their number of finished runs."""
     table = Table(
-        Column("cell", overflow="fold"),  # gives way on a narrow terminal, so that no number is cut
+        "cell",  # gives way on a narrow terminal, so that no number is cut
         title=f"{study.name}: {counted(len(cells), 'run')}",
         caption=f"N: parameters. D: tokens. GPU hours: estimate for all seeds on H100 or H200 at "
         f"{percent(UTILISATION)} of the bf16 peak, without evaluation.",
@@ -64,7 +65,7 @@ def plan_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Tabl
     for id, runs in by_id.items():
         config = runs[0].config
         table.add_row(
-            id,
+            LongName(id),
             ",".join(str(cell.seed) for cell in runs),
             str(sum(folder.result(cell, study.evaluation) is not None for cell in runs)),
             short(parameter_count(config.to_model_config())),
@@ -139,13 +140,13 @@ def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Ta
     """Make a table of the status of each run, with the reasons of failures."""
     table = Table(
         # The name and the reason give way on a narrow terminal, so that no number is cut.
-        Column("run", overflow="fold"),
+        "run",
         Column("status", no_wrap=True),
         Column("step", justify="right", no_wrap=True),
         title=f"{study.name} in {folder.path}",
     )
     for heading in (METRICS["train_loss"].label, METRICS["loss"].label):
-        table.add_column(heading, justify="right", min_width=len("training"))
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     reasons = {cell.label: read_error(folder.run(cell)) for cell in cells}
     failed = [cell for cell in cells if folder.status(cell, study.evaluation) == "failed"]
     if failed:
@@ -155,7 +156,7 @@ def status_table(study: Study, cells: Sequence[Cell], folder: StudyFolder) -> Ta
         step = "" if row is None else f"{row['step']:,}/{cell.config.total_steps:,}"
         losses = _losses(folder.result(cell, study.evaluation), row)
         reason = [Text(reasons[cell.label] if cell in failed else "")] if failed else []
-        table.add_row(cell.label, folder.status(cell, study.evaluation), step, *losses, *reason)
+        table.add_row(LongName(cell.label), folder.status(cell, study.evaluation), step, *losses, *reason)
     return table
 
 

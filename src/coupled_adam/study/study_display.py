@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from coupled_adam.base.progress import LongName
 from coupled_adam.base.text import duration, percent
 from coupled_adam.metrics import METRICS
 from coupled_adam.models.model_config import flops_per_token
@@ -201,12 +202,12 @@ class StudyDisplay:
 
     def _table(self) -> RenderableType:
         # The name gives way on a narrow terminal, so that no number is cut.
-        table = Table(Column("run", overflow="fold"), Column("progress", no_wrap=True), box=None)
+        table = Table("run", Column("progress", no_wrap=True), box=None)
         table.add_column("step", justify="right", no_wrap=True)
         table.add_column(METRICS["train_loss"].label, justify="right", no_wrap=True)
         for run in list(self._running.values())[:MOST_RUNNING_SHOWN]:
             total = run.cell.config.total_steps
             state = f"{run.step:,}/{total:,}" if run.step < total else "measuring"
             loss = "" if run.loss is None else METRICS["train_loss"].text(run.loss)
-            table.add_row(run.cell.label, ProgressBar(total=total, completed=run.step, width=20), state, loss)
+            table.add_row(LongName(run.cell.label), ProgressBar(total=total, completed=run.step, width=20), state, loss)
         return Group(table, Text(self._summary()))

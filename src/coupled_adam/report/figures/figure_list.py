@@ -21,7 +21,9 @@ from coupled_adam.report.figures import (
     theory_figures,
     training_curves,
 )
+from coupled_adam.report.figures.frequency_figures import FORMS, form_of
 from coupled_adam.report.grid import Grid, size_labels
+from coupled_adam.report.primary_comparisons import PrimaryComparison, primary_comparisons
 from coupled_adam.report.run_files import is_thinned
 from coupled_adam.theory.run_figures import CAPTIONS as THEORY_CAPTIONS
 
@@ -39,6 +41,8 @@ class _Entry:
     draw: Draw
     curves: str = ""
     """For curves over training, the kind of the logged rows; otherwise empty."""
+    of_primary: bool = False
+    """Whether it is drawn from the primary comparisons too."""
 
 
 AVERAGED = "Neighbouring steps are averaged, because there are more than can be drawn."
@@ -74,6 +78,7 @@ ENTRIES = (
         "correction for all comparisons; hollow: not significant. Without a line, only one seed is common and there "
         "is no test.",
         forest.draw_primary_differences,
+        of_primary=True,
     ),
     _Entry(
         "results",
@@ -105,9 +110,7 @@ ENTRIES = (
         "loss_by_frequency",
         "Loss and calibration by token frequency",
         "Bin 1 has the most frequent tokens, which make up half of the training text. Each further bin covers half of "
-        "the rest, bin 10 everything left. Top: difference in loss from {baseline}, with the one-sided 95% threshold "
-        "as bars; a filled marker is significant, a hollow one is not. Bottom: calibration, log(predicted / observed); "
-        "0 is calibrated, and below 0 the model underestimates these tokens. " + _BAND + "{binned}",
+        "the rest, bin 10 everything left. {form}{binned}",
         frequency_figures.draw_by_frequency,
     ),
     _Entry(
@@ -151,6 +154,14 @@ ENTRIES = (
         training_curves.draw_validation_loss,
         "val",
     ),
+    _Entry(
+        "validation_difference",
+        "Difference in validation loss over training",
+        "From {first}, between runs with the same seed; below zero is better. The first fifth of the training is left "
+        "out. " + _BAND,
+        training_curves.draw_validation_difference,
+        "val",
+    ),
     *_TABLES[1:],
     *(
         _Entry(f"{entry.name}_input", f"{entry.title}: input table", entry.caption, partial(entry.draw, table="input_"))
@@ -186,13 +197,19 @@ OVER_TRAINING = tuple(entry.name for entry in ENTRIES if entry.curves)
 """Figures of curves over training, which the page also draws interactively."""
 
 
-def draw_figures(grid: Grid) -> list[CaptionedFigure]:
-    """Draw every figure that the results have data for, in the order of the report."""
+def draw_figures(grid: Grid, primary: Sequence[PrimaryComparison] | None = None) -> list[CaptionedFigure]:
+    """Draw every figure that the results have data for, in the order of the report.
+
+    Args:
+        grid: of the finished runs.
+        primary: the primary comparisons of the grid; computed by default.
+    """
+    primary = primary_comparisons(grid) if primary is None else primary
     words = _caption_words(grid)
     figures = []
     with figure_style():
         for entry in ENTRIES:
-            figure = entry.draw(grid)
+            figure = entry.draw(grid, primary) if entry.of_primary else entry.draw(grid)
             if figure is not None:
                 caption = entry.caption.format_map(words)
                 if entry.curves and is_thinned(grid.results, entry.curves):
@@ -224,9 +241,10 @@ def _caption_words(grid: Grid) -> dict[str, str]:
     qualities = [f"higher {METRICS[key].symbol}" for key in ranking_figures.drawn_qualities(grid)]
     return {
         "pairs": what,
+        "first": grid.variants[0].label,
         "qualities": " and ".join([", ".join(["Lower loss", *qualities[:-1]]), *qualities[-1:]]),
         "largest": largest,
         "ranked": f"Shown: {ranked[0].size.label}." if ranked and len(grid.finished.places) > 1 else "",
-        "baseline": binned[0].variant.label if binned else "",
+        "form": FORMS[form_of(binned)].format(baseline=binned[0].variant.label) if binned else "",
         "binned": f" Shown: {binned[0].size.label}." if binned and len(grid.finished.places) > 1 else "",
     }

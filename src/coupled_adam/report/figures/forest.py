@@ -18,7 +18,7 @@ from coupled_adam.base.text import fixed
 from coupled_adam.metrics import NATS
 from coupled_adam.report.figures.style import looks
 from coupled_adam.report.grid import Grid, optimizer_labels, size_labels
-from coupled_adam.report.primary_comparisons import PrimaryComparison, primary_comparisons
+from coupled_adam.report.primary_comparisons import PrimaryComparison
 from coupled_adam.report.result_notes import loss_name
 
 LINE = 0.2  # inches: height of a line of text
@@ -60,12 +60,12 @@ class ForestGroup:
     """Text to the right of the axes, in the line of the heading."""
 
 
-def draw_primary_differences(grid: Grid) -> Figure | None:
+def draw_primary_differences(grid: Grid, primary: Sequence[PrimaryComparison]) -> Figure | None:
     """Draw the primary comparisons, grouped by size and baseline.
 
     None without two optimizers that share a seed, and with more comparisons than a figure can show.
     """
-    found = [(each, each.difference) for each in primary_comparisons(grid)]
+    found = [(each, each.difference) for each in primary]
     known = [(each, difference) for each, difference in found if difference is not None]
     if not 0 < len(known) <= MOST_ROWS:
         return None

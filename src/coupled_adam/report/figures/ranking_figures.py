@@ -1,5 +1,9 @@
 """All optimizers at once: loss against the quality of the embeddings, and loss over the learning rate."""
 
+import itertools
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coupled_adam.base.captioned_figure import MARKERS, legend_above, panels
@@ -13,6 +17,7 @@ from coupled_adam.report.result_notes import loss_name
 from coupled_adam.report.significance import summarise
 
 QUALITIES = ("r_cos", "iso")
+NEAR = (14, 9)  # points across and up within which the numbers of two points would overlap
 
 
 def shown_place(grid: Grid) -> list[CellRuns]:
@@ -39,6 +44,7 @@ def draw_ranking(grid: Grid) -> Figure | None:
         return None
     figure, [row] = panels(1, len(drawn), 3.2, share_y=True)
     colours = looks(grid.variants)
+    points: dict[Axes, dict[int, tuple[float, float]]] = {axes: {} for axes in row}
     for axes, key in zip(row, drawn, strict=True):
         for rank, cell in enumerate(cells, 1):
             x, y = summarise(cell.values(key).values()), summarise(cell.values("loss").values())
@@ -57,12 +63,47 @@ def draw_ranking(grid: Grid) -> Figure | None:
                 linestyle="none",
                 label=f"{rank}  {cell.variant.name}",
             )
-            # With many optimizers some share a colour; the rank distinguishes them.
-            axes.annotate(str(rank), (x.mean, y.mean), xytext=(5, 4), textcoords="offset points", fontsize=8)
+            points[axes][rank] = (x.mean, y.mean)
         axes.set(xlabel=METRICS[key].heading)
     row[0].set(ylabel=f"{loss_name(grid.results)} ({NATS})")
     legend_above(figure, row)
+    figure.draw_without_rendering()  # lays out the panels, which decides which points are close together
+    for axes, by_rank in points.items():
+        _number_points(axes, by_rank)
     return figure
+
+
+def _number_points(axes: Axes, by_rank: Mapping[int, tuple[float, float]]) -> None:
+    """Write the rank beside every point; points whose numbers would overlap share a label, such as 4-9."""
+    per_point = axes.figure.dpi / 72
+    shown = {rank: axes.transData.transform(point) / per_point for rank, point in by_rank.items()}
+    groups: list[list[int]] = []
+    for rank, (x, y) in shown.items():
+        near = [
+            group
+            for group in groups
+            if any(abs(x - shown[other][0]) < NEAR[0] and abs(y - shown[other][1]) < NEAR[1] for other in group)
+        ]
+        groups = [*(group for group in groups if group not in near), sorted([rank, *itertools.chain(*near)])]
+    for group in groups:
+        corner = max(by_rank[rank][0] for rank in group), sum(by_rank[rank][1] for rank in group) / len(group)
+        axes.annotate(ranges(group), corner, xytext=(5, 4), textcoords="offset points", fontsize=8)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, with three or more in a row as a range.
+
+    Example:
+        >>> ranges([3, 4, 5, 8, 9])
+        '3–5, 8, 9'
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ", ".join(f"{run[0]}\N{EN DASH}{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found)
 
 
 def draw_learning_rates(grid: Grid) -> Figure | None:

@@ -1,9 +1,11 @@
 """Style of the figures: one colour, line style and marker for each optimizer and for each model size.
 
-The colours work for all kinds of colour vision and on white and black; line styles and markers repeat the information.
+The colours work on white and on black, and those of a study with few optimizers for all kinds of colour vision; line
+styles and markers repeat the information.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib
@@ -20,7 +22,12 @@ COLOURS: dict[Role, tuple[str, ...]] = {
     "coupled": ("#3d87c9", "#7b6bd6", "#1fa3a3", "#8a6f5a"),
     "family": ("#4c9a2a", "#a8479c", "#a07c00", "#5f7f8c"),
 }
-SHADES: dict[Role, str] = {"scaled": "plasma", "family": "summer", "sgd": "viridis"}
+# For a study with more optimizers of a role than these: all but the first of each role take one of these.
+FURTHER_COLOURS = (
+    *("#a8479c", "#c98a00", "#1fa3a3", "#8a5a3c", "#ea6f9e", "#7b6bd6"),
+    *("#6f7b87", "#c4303e", "#1f7a5c", "#3f63c0", "#d44fd0"),
+)
+SHADES: dict[Role, str] = {"scaled": "plasma", "sgd": "viridis"}  # ablations over n and over f
 LINES: dict[Role, str] = {"standard": "--", "coupled": "-", "scaled": "-", "family": "-.", "sgd": ":"}
 
 
@@ -33,15 +40,29 @@ class Look:
 
 
 def looks(variants: Sequence[Variant]) -> dict[str, Look]:
-    """Colour and line style of every optimizer of a study, by name."""
-    found: dict[str, Look] = {}
+    """Colour and line style of every optimizer of a study, by name; no two have both in common."""
+    by_role = {role: [variant for variant in variants if variant.role == role] for role in LINES}
+    is_few = all(len(by_role[role]) <= len(palette) for role, palette in COLOURS.items())
+    palettes = {role: _shades(SHADES[role], len(by_role[role])) for role in SHADES}
+    if is_few:
+        return _looks(by_role, COLOURS | palettes)
+    free = itertools.cycle(FURTHER_COLOURS)
     for role in LINES:
-        family = [variant for variant in variants if variant.role == role]
-        palette = COLOURS.get(role, ())
-        if role in SHADES and len(family) > len(palette):
-            palette = _shades(SHADES[role], len(family))
-        for number, variant in enumerate(family):
-            found[variant.name] = Look(palette[number % len(palette)], LINES[role])
+        if role in COLOURS:
+            palettes[role] = (COLOURS[role][0], *(next(free) for _ in by_role[role][1:]))
+        elif len(by_role[role]) == 1:
+            palettes[role] = (next(free),)
+    return _looks(by_role, palettes)
+
+
+def _looks(by_role: Mapping[Role, Sequence[Variant]], palettes: Mapping[Role, Sequence[str]]) -> dict[str, Look]:
+    """Give the optimizers of every role the colours of its palette, and its line unless another has both already."""
+    found: dict[str, Look] = {}
+    for role, family in by_role.items():
+        for variant, colour in zip(family, palettes[role], strict=False):
+            wanted = [Look(colour, line) for line in (LINES[role], *LINES.values())]
+            taken = found.values()
+            found[variant.name] = next((look for look in wanted if look not in taken), wanted[0])
     return found
 
 
@@ -68,7 +89,10 @@ def size_panels(
         for axes, label in zip(places, size_labels(shown).values(), strict=False):
             axes.set_title(label, fontsize=8.5)
     figure.supxlabel(x_label, fontsize=10)
-    figure.supylabel(y_label, fontsize=10)
+    if len(rows) > 1:
+        figure.supylabel(y_label, fontsize=10)
+    else:  # beside the panels; that of the figure would be centred on the panels and the legend
+        places[0].set_ylabel(y_label)
     return figure, dict(zip(shown, places, strict=False))
 
 

@@ -3,13 +3,18 @@
 A line is the mean over seeds, and the band covers all seeds.
 """
 
+from collections.abc import Mapping
+
 from matplotlib.figure import Figure
 
 from coupled_adam.base.captioned_figure import legend_above
 from coupled_adam.metrics import METRICS, NATS, logged_key
 from coupled_adam.report.figures.style import looks, size_panels
-from coupled_adam.report.grid import Grid
-from coupled_adam.report.run_files import mean_curve
+from coupled_adam.report.grid import Grid, Size, Variant
+from coupled_adam.report.run_files import MeanCurve, mean_curve, mean_difference
+
+FEW = 4
+"""Optimizers whose curves can be told apart without their differences."""
 
 
 def draw_training_loss(grid: Grid) -> Figure | None:
@@ -20,6 +25,21 @@ def draw_training_loss(grid: Grid) -> Figure | None:
 def draw_validation_loss(grid: Grid) -> Figure | None:
     """Draw the loss on the validation text."""
     return draw_over_training(grid, "val", "loss")
+
+
+def draw_validation_difference(grid: Grid) -> Figure | None:
+    """Draw the validation loss minus that of the first optimizer; None for few optimizers, whose losses can be told
+    apart in `draw_validation_loss`."""
+    if len(grid.variants) <= FEW:
+        return None
+    first = grid.variants[0]
+    found = {
+        (size, variant): curve
+        for size in grid.sizes
+        for variant in grid.variants[1:]
+        if (curve := mean_difference(grid.runs_of(size, first), grid.runs_of(size, variant), "val", "loss")) is not None
+    }
+    return _draw_curves(grid, found, f"{METRICS['val_loss'].label} minus\nthat of {first.label} ({NATS})")
 
 
 def draw_mean_ratio(grid: Grid, table: str = "") -> Figure | None:
@@ -52,16 +72,23 @@ def draw_over_training(grid: Grid, kind: str, key: str, *, bottom: float | None 
         for variant in grid.variants
         if (curve := mean_curve(grid.runs_of(size, variant), kind, key)) is not None
     }
+    metric = METRICS[logged_key(kind, key)]
+    return _draw_curves(grid, found, f"{metric.label} ({NATS})" if key == "loss" else metric.label, bottom=bottom)
+
+
+def _draw_curves(
+    grid: Grid, found: Mapping[tuple[Size, Variant], MeanCurve], label: str, *, bottom: float | None = None
+) -> Figure | None:
+    """Draw curves by size and optimizer, one panel per size; None without any."""
     if not found:
         return None
-    metric = METRICS[logged_key(kind, key)]
-    label = f"{metric.label} ({NATS})" if key == "loss" else metric.label
     figure, places = size_panels(sorted({size for size, _ in found}), "training step", label)
     colours = looks(grid.variants)
+    opacity = 0.2 if len(grid.variants) <= FEW else 0.07  # many bands cover the lines
     for (size, variant), curve in found.items():
         axes, look = places[size], colours[variant.name]
         axes.plot(curve.steps, curve.mean, color=look.colour, linestyle=look.line, label=variant.label)
-        axes.fill_between(curve.steps, curve.low, curve.high, color=look.colour, alpha=0.2, linewidth=0)
+        axes.fill_between(curve.steps, curve.low, curve.high, color=look.colour, alpha=opacity, linewidth=0)
     for axes in places.values():
         axes.set_xlim(0, None)
         axes.locator_params(axis="x", nbins=4)
