@@ -14,6 +14,7 @@ STUDIES = (
     "few-steps",
     "unigram-bias",
     "rivals",
+    "table-beta2",
     "learning-rates",
     "muon",
     "single-gpu-scaled",
