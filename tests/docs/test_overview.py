@@ -162,8 +162,8 @@ def test_the_table_of_the_results_page_is_what_the_script_prints(output: tuple[d
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert {name: cells for name, *cells in shown} == output[0]
     longer = [cells for _, steps, *cells in shown if int(steps.replace(",", "")) >= 5000]
-    assert len(longer) == 5
+    assert len(longer) == 6
     leads = [-float(cells[-1].strip("*").split()[0]) for cells in longer]
     assert f"{min(leads):.2f} to {max(leads):.2f} below AdamW" in " ".join(summary.split())
-    assert sum(cells[-1].startswith("**") for cells in longer) == 3  # "three of the five leads are significant"
+    assert sum(cells[-1].startswith("**") for cells in longer) == 3  # "three of the six leads are significant"
     assert sum(cells[-2].strip("*").startswith("-") for cells in longer) == 2  # Coupled Adam below AdamW

@@ -15,6 +15,7 @@ STUDIES = (
     "unigram-bias",
     "rivals",
     "table-beta2",
+    "table-beta2-30m",
     "learning-rates",
     "muon",
     "single-gpu-scaled",

@@ -1,0 +1,58 @@
+"""docs/mathematics.md, "What beta2 remembers": the table of weights is what the optimizers do."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from coupled_adam import CoupledAdamW
+
+PAGE = Path(__file__).parents[2] / "docs" / "mathematics.md"
+
+
+def rows_of_the_page() -> dict[tuple[float, float], dict[int, str]]:
+    """The shown weights by (row exponent, beta2) and k. The row without beta2 is tested with 0.95."""
+    shown = PAGE.read_text().split("<!-- table push weights -->")[1].split("\n\n")[0]
+    header, _, *rows = [line.strip("|").split("|") for line in shown.strip().splitlines()]
+    found = {}
+    for label, *cells in rows:
+        y = float(re.findall(r"y = ([\d.]+)", label)[0])
+        beta2 = float((re.findall(r"beta_2 = ([\d.]+)", label) or ["0.95"])[0])
+        found[y, beta2] = {int(k): cell.strip() for k, cell in zip(header[1:], cells, strict=True)}
+    return found
+
+
+def measured_weight(k: int, y: float, beta2: float, *, adamw: bool = False) -> float:
+    """Pushes of one row over its pull, in the updates of a real optimizer, relative to the same ratio of the gradients.
+
+    k rows are pulled in turn, one per step, so that the means over the table are constant.
+    """
+    table = torch.nn.Parameter(torch.zeros(k, 1, dtype=torch.float64))
+    if adamw:
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW([table], lr=1.0, betas=(0.0, beta2), eps=0, weight_decay=0)
+    else:
+        group = {"params": [table], "coupled": True, "row_exponent": y}
+        optimizer = CoupledAdamW([group], lr=1.0, betas=(0.0, beta2), eps=0, weight_decay=0)
+    steps = round(6 / (1 - beta2) / k + 2) * k  # until the second moments repeat, with the last k measured
+    pushes, pull = 0.0, 0.0
+    for step in range(steps):
+        gradient = torch.full((k, 1), 1 / (k - 1), dtype=torch.float64)
+        gradient[step % k] = -1.0
+        table.grad = gradient
+        before = table[0].item()
+        optimizer.step()
+        if step >= steps - k:
+            moved = before - table[0].item()
+            pushes += max(moved, 0.0)
+            pull += max(-moved, 0.0)
+    return pushes / pull
+
+
+def test_weights_of_pushes_are_those_of_the_page() -> None:
+    for (y, beta2), weights in rows_of_the_page().items():
+        assert f"{measured_weight(59, y, beta2):.2f}" == weights[59], (y, beta2)
+
+
+def test_adamw_weighs_pushes_as_row_exponent_1() -> None:
+    assert measured_weight(24, 1.0, 0.95, adamw=True) == pytest.approx(measured_weight(24, 1.0, 0.95), rel=1e-6)

@@ -1,0 +1,127 @@
+"""docs/results.md on the rivals: its tables and numbers match the stored runs."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coupled_adam.report.grid import gather_grid
+from coupled_adam.report.result_tables import build_tables
+from coupled_adam.report.table_formats import to_markdown_table
+from coupled_adam.study.results import Result, read_results
+
+ROOT = Path(__file__).parents[2]
+STORED = ROOT / "docs" / "results" / "rivals"
+PARTIAL = "partial y=0.25 mean-free"
+LONGER = "standard b2=0.99"
+BINS = range(1, 11)
+
+
+def runs() -> list[Result]:
+    return [run for run in read_results(STORED) if not run.is_candidate]
+
+
+def values(optimizer: str, metric: str = "loss") -> dict[int, float]:
+    """A metric of an optimizer by seed."""
+    return {run.seed: run.metrics[metric] or 0.0 for run in runs() if run.optimizer == optimizer}
+
+
+def mean(optimizer: str, metric: str = "loss") -> float:
+    return float(np.mean(list(values(optimizer, metric).values())))
+
+
+def differences(optimizer: str, baseline: str, metric: str = "loss") -> np.ndarray:
+    """Differences by seed, for the seeds that both have."""
+    first, second = values(optimizer, metric), values(baseline, metric)
+    return np.array([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
+
+
+def lines_of(name: str) -> list[str]:
+    shown = (ROOT / "docs/results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0]
+    return [line for line in shown.splitlines() if line.startswith("|")]
+
+
+def words(page: str) -> str:
+    return " ".join((ROOT / page).read_text().split())
+
+
+def section() -> str:
+    [found] = [part for part in (ROOT / "docs/results.md").read_text().split("\n## ") if part.startswith("Against every")]
+    return " ".join(found.split())
+
+
+@pytest.mark.parametrize("name", ["ranking", "primary"])
+def test_a_table_of_rivals_matches_the_stored_runs(name: str) -> None:
+    [table] = [table for table in build_tables(gather_grid(runs())) if table.name == name]
+    assert lines_of(f"rivals {name}") == [line for line in to_markdown_table(table).splitlines() if line.startswith("|")]
+
+
+def test_the_gain_by_steps_between_occurrences_matches_the_stored_runs() -> None:
+    _, _, intervals, *gains = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines_of("rivals intervals")
+    ]
+    [metrics] = [run.metrics for run in runs() if (run.optimizer, run.seed) == ("standard", 1)]
+    targets = np.array([metrics[f"frequency_targets_{i}"] for i in BINS], dtype=np.float64)
+    tokens = np.array([metrics[f"frequency_tokens_{i}"] for i in BINS], dtype=np.float64)
+    between = tokens / (targets / targets.sum() * 16 * 1024)
+    assert intervals[1:] == [f"{steps:.1f}" if steps < 10 else f"{steps:.0f}" for steps in between]
+    for optimizer, (_, *cells) in zip((LONGER, PARTIAL), gains, strict=True):
+        keys = [f"frequency_loss_{i}" for i in BINS]
+        assert cells == [f"{mean(optimizer, key) - mean('standard', key):.2f}" for key in keys]
+
+
+def test_the_text_about_rivals_matches_the_stored_runs() -> None:
+    text = section()
+    first, second = differences(LONGER, "standard")
+    assert f"is {first:.3f} with seed 1 and {second:.3f} with seed 2" in text
+    above = differences(PARTIAL, LONGER)
+    assert f"Adam is {above[0]:.3f} and {above[1]:.3f} above it with these seeds" in text
+    assert f"is {-np.mean([first, second]):.2f} below AdamW and {above.mean():.2f} below partially coupled Adam" in text
+    for metric, digits in (("r_cos", 0), ("mu_norm_ratio", 2), ("iso", 2)):
+        own, adamw, partial = (f"{mean(name, metric):.{digits}f}" for name in (LONGER, "standard", PARTIAL))
+        assert re.search(rf"is {own} \({adamw} and {partial}\)", text), metric
+    below = -differences("factored b1=0", PARTIAL)
+    to_adamw = -differences("factored b1=0", "standard").mean()
+    assert f"{to_adamw:.2f} below AdamW, and {below[0]:.3f} and {below[1]:.3f} below partially coupled Adam" in text
+    assert f"{-differences('factored', 'standard').mean():.2f} below AdamW, as is one number per row" in text
+    assert f"{-differences('per-row', 'standard').mean():.2f}" == f"{-differences('factored', 'standard').mean():.2f}"
+    small = [differences(name, "standard")[0] for name in ("mu-loss", "z-loss", "soft cap 30")]
+    assert f"{min(small):.3f} to {max(small):.3f} above AdamW, with the same embeddings" in text
+    for worse in ("standard centred", "per-table", "sgd"):
+        assert differences(worse, "standard")[0] > 0.02
+
+
+def test_where_the_method_without_momentum_is_ahead_matches_the_stored_runs() -> None:
+    gaps = [mean("factored b1=0", f"frequency_loss_{i}") - mean("standard", f"frequency_loss_{i}") for i in BINS]
+    assert [gap < 0 for gap in gaps] == [True] * 8 + [False] * 2
+    assert "`factored b1=0` is ahead in bins 1 to 8" in section()
+
+
+def test_what_int4_costs_the_tables_of_rivals_matches_the_stored_runs() -> None:
+    lost = {
+        name: f"{np.mean([run.metrics['loss_int4_row'] - run.metrics['loss'] for run in runs() if run.optimizer == name]):.2f}"
+        for name in ("standard", PARTIAL, LONGER, "factored")
+    }
+    text = section()
+    assert f"AdamW's table loses {lost['standard']} and partially coupled Adam's {lost[PARTIAL]}" in text
+    assert f"with β₂ = 0.99 loses only {lost[LONGER]}, Adafactor's (`factored`) {lost['factored']}" in text
+
+
+def test_the_selected_learning_rates_of_the_rivals_are_named() -> None:
+    rows = [json.loads(line) for line in (STORED / "results.jsonl").read_text().splitlines()]
+    chosen = {row["optimizer"]: row["trial"]["value"] for row in rows if not row["trial"]["is_candidate"]}
+    assert chosen.pop("coupled") == 1
+    assert chosen.pop("per-table") == pytest.approx(1 / 3, abs=1e-6)
+    assert chosen.pop("sgd") == 300
+    assert set(chosen.values()) == {3}
+    assert {row["commit"] for row in rows} == {"03feb3e"}
+
+
+def test_the_conclusion_names_the_best_rival() -> None:
+    summary = words("docs/results.md").split("The optimizers differ")[0]
+    gain, ahead = -differences(LONGER, "standard").mean(), differences(PARTIAL, LONGER).mean()
+    methods = len({run.optimizer for run in runs()})
+    assert f"its loss was {gain:.2f} lower, the lowest of [{methods} methods]" in summary
+    assert f"{ahead:.2f} below partially coupled Adam" in summary
