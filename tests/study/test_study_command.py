@@ -33,6 +33,12 @@ FAILING = PAIR + '[[optimizers]]\nname = "fails"\nembeddings = "adamw"\nset = { 
 cli = CliRunner(env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
 
 
+def headings(shown: str) -> list[str]:
+    """The headings of a printed table; a heading may take several lines."""
+    lines = [line.strip("┃").split("┃") for line in shown.splitlines() if line.startswith("┃")]
+    return [" ".join(part.strip() for part in parts).strip() for parts in zip(*lines, strict=True)]
+
+
 def test_list_shows_every_study_with_its_size() -> None:
     shown = study("list").output
     for name, runs in zip(STUDIES, (6, 12, 18, 18, 18, 8, 3, 65, 40, 40, 90, 18, 18, 9, 54, 99, 72, 8), strict=True):
@@ -142,9 +148,7 @@ def test_a_failed_run_gives_exit_code_1_and_is_shown_by_status(tmp_path: Path) -
     assert re.search(rf"2 runs .*: coupled-adam study run {file} --out out\n", result.output), result.output
     shown = study("status", "out").output
     assert re.search(r"small-1\.536k-fails/seed-2 +│ failed +│.*loss is nan", shown)
-    head_lines = [line.strip("┃").split("┃") for line in shown.splitlines() if line.startswith("┃")]
-    heads = [" ".join(part.strip() for part in parts).strip() for parts in zip(*head_lines, strict=True)]
-    assert heads == ["run", "status", "step", "training loss", "test loss", "why it failed"]
+    assert headings(shown) == ["run", "status", "step", "training loss", "test loss", "why it failed"]
     assert shown.endswith("4 finished, 2 failed\n")
     assert study("run", str(file), "--out", "out").exit_code == 0
 
@@ -154,9 +158,10 @@ def test_status_shows_training_and_test_loss_in_separate_columns(tmp_path: Path)
     study("run", str(file), "--out", "out", "--only", "*-coupled")
     result = next(each for each in read_results(Path("out")) if each.seed == 2)
     (result.run_folder / "metrics.jsonl").write_text('{"kind": "train", "step": 12, "loss": 9.25}\n')
-    lines = study("status", "out").output.splitlines()
-    assert [head.strip() for head in lines[2].strip("┃").split("┃")][2:] == ["step", "training loss", "test loss"]
-    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines[4:8]]
+    shown = study("status", "out").output
+    assert headings(shown)[2:] == ["step", "training loss", "test loss"]
+    lines = [line for line in shown.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     rows = {label: rest for label, _, *rest in cells}
     assert rows["small-1.536k-coupled/seed-2"] == ["12/12", "9.250", f"{result.metrics['loss']:.3f}"]
     assert rows["small-1.536k-standard/seed-2"] == ["", "", ""]
