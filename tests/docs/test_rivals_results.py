@@ -2,10 +2,12 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from page_examples import USING_PAGE, read_examples, run_here, save_files
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.result_tables import build_tables
@@ -39,8 +41,11 @@ def differences(optimizer: str, baseline: str, metric: str = "loss") -> np.ndarr
 
 
 def lines_of(name: str) -> list[str]:
-    shown = (ROOT / "docs/results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0]
-    return [line for line in shown.splitlines() if line.startswith("|")]
+    return rows_in((ROOT / "docs/results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0])
+
+
+def rows_in(table: str) -> list[str]:
+    return [line for line in table.splitlines() if line.startswith("|")]
 
 
 def words(page: str) -> str:
@@ -48,14 +53,18 @@ def words(page: str) -> str:
 
 
 def section() -> str:
-    [found] = [part for part in (ROOT / "docs/results.md").read_text().split("\n## ") if part.startswith("Against every")]
+    [found] = [
+        part for part in (ROOT / "docs/results.md").read_text().split("\n## ") if part.startswith("Against every")
+    ]
     return " ".join(found.split())
 
 
 @pytest.mark.parametrize("name", ["ranking", "primary"])
 def test_a_table_of_rivals_matches_the_stored_runs(name: str) -> None:
     [table] = [table for table in build_tables(gather_grid(runs())) if table.name == name]
-    assert lines_of(f"rivals {name}") == [line for line in to_markdown_table(table).splitlines() if line.startswith("|")]
+    assert lines_of(f"rivals {name}") == [
+        line for line in to_markdown_table(table).splitlines() if line.startswith("|")
+    ]
 
 
 def test_the_gain_by_steps_between_occurrences_matches_the_stored_runs() -> None:
@@ -100,10 +109,8 @@ def test_where_the_method_without_momentum_is_ahead_matches_the_stored_runs() ->
 
 
 def test_what_int4_costs_the_tables_of_rivals_matches_the_stored_runs() -> None:
-    lost = {
-        name: f"{np.mean([run.metrics['loss_int4_row'] - run.metrics['loss'] for run in runs() if run.optimizer == name]):.2f}"
-        for name in ("standard", PARTIAL, LONGER, "factored")
-    }
+    names = ("standard", PARTIAL, LONGER, "factored")
+    lost = {name: f"{mean(name, 'loss_int4_row') - mean(name):.2f}" for name in names}
     text = section()
     assert f"AdamW's table loses {lost['standard']} and partially coupled Adam's {lost[PARTIAL]}" in text
     assert f"with β₂ = 0.99 loses only {lost[LONGER]}, Adafactor's (`factored`) {lost['factored']}" in text
@@ -125,3 +132,36 @@ def test_the_conclusion_names_the_best_rival() -> None:
     methods = len({run.optimizer for run in runs()})
     assert f"its loss was {gain:.2f} lower, the lowest of [{methods} methods]" in summary
     assert f"{ahead:.2f} below partially coupled Adam" in summary
+
+
+def test_the_readme_shows_the_best_rival() -> None:
+    losses = list(values(LONGER).values())
+    shown = f"{np.mean(losses):.2f}({100 * np.std(losses, ddof=1):.0f})"
+    text = words("README.md")
+    assert f"fell by {-differences(LONGER, 'standard').mean():.2f} to {shown}, the lowest of [13 methods]" in text
+    assert f"ISO {mean(LONGER, 'iso'):.2f}, r_cos {mean(LONGER, 'r_cos'):.0f}" in text
+
+
+def test_the_advice_on_beta2_matches_the_stored_runs() -> None:
+    text = words("docs/should-i-use-it.md")
+    gains = [mean("standard", f"frequency_loss_{i}") - mean(LONGER, f"frequency_loss_{i}") for i in BINS]
+    assert (
+        f"{gains[0]:.2f} nats on the most frequent half of the text, {min(gains[5:]):.1f} to {max(gains[5:]):.1f}"
+        in text
+    )
+    targets = [mean("standard", f"frequency_targets_{i}") for i in BINS]
+    assert f"on the rarest {100 * sum(targets[5:]) / sum(targets):.0f}%" in text
+    assert f"r_cos rose from {mean('standard', 'r_cos'):.0f} to {mean(LONGER, 'r_cos'):.0f}" in text
+
+
+def test_the_example_gives_only_the_table_a_longer_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_files(USING_PAGE, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (example,) = read_examples(ROOT / "docs/should-i-use-it.md")
+    names = run_here(example)
+    sys.modules.pop("tiny", None)
+    by_betas: dict[tuple[float, float], set[int]] = {}
+    for group in names["optimizer"].param_groups:
+        by_betas.setdefault(group["betas"], set()).update(id(tensor) for tensor in group["params"])
+    assert by_betas.pop((0.9, 0.99)) == {id(names["model"].embedding.weight)}
+    assert list(by_betas) == [(0.9, 0.95)]

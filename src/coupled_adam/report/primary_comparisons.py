@@ -55,10 +55,10 @@ def primary_comparisons(grid: Grid) -> list[PrimaryComparison]:
             baseline, cell = place.cells[first], place.cells[second]
             compared = compare(baseline.values(LOSS.key), cell.values(LOSS.key), LOSS.better)
             found.append(PrimaryComparison(baseline, cell, compared))
-    tested = [place for place, each in enumerate(found) if each.comparison.paired_two_sided_p is not None]
-    corrected = holm([found[place].comparison.paired_two_sided_p or 0.0 for place in tested])
-    for place, p in zip(tested, corrected, strict=True):
-        found[place] = replace(found[place], corrected_p=p)
+    tested = [number for number, each in enumerate(found) if each.comparison.paired_two_sided_p is not None]
+    corrected = holm([found[number].comparison.paired_two_sided_p or 0.0 for number in tested])
+    for number, p in zip(tested, corrected, strict=True):
+        found[number] = replace(found[number], corrected_p=p)
     return found
 
 
