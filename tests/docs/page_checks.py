@@ -68,7 +68,7 @@ def _(names: Names) -> None:
         "decay": 1e-3,
         "no_decay": 5e-4,
     }
-    assert groups["output_embeddings"]["betas"] == (0.9, 0.95)
+    assert groups["output_embeddings"]["betas"] == (0.9, 0.99)
     assert optimizer.state[model.head.weight]["row_avg_sq"].shape == (101, 1)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from page_examples import USING_PAGE, read_examples, run_here, save_files
+from scipy import stats
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.result_tables import build_tables
@@ -106,6 +107,45 @@ def test_where_the_method_without_momentum_is_ahead_matches_the_stored_runs() ->
     gaps = [mean("factored b1=0", f"frequency_loss_{i}") - mean("standard", f"frequency_loss_{i}") for i in BINS]
     assert [gap < 0 for gap in gaps] == [True] * 8 + [False] * 2
     assert "`factored b1=0` is ahead in bins 1 to 8" in section()
+    with_momentum = [mean("factored", f"frequency_loss_{i}") - mean("standard", f"frequency_loss_{i}") for i in BINS]
+    assert all(own < -0.1 for own in with_momentum[3:8])  # "`factored` gains in bins 4 to 8"
+    assert all(own < 0.5 * gap for own, gap in zip(with_momentum[4:8], gaps[4:8], strict=True))  # "most of its gain"
+
+
+def test_where_the_gain_from_a_longer_memory_comes_from_matches_the_stored_runs() -> None:
+    gaps = np.array([mean(LONGER, f"frequency_loss_{i}") - mean("standard", f"frequency_loss_{i}") for i in BINS])
+    targets = np.array([mean("standard", f"frequency_targets_{i}") for i in BINS])
+    assert list(gaps[:9]) == sorted(gaps[:9], reverse=True)  # "grows ... up to bin 9"
+    assert gaps[9] > gaps[8]
+    share, text = (gaps * targets)[:5].sum() / (gaps * targets).sum(), targets[:5].sum() / targets.sum()
+    expected = f"give {100 * share:.0f}% of the gain in the mean loss, because they have {100 * text:.0f}% of the text"
+    assert expected in section()
+
+
+def test_the_calibration_of_the_rarest_tokens_matches_the_stored_runs() -> None:
+    own, adamw, partial = (f"e^{mean(name, 'frequency_calibration_10'):.2f}" for name in (LONGER, "standard", PARTIAL))
+    assert f"{own} of the observed share, compared with {adamw} with AdamW and {partial} with partially" in section()
+
+
+def test_the_distance_to_the_best_runs_of_partially_coupled_adam_matches_the_stored_runs() -> None:
+    tuned = {
+        run.seed: run.metrics["loss"]
+        for run in read_results(STORED.parent / "best-learning-rates")
+        if run.optimizer == f"{PARTIAL} lr=0.002"
+    }
+    first, second = (tuned[seed] - values(LONGER)[seed] for seed in (1, 2))
+    losses = np.array(list(tuned.values()))
+    shown = f"{losses.mean():.2f}({100 * losses.std(ddof=1):.0f})"
+    assert f"reaches {shown}, and is {first:.2f} and {second:.2f} above it" in section()
+
+
+def test_the_rank_on_the_seed_that_all_methods_have_matches_the_stored_runs() -> None:
+    first_seed = {run.optimizer: run.metrics["loss"] for run in runs() if run.seed == 1}
+    assert len(first_seed) == 13
+    assert sorted(first_seed, key=lambda name: first_seed[name]).index(PARTIAL) == 4
+    assert "fifth on seed 1, which all methods have" in section()
+    lowest = sorted(first_seed, key=lambda name: first_seed[name])[:3]
+    assert {name for name in first_seed if len(values(name)) == 2} == set(lowest)
 
 
 def test_what_int4_costs_the_tables_of_rivals_matches_the_stored_runs() -> None:
@@ -131,7 +171,7 @@ def test_the_conclusion_names_the_best_rival() -> None:
     gain, ahead = -differences(LONGER, "standard").mean(), differences(PARTIAL, LONGER).mean()
     methods = len({run.optimizer for run in runs()})
     assert f"its loss was {gain:.2f} lower, the lowest of [{methods} methods]" in summary
-    assert f"{ahead:.2f} below partially coupled Adam" in summary
+    assert f"{ahead:.2f} below partially coupled Adam with the same tuning" in summary
 
 
 def test_the_readme_shows_the_best_rival() -> None:
@@ -140,15 +180,29 @@ def test_the_readme_shows_the_best_rival() -> None:
     text = words("README.md")
     assert f"fell by {-differences(LONGER, 'standard').mean():.2f} to {shown}, the lowest of [13 methods]" in text
     assert f"ISO {mean(LONGER, 'iso'):.2f}, r_cos {mean(LONGER, 'r_cos'):.0f}" in text
+    assert f"not significant ({interval(LONGER)})" in text
+    assert f"if only the table's learning rate is tuned ({interval(PARTIAL, sign=-1)})" in text
+
+
+def interval(optimizer: str, sign: int = 1) -> str:
+    """The 95% interval of the paired difference from AdamW, or of the lead over it."""
+    low, high = stats.ttest_1samp(sign * differences(optimizer, "standard"), 0.0).confidence_interval(0.95)
+    return f"{low:.3f} to {high:.3f}"
 
 
 def test_the_advice_on_beta2_matches_the_stored_runs() -> None:
     text = words("docs/should-i-use-it.md")
     gains = [mean("standard", f"frequency_loss_{i}") - mean(LONGER, f"frequency_loss_{i}") for i in BINS]
-    assert (
-        f"{gains[0]:.2f} nats on the most frequent half of the text, {min(gains[5:]):.1f} to {max(gains[5:]):.1f}"
-        in text
+    rarest = gains[5:]
+    shown = (
+        f"by {gains[0]:.2f} nats on the most frequent half of the text, and by {min(rarest):.1f} to {max(rarest):.1f}"
     )
+    assert shown in text
+    assert f"two seeds; 95% interval {interval(LONGER)})" in text
+    assert f"it was 0.03 ahead ([{interval(PARTIAL, sign=-1)}]" in text
+    trials = {run.cell: run.metrics["val_loss"] or 0.0 for run in read_results(STORED) if run.is_candidate}
+    plain, longer = (trials[f"30M-20.5M-{name}-lr_factor3"] for name in ("standard", "standard-b20.99"))
+    assert f"after 1,251 steps the validation loss was {plain - longer:.2f} lower" in text
     targets = [mean("standard", f"frequency_targets_{i}") for i in BINS]
     assert f"on the rarest {100 * sum(targets[5:]) / sum(targets):.0f}%" in text
     assert f"r_cos rose from {mean('standard', 'r_cos'):.0f} to {mean(LONGER, 'r_cos'):.0f}" in text
@@ -165,3 +219,5 @@ def test_the_example_gives_only_the_table_a_longer_memory(tmp_path: Path, monkey
         by_betas.setdefault(group["betas"], set()).update(id(tensor) for tensor in group["params"])
     assert by_betas.pop((0.9, 0.99)) == {id(names["model"].embedding.weight)}
     assert list(by_betas) == [(0.9, 0.95)]
+    rates = {group["lr"]: group["betas"] for group in names["optimizer"].param_groups}
+    assert rates == {3e-3: (0.9, 0.99), 1e-3: (0.9, 0.95)}
