@@ -1,0 +1,107 @@
+"""docs/results.md on the study table-beta2: its tables and numbers match the stored runs."""
+
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from coupled_adam.study.results import read_results
+
+NOT_RUN = "\N{EN DASH}"
+ROOT = Path(__file__).parents[2]
+STORED = ROOT / "docs" / "results" / "table-beta2"
+METHODS = {
+    "AdamW": "standard",
+    "Coupled Adam": "coupled",
+    "row exponent 0.25": "y=0.25",
+    "row exponent 0.5": "y=0.5",
+    "row exponent 1": "y=1",
+    "row exponent 1, no momentum": "y=1 b1=0",
+}
+
+
+def losses(optimizer: str) -> dict[int, float]:
+    """Test losses of the reported runs by seed."""
+    own = [run for run in read_results(STORED) if run.optimizer == optimizer and not run.is_candidate]
+    return {run.seed: run.metrics["loss"] or 0.0 for run in own}
+
+
+def trials(optimizer: str) -> dict[float, float]:
+    """Validation losses of the trials by factor of the learning rate."""
+    return {
+        trial_value(run): run.metrics["val_loss"] or 0.0 for run in read_results(STORED) if is_trial(run, optimizer)
+    }
+
+
+def is_trial(run: Result, optimizer: str) -> bool:
+    return run.is_candidate and run.optimizer == optimizer
+
+
+def trial_value(run: Result) -> float:
+    assert run.trial is not None
+    return float(run.trial.value)
+
+
+def rows(name: str) -> list[list[str]]:
+    shown = (ROOT / "docs/results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0]
+    lines = [line for line in shown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def shown_loss(optimizer: str) -> str:
+    values = np.array(list(losses(optimizer).values()))
+    return f"{values.mean():.3f}({1000 * values.std(ddof=1):.0f})" if len(values) else NOT_RUN
+
+
+def changes(optimizer: str) -> dict[int, float]:
+    """The change of the test loss from beta2 = 0.95 to 0.99, by seed."""
+    before, after = losses(optimizer), losses(f"{optimizer} b2=0.99")
+    return {seed: after[seed] - before[seed] for seed in sorted(before)}
+
+
+def shown_change(optimizer: str) -> str:
+    """The mean change and its 95% interval."""
+    values = list(changes(optimizer).values())
+    if not values:
+        return NOT_RUN
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    return f"{np.mean(values):.3f} ({low:.3f} to {high:.3f})"
+
+
+def test_the_losses_by_beta2_match_the_stored_runs() -> None:
+    _, _, *shown = rows("table-beta2 losses")
+    assert [row[0] for row in shown] == list(METHODS)
+    for (_, *cells), name in zip(shown, METHODS.values(), strict=True):
+        assert cells == [
+            *(shown_loss(f"{name}{beta2}") for beta2 in ("", " b2=0.99", " b2=0.999")),
+            shown_change(name),
+        ]
+
+
+def test_the_changes_at_every_learning_rate_match_the_stored_trials() -> None:
+    header, _, *shown = rows("table-beta2 trials")
+    for label, *cells in shown:
+        before, after = trials(METHODS[label]), trials(f"{METHODS[label]} b2=0.99")
+        assert cells == [f"{after[float(factor)] - before[float(factor)]:.3f}" for factor in header[1:]]
+
+
+def test_the_text_about_beta2_matches_the_stored_runs() -> None:
+    gains = {name: np.mean(list(changes(name).values())) for name in ("standard", "coupled", "y=0.25")}
+    assert gains["coupled"] > 0  # "and not that of Coupled Adam"
+    for page in ("docs/results.md", "docs/should-i-use-it.md"):
+        text = " ".join((ROOT / page).read_text().split())
+        assert f"of AdamW by {-gains['standard']:.2f}, " in text
+        assert f"of row exponent 0.25 by {-gains['y=0.25']:.2f}, " in text
+    lowest = min({run.optimizer for run in read_results(STORED)}, key=lambda name: np.mean(list(losses(name).values())))
+    assert lowest == "standard b2=0.99"
+    assert max(changes("standard").values()) < 0
+    small = [f"{-change:.3f}" for change in list(changes("y=0.5").values())[:2]]
+    assert f"row exponent 0.5 gains {small[0]} and {small[1]}" in " ".join(
+        (ROOT / "docs/results.md").read_text().split()
+    )
+
+
+def test_the_largest_learning_rate_never_won() -> None:
+    tried = [trials(name) for name in {run.optimizer for run in read_results(STORED)}]
+    assert all(found[81.0] > found[27.0] for found in tried if 81.0 in found)
+    assert [len(found) for found in tried if 81.0 in found]
