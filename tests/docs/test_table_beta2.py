@@ -28,18 +28,8 @@ def losses(optimizer: str) -> dict[int, float]:
 
 def trials(optimizer: str) -> dict[float, float]:
     """Validation losses of the trials by factor of the learning rate."""
-    return {
-        trial_value(run): run.metrics["val_loss"] or 0.0 for run in read_results(STORED) if is_trial(run, optimizer)
-    }
-
-
-def is_trial(run: Result, optimizer: str) -> bool:
-    return run.is_candidate and run.optimizer == optimizer
-
-
-def trial_value(run: Result) -> float:
-    assert run.trial is not None
-    return float(run.trial.value)
+    own = [run for run in read_results(STORED) if run.optimizer == optimizer and run.is_candidate]
+    return {float(run.trial.value): run.metrics["val_loss"] or 0.0 for run in own if run.trial is not None}
 
 
 def rows(name: str) -> list[list[str]]:
