@@ -6,7 +6,6 @@ make a *cell*, whose runs differ only in the seed. Cells and seeds that are stil
 share a place.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,23 +124,6 @@ def role_of(settings: Mapping[str, Any]) -> Role:
     return "scaled" if settings.get("scale_exponent") else "coupled"
 
 
-METHODS = ("centre", "mu_loss", "z_loss", "logit_cap")
-SETUPS = ("tied", "output_bias", "matrices")
-
-
-def methods_of(settings: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
-    """What a run adds to its optimizer: a change of the loss, the logits or the mean, or settings of the tables alone,
-    except their learning rate.
-
-    Example:
-        >>> sorted(methods_of({"centre": False, "mu_loss": 1e-4, "tables": {"lr_factor": 3.0, "beta2": 0.99}}))
-        [('mu_loss', 0.0001), ('tables.beta2', 0.99)]
-    """
-    tables = settings.get("tables") or {}
-    own = {f"tables.{key}": value for key, value in tables.items() if key != "lr_factor"}
-    return frozenset((own | {key: settings[key] for key in METHODS if settings.get(key)}).items())
-
-
 def variant_of(name: str, settings: Mapping[str, Any]) -> Variant:
     """Make a variant from its name in the study and its settings."""
     return Variant(name, role_of(settings), settings)
@@ -179,35 +161,6 @@ class CellRuns:
     def values(self, metric: str) -> dict[int, float | None]:
         """One metric by seed; None if a finished run does not have it."""
         return values_of(list(self.runs.values()), metric)
-
-
-def baseline_places(cells: Sequence[CellRuns]) -> list[int]:
-    """Indices of the baselines among the cells of one D and model: AdamW for the embeddings. AdamW with a further
-    method, such as mu-loss, is no baseline beside AdamW without it."""
-    standard = {place: cell.variant.settings for place, cell in enumerate(cells) if cell.variant.role == "standard"}
-    return [
-        place
-        for place, own in standard.items()
-        if not any(methods_of(other) < methods_of(own) and have_same_setup(other, own) for other in standard.values())
-    ]
-
-
-def baseline_pairs(cells: Sequence[CellRuns]) -> list[tuple[int, int]]:
-    """Index pairs of cells of one D and model, (baseline, optimizer): every baseline with every other optimizer. AdamW
-    with a further method is compared only with AdamW in the same setup."""
-    baselines = baseline_places(cells)
-    others = [place for place in range(len(cells)) if place not in baselines]
-    return [
-        (first, second)
-        for first, second in itertools.product(baselines, others)
-        if cells[second].variant.role != "standard"
-        or have_same_setup(cells[first].variant.settings, cells[second].variant.settings)
-    ]
-
-
-def have_same_setup(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether two runs agree in the tables, the output bias and the optimizer of the matrices."""
-    return all(first.get(key) == second.get(key) for key in SETUPS)
 
 
 @dataclass(frozen=True)

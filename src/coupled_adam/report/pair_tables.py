@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from coupled_adam.base.notation import MISSING
 from coupled_adam.base.text import fixed, short, shorthand
 from coupled_adam.metrics import METRICS, Lead, Metric
-from coupled_adam.report.grid import CellRuns, Grid, baseline_pairs, baseline_places, model_labels, optimizer_labels
+from coupled_adam.report.baselines import baseline_pairs, baseline_places
+from coupled_adam.report.grid import CellRuns, Grid, model_labels, optimizer_labels
 from coupled_adam.report.result_notes import loss_splits
 from coupled_adam.report.run_files import Curve, curve_of
 from coupled_adam.report.shown_metrics import in_order, measured, named

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from coupled_adam.metrics import METRICS
-from coupled_adam.report.grid import CellRuns, Grid, baseline_pairs
+from coupled_adam.report.baselines import baseline_pairs
+from coupled_adam.report.grid import CellRuns, Grid
 from coupled_adam.report.significance import CONFIDENCE, Comparison, compare, holm, paired_differences, summarise
 
 LOSS = METRICS["loss"]

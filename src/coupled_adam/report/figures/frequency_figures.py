@@ -115,8 +115,7 @@ def _draw_map(
         axes.add_patch(matplotlib.patches.Rectangle((number - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor=PAPER))
         text = fixed(value, 2 if abs(value) < 10 else 1).replace("-", MINUS)
         weight = "bold" if (row, number) in bold else "normal"
-        shown = axes.text(number, row, text, fontsize=SMALL, weight=weight, horizontalalignment="center")
-        shown.set_verticalalignment("center_baseline")
+        axes.text(number, row, text, fontsize=SMALL, weight=weight, ha="center", va="center_baseline")
     axes.set(xlim=(NUMBERS[0] - 0.5, NUMBERS[-1] + 0.5), ylim=(len(names) - 0.5, -0.5))
     axes.set_xticks(NUMBERS)
     axes.set_yticks(range(len(names)), names)
