@@ -41,13 +41,12 @@ WIDTH = 8.2  # inches
 
 @dataclass(frozen=True)
 class Block:
-    """One setting: stored studies, the dataset size, the two optimizers, and further ones for the picture."""
+    """One setting: stored studies, the dataset size and the optimizers; only the first two are in the table."""
 
     heading: str
     folders: tuple[str, ...]
     tokens: int
-    optimizers: tuple[str, str] = USUAL
-    further: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = USUAL
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class BlockResult:
     steps: int
     baseline: CellRuns
     comparisons: tuple[PrimaryComparison, ...]
-    """One for each of the block's optimizers, then one for each further optimizer."""
+    """One for each of the block's optimizers."""
 
 
 AT_ONE_RATE = ("single-gpu", "partially-coupled")
@@ -67,7 +66,7 @@ BLOCKS = (
     Block("30M, 41M tokens, best lr each", ("learning-rates",), 41_000_000),
     Block("30M, 82M tokens, lr 1e-3", AT_ONE_RATE, 82_000_000),
     Block("30M, 82M tokens, best lr each", ("best-learning-rates",), 82_000_000),
-    Block("30M, 82M tokens, best table lr each", ("rivals",), 82_000_000, further=("standard b2=0.99",)),
+    Block("30M, 82M tokens, best table lr each", ("rivals",), 82_000_000, (*USUAL, "standard b2=0.99")),
     Block("30M, 262M tokens, lr 1e-3", AT_ONE_RATE, 262_000_000),
     Block("30M, 82M tokens, Muon for the matrices, best table lr each", ("muon",), 82_000_000),
     Block("125M, 250M tokens", ("single-gpu-125m",), 250_000_000),
@@ -80,7 +79,7 @@ def read_block(block: Block) -> BlockResult:
     grid = gather_grid([result for result in results if not result.is_candidate])
     baseline = best_cell(grid, block.tokens, BASELINE)
     compared = {(each.baseline.name, each.optimizer.name): each for each in primary_comparisons(grid)}
-    cells = [best_cell(grid, block.tokens, optimizer) for optimizer in (*block.optimizers, *block.further)]
+    cells = [best_cell(grid, block.tokens, optimizer) for optimizer in block.optimizers]
     steps = {max(curve_of(run.run_folder, "val", "loss")) for cell in (baseline, *cells) for run in cell.runs.values()}
     if len(steps) > 1:
         raise ValueError(f"{block.heading}: the runs end at steps {sorted(steps)}, so they cannot be compared")
@@ -128,7 +127,7 @@ def markdown_table(results: Sequence[BlockResult]) -> str:
         assert loss.mean is not None
         cells = [found.block.heading, f"{found.steps:,}", str(len(found.baseline.runs))]
         cells.append(shorthand(loss.mean, loss.std, LOSS.decimals_of(loss.count)))
-        for optimizer, usual, each in zip(found.block.optimizers, USUAL, found.comparisons[:2], strict=True):
+        for optimizer, usual, each in zip(found.block.optimizers, USUAL, found.comparisons, strict=False):
             other = "" if optimizer == usual else f" ({OPTIMIZERS[optimizer][0]})"
             cells.append(to_markdown(difference_text(found, each), bold=each.is_significant) + other)
         lines.append(f"| {' | '.join(cells)} |")
@@ -138,8 +137,7 @@ def markdown_table(results: Sequence[BlockResult]) -> str:
 def forest_group(found: BlockResult) -> ForestGroup:
     """The rows of one block."""
     rows = []
-    optimizers = (*found.block.optimizers, *found.block.further)
-    for optimizer, each in zip(optimizers, found.comparisons, strict=True):
+    for optimizer, each in zip(found.block.optimizers, found.comparisons, strict=True):
         assert each.difference is not None
         label, colour = OPTIMIZERS[optimizer]
         interval, numbers = each.comparison.paired_interval, difference_text(found, each).replace("-", MINUS)
