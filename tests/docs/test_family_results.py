@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_text import cells_of, lines_of, section, table_lines
 from scipy import stats
 
 from coupled_adam.report.grid import gather_grid
@@ -23,17 +24,6 @@ LENGTHS = {"82M": SHORT, "262M": 262_000_000}
 BEST_RATES = {"standard": "0.002", "coupled": "0.001", PARTIAL: "0.002"}
 ROUNDINGS = ("int8_row", "int8_group", "int4_row", "int4_group")
 STUDIES_WITH_ROUNDING = ("learning-rates", "unigram-bias", "best-learning-rates", "rivals")
-
-
-def lines_of(name: str) -> list[str]:
-    """The table of the page after this marker."""
-    shown = (DOCS / "results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0]
-    return [line for line in shown.splitlines() if line.startswith("|")]
-
-
-def section(heading: str) -> str:
-    [found] = [part for part in (DOCS / "results.md").read_text().split("\n## ") if part.startswith(heading)]
-    return " ".join(found.split())
 
 
 def main_runs() -> list[Result]:
@@ -57,7 +47,7 @@ def differences(metric: str, baseline: str, tokens: int) -> np.ndarray:
 def table_of(results: list[Result], name: str) -> list[str]:
     """The rows of a table in the report of some runs."""
     [table] = [table for table in build_tables(gather_grid(results)) if table.name == name]
-    return [line for line in to_markdown_table(table).splitlines() if line.startswith("|")]
+    return table_lines(to_markdown_table(table))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +82,7 @@ def stored_table(study: str, name: str) -> list[str]:
 
 
 def test_paired_differences_and_their_intervals_match_the_stored_runs() -> None:
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines_of("partially-coupled differences")]
+    rows = cells_of("partially-coupled differences")
     shown = {row[0]: row[1:] for row in rows[2:]}
     assert len(shown) == 4
     for label, baseline in BASELINES.items():
@@ -335,7 +325,7 @@ def with_muon(metric: str) -> dict[str, np.ndarray]:
 
 
 def test_trials_with_muon_are_those_of_the_stored_runs() -> None:
-    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines_of("muon trials")]
+    header, _, *rows = cells_of("muon trials")
     factors = {"1/3": "0.333333"}
     names = {"AdamW": "standard", "Coupled Adam": "coupled", "partially coupled Adam": "partial-y0.25-mean-free"}
     trials = [run for run in read_results(STORED / "muon") if run.is_candidate]

@@ -1,13 +1,11 @@
 """Numbers of the study `muon` outside the tables of docs/results.md, recomputed from the stored runs."""
 
-from pathlib import Path
-
 import numpy as np
+from page_text import ROOT, words
 from scipy import stats
 
 from coupled_adam.study.results import Result, read_results
 
-ROOT = Path(__file__).parents[2]
 PARTIAL = "partial y=0.25 mean-free"
 
 
@@ -19,10 +17,6 @@ def losses(optimizer: str) -> np.ndarray:
     """Test losses of seeds 1, 2 and 3."""
     by_seed = {run.seed: run.metrics["loss"] for run in reported() if run.optimizer == optimizer}
     return np.array([by_seed[seed] for seed in (1, 2, 3)])
-
-
-def words(page: str) -> str:
-    return " ".join((ROOT / page).read_text().split())
 
 
 def test_the_readme_shows_the_lead_with_muon_and_its_interval() -> None:

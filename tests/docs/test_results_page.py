@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_text import cells_of, lines_of, table_lines, words
+from page_text import section as section_of
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.result_tables import build_tables
@@ -22,27 +24,16 @@ PARTIAL = "partial y=0.25 mean-free"
 SHORT, LONG = 82_000_000, 262_000_000
 
 
-def results_text() -> str:
-    """The page without line breaks, so that text is found across lines."""
-    return " ".join((DOCS / "results.md").read_text().split())
-
-
-def table_lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("|")]
-
-
 @pytest.mark.parametrize("name", ["main", "crossing", "downstream"])
 def test_a_table_of_the_results_page_matches_the_stored_runs(name: str) -> None:
     table = next(table for table in build_tables(gather_grid(read_results(RESULTS))) if table.name == name)
-    shown = (DOCS / "results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0]
-    assert table_lines(shown) == table_lines(to_markdown_table(table))
+    assert lines_of(name) == table_lines(to_markdown_table(table))
 
 
 @pytest.mark.parametrize("name", ["main", "crossing", "downstream"])
 def test_a_table_of_the_125m_model_matches_its_stored_runs(name: str) -> None:
     table = next(table for table in build_tables(gather_grid(read_results(PAPERS_SMALLEST))) if table.name == name)
-    shown = (DOCS / "results.md").read_text().split(f"<!-- table single-gpu-125m {name} -->")[1].split("\n\n")[0]
-    assert table_lines(shown) == table_lines(to_markdown_table(table))
+    assert lines_of(f"single-gpu-125m {name}") == table_lines(to_markdown_table(table))
 
 
 def test_the_gap_in_validation_loss_of_the_125m_model_matches_the_stored_curves() -> None:
@@ -53,7 +44,7 @@ def test_the_gap_in_validation_loss_of_the_125m_model_matches_the_stored_curves(
     standard, coupled = curves
     gaps = {step: coupled[step] - loss for step, loss in standard.items()}
     said = rf" {gaps[1000]:.2f} [^.]*\b1,000\b.*? {gaps[4000]:.2f} [^.]*\b4,000\b.*? {gaps[7629]:.2f} "
-    assert re.search(said, results_text())
+    assert re.search(said, words("docs/results.md"))
     from_1000 = [gap for step, gap in gaps.items() if step >= 1000]
     assert from_1000 == sorted(from_1000, reverse=True)
 
@@ -62,7 +53,7 @@ def test_the_text_about_the_125m_model_matches_its_stored_results() -> None:
     standard, coupled, partial = read_results(PAPERS_SMALLEST)
     assert (standard.optimizer, coupled.optimizer, partial.optimizer) == ("standard", "coupled", PARTIAL)
     assert (standard.commit, coupled.commit, partial.commit) == ("65bbb56", "65bbb56", "37ccd74")
-    [section] = [part for part in results_text().split(" ## ") if "<!-- table single-gpu-125m main -->" in part]
+    section = section_of("The paper's 125M GPT-2")
     ratios = [each.metrics["mu_norm_ratio"] or 0.0 for each in (coupled, standard)]
     assert re.search(rf" {100 * ratios[0]:.1f}% [^.]* {100 * ratios[1]:.0f}%", section)
     assert f" {(coupled.metrics['loss'] or 0.0) - (standard.metrics['loss'] or 0.0):.2f}.**" in section
@@ -84,7 +75,7 @@ def test_the_text_about_the_125m_model_matches_its_stored_results() -> None:
 
 def test_the_text_about_the_125m_model_and_partially_coupled_adam_matches_its_stored_results() -> None:
     standard, coupled, partial = (each.metrics for each in read_results(PAPERS_SMALLEST))
-    [section] = [part for part in results_text().split(" ## ") if "<!-- table single-gpu-125m main -->" in part]
+    section = section_of("The paper's 125M GPT-2")
     losses = [each["loss"] or 0.0 for each in (standard, coupled, partial)]
     assert f": {losses[0] - losses[2]:.2f} below AdamW and {losses[1] - losses[2]:.2f} below Coupled Adam." in section
     assert f"with partially coupled Adam {100 * (partial['mu_norm_ratio'] or 0.0):.1f}%" in section
@@ -111,19 +102,17 @@ def test_the_text_about_the_125m_model_and_partially_coupled_adam_matches_its_st
 )
 def test_the_table_of_an_open_question_matches_its_runs_and_the_main_ones(study: str, tokens: list[int]) -> None:
     results = [each for folder in (RESULTS, STORED / study) for each in read_results(folder) if each.tokens in tokens]
-    shown = (DOCS / "results.md").read_text().split(f"<!-- table {study} main -->")[1].split("\n\n")[0]
-    assert table_lines(shown) == table_lines(to_markdown_table(build_tables(gather_grid(results))[0]))
+    assert lines_of(f"{study} main") == table_lines(to_markdown_table(build_tables(gather_grid(results))[0]))
 
 
 def test_the_table_of_the_input_tables_matches_the_stored_runs() -> None:
-    shown = (DOCS / "results.md").read_text().split("<!-- table input -->")[1].split("\n\n")[0]
     expected = []
     for result in read_results(STORED / "untied-heads"):
         m = {name: value or 0.0 for name, value in result.metrics.items()}
         lengths = f"{m['mu_norm']:.4f} | {m['input_mu_norm']:.4f} | {m['input_mu_norm_ratio']:.2f}"
         rest = f"{m['input_iso']:.2f} | {m['input_r_cos']:.0f} | {m['loss']:.3f}"
         expected.append(f"| {result.optimizer} | {lengths} | {rest} |")
-    assert table_lines(shown)[2:] == expected
+    assert lines_of("input")[2:] == expected
 
 
 def test_the_share_of_one_direction_matches_the_stored_singular_values() -> None:
@@ -134,7 +123,7 @@ def test_the_share_of_one_direction_matches_the_stored_singular_values() -> None
             shares[path.parts[-3].removeprefix("30M-262M-")] = f"{100 * squares[0] / squares.sum():.0f}%"
     assert shares == {"standard": "90%", "standard-centred": "80%", "coupled": "4%"}
     said = r" 80% [^.]*\(90% [^.]*AdamW, 4% [^.]*Coupled Adam\)"
-    assert re.search(said, results_text())
+    assert re.search(said, words("docs/results.md"))
 
 
 def test_the_readme_shows_the_numbers_of_the_results_page() -> None:
@@ -145,8 +134,7 @@ def test_the_readme_shows_the_numbers_of_the_results_page() -> None:
     beside_muon = [run for run in read_results(STORED / "muon") if not run.is_candidate]
     expected = [(runs, "loss") for runs in (tuned, beside_muon, longer, read_results(PAPERS_SMALLEST))]
     expected += [(tuned, key) for key in ("mu_norm_ratio", "iso", "r_cos", "kappa")]
-    shown = README.read_text().split("<!-- table single-gpu -->")[1].split("\n\n")[0]
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table_lines(shown)[2:]]
+    lines = cells_of("single-gpu", "README.md")[2:]
     for (runs, key), (_, *values) in zip(expected, lines, strict=True):
         table = build_tables(gather_grid(runs))[0]
         assert [row[2].text.split(" lr=")[0] for row in table.rows] == ["standard", "coupled", PARTIAL]

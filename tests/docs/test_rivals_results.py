@@ -3,11 +3,13 @@
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from page_examples import USING_PAGE, read_examples, run_here, save_files
+from page_text import ROOT, cells_of, lines_of, section, table_lines, words
 from scipy import stats
 
 from coupled_adam.report.grid import gather_grid
@@ -15,14 +17,15 @@ from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.table_formats import to_markdown_table
 from coupled_adam.study.results import Result, read_results
 
-ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "results" / "rivals"
 PARTIAL = "partial y=0.25 mean-free"
 LONGER = "standard b2=0.99"
 BINS = range(1, 11)
 
 
+@cache
 def runs() -> list[Result]:
+    """The reported runs, without trials."""
     return [run for run in read_results(STORED) if not run.is_candidate]
 
 
@@ -41,49 +44,34 @@ def differences(optimizer: str, baseline: str, metric: str = "loss") -> np.ndarr
     return np.array([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())])
 
 
-def lines_of(name: str) -> list[str]:
-    return rows_in((ROOT / "docs/results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0])
+def by_bin(optimizer: str) -> np.ndarray:
+    """The difference in loss from AdamW in each bin of token frequency."""
+    return np.array([mean(optimizer, f"frequency_loss_{i}") - mean("standard", f"frequency_loss_{i}") for i in BINS])
 
 
-def rows_in(table: str) -> list[str]:
-    return [line for line in table.splitlines() if line.startswith("|")]
-
-
-def words(page: str) -> str:
-    return " ".join((ROOT / page).read_text().split())
-
-
-def section() -> str:
-    [found] = [
-        part for part in (ROOT / "docs/results.md").read_text().split("\n## ") if part.startswith("Against every")
-    ]
-    return " ".join(found.split())
+def rivals_section() -> str:
+    return section("Against every rival")
 
 
 @pytest.mark.parametrize("name", ["ranking", "primary"])
 def test_a_table_of_rivals_matches_the_stored_runs(name: str) -> None:
     [table] = [table for table in build_tables(gather_grid(runs())) if table.name == name]
-    assert lines_of(f"rivals {name}") == [
-        line for line in to_markdown_table(table).splitlines() if line.startswith("|")
-    ]
+    assert lines_of(f"rivals {name}") == table_lines(to_markdown_table(table))
 
 
 def test_the_gain_by_steps_between_occurrences_matches_the_stored_runs() -> None:
-    _, _, intervals, *gains = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in lines_of("rivals intervals")
-    ]
+    _, _, intervals, *gains = cells_of("rivals intervals")
     [metrics] = [run.metrics for run in runs() if (run.optimizer, run.seed) == ("standard", 1)]
     targets = np.array([metrics[f"frequency_targets_{i}"] for i in BINS], dtype=np.float64)
     tokens = np.array([metrics[f"frequency_tokens_{i}"] for i in BINS], dtype=np.float64)
     between = tokens / (targets / targets.sum() * 16 * 1024)
     assert intervals[1:] == [f"{steps:.1f}" if steps < 10 else f"{steps:.0f}" for steps in between]
     for optimizer, (_, *cells) in zip((LONGER, PARTIAL), gains, strict=True):
-        keys = [f"frequency_loss_{i}" for i in BINS]
-        assert cells == [f"{mean(optimizer, key) - mean('standard', key):.2f}" for key in keys]
+        assert cells == [f"{difference:.2f}" for difference in by_bin(optimizer)]
 
 
 def test_the_text_about_rivals_matches_the_stored_runs() -> None:
-    text = section()
+    text = rivals_section()
     first, second = differences(LONGER, "standard")
     assert f"is {first:.3f} with seed 1 and {second:.3f} with seed 2" in text
     above = differences(PARTIAL, LONGER)
@@ -104,27 +92,27 @@ def test_the_text_about_rivals_matches_the_stored_runs() -> None:
 
 
 def test_where_the_method_without_momentum_is_ahead_matches_the_stored_runs() -> None:
-    gaps = [mean("factored b1=0", f"frequency_loss_{i}") - mean("standard", f"frequency_loss_{i}") for i in BINS]
+    gaps, with_momentum = by_bin("factored b1=0"), by_bin("factored")
     assert [gap < 0 for gap in gaps] == [True] * 8 + [False] * 2
-    assert "`factored b1=0` is ahead in bins 1 to 8" in section()
-    with_momentum = [mean("factored", f"frequency_loss_{i}") - mean("standard", f"frequency_loss_{i}") for i in BINS]
-    assert all(own < -0.1 for own in with_momentum[3:8])  # "`factored` gains in bins 4 to 8"
-    assert all(own < 0.5 * gap for own, gap in zip(with_momentum[4:8], gaps[4:8], strict=True))  # "most of its gain"
+    assert "`factored b1=0` is ahead in bins 1 to 8" in rivals_section()
+    assert (with_momentum[3:8] < -0.1).all()  # "`factored` gains in bins 4 to 8"
+    assert (with_momentum[4:8] < 0.5 * gaps[4:8]).all()  # "most of its gain"
 
 
 def test_where_the_gain_from_a_longer_memory_comes_from_matches_the_stored_runs() -> None:
-    gaps = np.array([mean(LONGER, f"frequency_loss_{i}") - mean("standard", f"frequency_loss_{i}") for i in BINS])
+    gaps = by_bin(LONGER)
     targets = np.array([mean("standard", f"frequency_targets_{i}") for i in BINS])
     assert list(gaps[:9]) == sorted(gaps[:9], reverse=True)  # "grows ... up to bin 9"
     assert gaps[9] > gaps[8]
     share, text = (gaps * targets)[:5].sum() / (gaps * targets).sum(), targets[:5].sum() / targets.sum()
     expected = f"give {100 * share:.0f}% of the gain in the mean loss, because they have {100 * text:.0f}% of the text"
-    assert expected in section()
+    assert expected in rivals_section()
 
 
 def test_the_calibration_of_the_rarest_tokens_matches_the_stored_runs() -> None:
     own, adamw, partial = (f"e^{mean(name, 'frequency_calibration_10'):.2f}" for name in (LONGER, "standard", PARTIAL))
-    assert f"{own} of the observed share, compared with {adamw} with AdamW and {partial} with partially" in section()
+    text = rivals_section()
+    assert f"{own} of the observed share, compared with {adamw} with AdamW and {partial} with partially" in text
 
 
 def test_the_distance_to_the_best_runs_of_partially_coupled_adam_matches_the_stored_runs() -> None:
@@ -136,14 +124,14 @@ def test_the_distance_to_the_best_runs_of_partially_coupled_adam_matches_the_sto
     first, second = (tuned[seed] - values(LONGER)[seed] for seed in (1, 2))
     losses = np.array(list(tuned.values()))
     shown = f"{losses.mean():.2f}({100 * losses.std(ddof=1):.0f})"
-    assert f"reaches {shown}, and is {first:.2f} and {second:.2f} above it" in section()
+    assert f"reaches {shown}, and is {first:.2f} and {second:.2f} above it" in rivals_section()
 
 
 def test_the_rank_on_the_seed_that_all_methods_have_matches_the_stored_runs() -> None:
     first_seed = {run.optimizer: run.metrics["loss"] for run in runs() if run.seed == 1}
     assert len(first_seed) == 13
     assert sorted(first_seed, key=lambda name: first_seed[name]).index(PARTIAL) == 4
-    assert "fifth on seed 1, which all methods have" in section()
+    assert "fifth on seed 1, which all methods have" in rivals_section()
     lowest = sorted(first_seed, key=lambda name: first_seed[name])[:3]
     assert {name for name in first_seed if len(values(name)) == 2} == set(lowest)
 
@@ -151,7 +139,7 @@ def test_the_rank_on_the_seed_that_all_methods_have_matches_the_stored_runs() ->
 def test_what_int4_costs_the_tables_of_rivals_matches_the_stored_runs() -> None:
     names = ("standard", PARTIAL, LONGER, "factored")
     lost = {name: f"{mean(name, 'loss_int4_row') - mean(name):.2f}" for name in names}
-    text = section()
+    text = rivals_section()
     assert f"AdamW's table loses {lost['standard']} and partially coupled Adam's {lost[PARTIAL]}" in text
     assert f"with β₂ = 0.99 loses only {lost[LONGER]}, Adafactor's (`factored`) {lost['factored']}" in text
 
@@ -192,7 +180,7 @@ def interval(optimizer: str, sign: int = 1) -> str:
 
 def test_the_advice_on_beta2_matches_the_stored_runs() -> None:
     text = words("docs/should-i-use-it.md")
-    gains = [mean("standard", f"frequency_loss_{i}") - mean(LONGER, f"frequency_loss_{i}") for i in BINS]
+    gains = -by_bin(LONGER)
     rarest = gains[5:]
     shown = (
         f"by {gains[0]:.2f} nats on the most frequent half of the text, and by {min(rarest):.1f} to {max(rarest):.1f}"

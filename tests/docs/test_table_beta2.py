@@ -1,14 +1,14 @@
 """docs/results.md on the study table-beta2: its tables and numbers match the stored runs."""
 
-from pathlib import Path
+from functools import cache
 
 import numpy as np
+from page_text import ROOT, cells_of, section, words
 from scipy import stats
 
-from coupled_adam.study.results import read_results
+from coupled_adam.study.results import Result, read_results
 
 NOT_RUN = "\N{EN DASH}"
-ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "results" / "table-beta2"
 METHODS = {
     "AdamW": "standard",
@@ -20,22 +20,21 @@ METHODS = {
 }
 
 
+@cache
+def stored() -> list[Result]:
+    return read_results(STORED)
+
+
 def losses(optimizer: str) -> dict[int, float]:
     """Test losses of the reported runs by seed."""
-    own = [run for run in read_results(STORED) if run.optimizer == optimizer and not run.is_candidate]
+    own = [run for run in stored() if run.optimizer == optimizer and not run.is_candidate]
     return {run.seed: run.metrics["loss"] or 0.0 for run in own}
 
 
 def trials(optimizer: str) -> dict[float, float]:
     """Validation losses of the trials by factor of the learning rate."""
-    own = [run for run in read_results(STORED) if run.optimizer == optimizer and run.is_candidate]
+    own = [run for run in stored() if run.optimizer == optimizer and run.is_candidate]
     return {float(run.trial.value): run.metrics["val_loss"] or 0.0 for run in own if run.trial is not None}
-
-
-def rows(name: str) -> list[list[str]]:
-    shown = (ROOT / "docs/results.md").read_text().split(f"<!-- table {name} -->")[1].split("\n\n")[0]
-    lines = [line for line in shown.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def shown_loss(optimizer: str) -> str:
@@ -59,7 +58,7 @@ def shown_change(optimizer: str) -> str:
 
 
 def test_the_losses_by_beta2_match_the_stored_runs() -> None:
-    _, _, *shown = rows("table-beta2 losses")
+    _, _, *shown = cells_of("table-beta2 losses")
     assert [row[0] for row in shown] == list(METHODS)
     for (_, *cells), name in zip(shown, METHODS.values(), strict=True):
         assert cells == [
@@ -69,7 +68,7 @@ def test_the_losses_by_beta2_match_the_stored_runs() -> None:
 
 
 def test_the_changes_at_every_learning_rate_match_the_stored_trials() -> None:
-    header, _, *shown = rows("table-beta2 trials")
+    header, _, *shown = cells_of("table-beta2 trials")
     for label, *cells in shown:
         before, after = trials(METHODS[label]), trials(f"{METHODS[label]} b2=0.99")
         assert cells == [f"{after[float(factor)] - before[float(factor)]:.3f}" for factor in header[1:]]
@@ -79,19 +78,16 @@ def test_the_text_about_beta2_matches_the_stored_runs() -> None:
     gains = {name: np.mean(list(changes(name).values())) for name in ("standard", "coupled", "y=0.25")}
     assert gains["coupled"] > 0  # "and not that of Coupled Adam"
     for page in ("docs/results.md", "docs/should-i-use-it.md"):
-        text = " ".join((ROOT / page).read_text().split())
-        assert f"of AdamW by {-gains['standard']:.2f}, " in text
-        assert f"of row exponent 0.25 by {-gains['y=0.25']:.2f}, " in text
-    lowest = min({run.optimizer for run in read_results(STORED)}, key=lambda name: np.mean(list(losses(name).values())))
+        assert f"of AdamW by {-gains['standard']:.2f}, " in words(page)
+        assert f"of row exponent 0.25 by {-gains['y=0.25']:.2f}, " in words(page)
+    lowest = min({run.optimizer for run in stored()}, key=lambda name: np.mean(list(losses(name).values())))
     assert lowest == "standard b2=0.99"
     assert max(changes("standard").values()) < 0
     small = [f"{-change:.3f}" for change in list(changes("y=0.5").values())[:2]]
-    assert f"row exponent 0.5 gains {small[0]} and {small[1]}" in " ".join(
-        (ROOT / "docs/results.md").read_text().split()
-    )
+    assert f"row exponent 0.5 gains {small[0]} and {small[1]}" in section("Which beta2")
 
 
 def test_the_largest_learning_rate_never_won() -> None:
-    tried = [trials(name) for name in {run.optimizer for run in read_results(STORED)}]
-    assert all(found[81.0] > found[27.0] for found in tried if 81.0 in found)
-    assert [len(found) for found in tried if 81.0 in found]
+    tried = [found for found in map(trials, {run.optimizer for run in stored()}) if 81.0 in found]
+    assert tried
+    assert all(found[81.0] > found[27.0] for found in tried)
