@@ -1,15 +1,17 @@
 """The studies of rivals: each entry's settings, equal numbers of trials, and that the page names all entries."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coupled_adam.base.errors import UserError
 from coupled_adam.config.study_config import load_study
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.learning_rates import rate_curves
 from coupled_adam.report.study_plans import _planned
-from coupled_adam.study.expansion import Cell, cells_of
+from coupled_adam.study.expansion import Cell, cells_of, chosen
 from coupled_adam.study.folder import StudyFolder
 from coupled_adam.study.selection import cells_in
 
@@ -88,6 +90,16 @@ def test_all_entries_under_muon_train_the_matrices_by_muon() -> None:
     cells = cells_of(load_study("muon"))
     assert {cell.config.optimizer.matrices for cell in cells} == {"muon"}
     assert {cell.optimizer for cell in cells} == {"standard", "coupled", "partial y=0.25 mean-free"}
+
+
+def test_a_pattern_without_a_run_names_reported_runs_before_trials_and_not_all_of_them(tmp_path: Path) -> None:
+    cells = cells_in(StudyFolder(tmp_path), load_study("rivals"))
+    with pytest.raises(UserError) as error:
+        chosen(cells, ["nothing"])
+    message = str(error.value)
+    named = {cell.id: cell for cell in cells if re.search(rf"{re.escape(cell.id)}(,| and )", message)}
+    assert 3 <= len(named) <= 10
+    assert not any(cell.is_candidate for cell in named.values())
 
 
 def test_learning_rates_are_three_curves_of_five_rates_each() -> None:

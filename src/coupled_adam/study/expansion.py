@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.text import counted
+from coupled_adam.base.text import counted, some_of
 from coupled_adam.config.builtin_files import RUN
 from coupled_adam.config.loading import Setting, Values, build, given_settings, read_values
 from coupled_adam.config.run_config import Config
@@ -31,6 +31,7 @@ from coupled_adam.study.optimizer_variants import (
 from coupled_adam.study.trials import Trial, all_beyond
 
 MOST_LINES = 12
+MOST_NAMES = 8  # of runs in an error message
 # The paper measures its theory at ten equidistant checkpoints.
 THEORY_MILESTONES = 10
 ROWS = "model.vocabulary_size"
@@ -337,8 +338,10 @@ def chosen(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     """
     for pattern in patterns:
         if not any(_matches(cell, pattern) for cell in cells):
-            known = ", ".join(dict.fromkeys(cell.id for cell in cells))
-            raise UserError(f"--only {pattern}: no run matches; expected a pattern such as '*/seed-1' for: {known}")
+            reported_first = sorted(cells, key=lambda cell: cell.is_candidate)
+            known = some_of(dict.fromkeys(cell.id for cell in reported_first), MOST_NAMES)
+            example = "expected a pattern such as '*/seed-1' for"
+            raise UserError(f"--only {pattern}: no run matches; {example}: {known} (--dry-run shows all)")
     return [cell for cell in cells if not patterns or any(_matches(cell, pattern) for pattern in patterns)]
 
 
