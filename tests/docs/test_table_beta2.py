@@ -6,6 +6,8 @@ import numpy as np
 from page_text import ROOT, cells_of, section, words
 from scipy import stats
 
+from coupled_adam.report.grid import gather_grid
+from coupled_adam.report.primary_comparisons import primary_comparisons
 from coupled_adam.study.results import Result, read_results
 
 NOT_RUN = "\N{EN DASH}"
@@ -18,6 +20,9 @@ METHODS = {
     "row exponent 1": "y=1",
     "row exponent 1, no momentum": "y=1 b1=0",
 }
+
+
+BETTER = ("standard b2=0.99", "standard b2=0.999", "y=0.5 b2=0.99")
 
 
 @cache
@@ -85,6 +90,20 @@ def test_the_text_about_beta2_matches_the_stored_runs() -> None:
     assert max(changes("standard").values()) < 0
     small = [f"{-change:.3f}" for change in list(changes("y=0.5").values())[:2]]
     assert f"row exponent 0.5 gains {small[0]} and {small[1]}" in section("Which beta2")
+
+
+def test_the_corrected_comparisons_with_adamw_are_named() -> None:
+    found = primary_comparisons(gather_grid([run for run in stored() if not run.is_candidate]))
+    assert {each.baseline.variant.name for each in found} == {"standard"}
+    decided = {
+        outcome: {each.optimizer.variant.name: each.difference for each in found if each.outcome == outcome}
+        for outcome in ("better", "worse")
+    }
+    assert set(decided["worse"]) == {"coupled", "coupled b2=0.99", "y=0.25"}
+    first, second, third = (f"{decided['better'].pop(name):.3f}" for name in BETTER)
+    assert decided["better"] == {}
+    said = f"AdamW with 0.99 ({first}) and 0.999 ({second}), and row exponent 0.5 with 0.99 ({third})"
+    assert f"over all {len(found)} comparisons, three losses are significantly lower: {said}" in section("Which beta2")
 
 
 def test_the_largest_learning_rate_never_won() -> None:
