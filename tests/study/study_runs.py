@@ -107,7 +107,7 @@ def run_here(
 ) -> tuple[StudyOutcome, str]:
     """Run a study in this process; return how it ended, and its output."""
     study, cells = plan(study_file)
-    folder = StudyFolder(out)
+    folder = StudyFolder(out, options.get("reused", ()))
     folder.require_fit(study, cells)
     text = io.StringIO()
     outcome = run_study(

@@ -88,6 +88,14 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a regular file atomically; do nothing if it does not exist."""
+    if source.exists():
+        require_regular_file(source)
+        with replacing(target) as temporary:
+            shutil.copyfile(source, temporary)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files that killed processes left in a folder.
 

@@ -45,6 +45,13 @@ def run(
             metavar="PATTERN", help="Runs to include, such as `'*-coupled'` or `'*/seed-1'`; may be repeated."
         ),
     ] = None,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Study folder whose finished runs count if their settings are the same; may be repeated.",
+        ),
+    ] = None,
     launcher: Annotated[
         str,
         typer.Option(
@@ -78,12 +85,25 @@ def run(
     Try: `coupled-adam study run demo`, `coupled-adam study run paper-small-scale --dry-run`
     """
     again = ["coupled-adam", "study", "run", study]
-    for option, values in (("--out", [out] if out else []), ("--only", only or []), ("--set", settings or [])):
-        again += [part for value in values for part in (option, str(value))]
+    repeated: dict[str, Sequence[object]] = {
+        "--out": [out] if out else [],
+        "--only": only or [],
+        "--reuse": reuse or [],
+        "--set": settings or [],
+    }
+    again += [part for option, values in repeated.items() for value in values for part in (option, str(value))]
     again += [] if jobs is None else ["--jobs", str(jobs)]
     again += [] if launcher == "local" else ["--launcher", launcher]
     run_and_report(
-        study, out, jobs=jobs, only=only or [], launcher=launcher, dry_run=dry_run, settings=settings or [], again=again
+        study,
+        out,
+        jobs=jobs,
+        only=only or [],
+        reuse=reuse or [],
+        launcher=launcher,
+        dry_run=dry_run,
+        settings=settings or [],
+        again=again,
     )
 
 
@@ -93,6 +113,7 @@ def run_and_report(
     *,
     jobs: int | None = None,
     only: Sequence[str] = (),
+    reuse: Sequence[Path] = (),
     launcher: str = "local",
     dry_run: bool = False,
     settings: Sequence[str] = (),
@@ -102,14 +123,14 @@ def run_and_report(
 
     Args:
         again: the command that resumes the study.
-        spec, out, jobs, only, launcher, dry_run, settings: the options of `study run`.
+        spec, out, jobs, only, reuse, launcher, dry_run, settings: the options of `study run`.
     """
     from coupled_adam.config.study_config import load_study, with_override, with_settings
     from coupled_adam.report.report_writer import require_packages
     from coupled_adam.study.expansion import cells_of, chosen
     from coupled_adam.study.folder import RUNS_HERE, StudyFolder
     from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
-    from coupled_adam.study.results import read_results
+    from coupled_adam.study.results import merge_results, read_results
     from coupled_adam.study.runner import LAUNCHERS, prepare_data, run_study
     from coupled_adam.study.selection import cells_now, with_candidates
     from coupled_adam.study.study_display import StudyDisplay
@@ -123,7 +144,7 @@ def run_and_report(
         all_cells = cells_of(study, of_runs)
         study = with_override(study, of_runs)
         cells = with_candidates(chosen(all_cells, only), all_cells)
-        folder = StudyFolder(out or RUNS_HERE / study.name)
+        folder = StudyFolder(out or RUNS_HERE / study.name, merge_results(reuse))
         known = cells_now(all_cells, folder, study)
         labels = {cell.label for cell in cells}
         planned = [cell for cell in known if cell.label in labels]

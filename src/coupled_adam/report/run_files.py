@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coupled_adam.base.files import require_regular_file
-from coupled_adam.study.results import Result
+from coupled_adam.study.results import EMBEDDINGS_FILE, Result
 from coupled_adam.training.logbook import METRICS_FILE, read_metrics
 
-EMBEDDINGS = "embeddings.npz"
 MOST_POINTS = 400  # per curve; more would be invisible and make the page large
 
 LEFT_OUT = 0.2  # share of the training at its start that `mean_difference` leaves out
@@ -125,8 +124,8 @@ def is_thinned(results: Sequence[Result], kind: str, most: int = MOST_POINTS) ->
 def embedding_arrays(run: Result) -> Mapping[str, NDArray[np.float32]]:
     """The arrays of embeddings.npz; empty if the file is missing or unreadable."""
     try:
-        require_regular_file(run.run_folder / EMBEDDINGS)
-        with np.load(run.run_folder / EMBEDDINGS, allow_pickle=False) as file:
+        require_regular_file(run.run_folder / EMBEDDINGS_FILE)
+        with np.load(run.run_folder / EMBEDDINGS_FILE, allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]) for name in file.files}
     except Exception:  # numpy and zipfile raise many kinds of errors on damaged files
         return {}

@@ -24,8 +24,8 @@ from coupled_adam.embeddings import EmbeddingMetrics
 from coupled_adam.inspection.sampling import axes_around, column_mean
 from coupled_adam.models.initial import initialise
 from coupled_adam.models.model_config import ModelConfig, build_model
+from coupled_adam.study.results import EMBEDDINGS_FILE
 
-EMBEDDINGS_FILE = "embeddings.npz"
 CLOUD_ROWS = 1500
 FREQUENCY_ROWS = 4000
 SEED = 0

@@ -9,11 +9,12 @@ runs/<cell>/seed-<k>/           a run folder of training, and in addition:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
-from coupled_adam.base.files import remove_leftovers, require_regular_file, write_whole
+from coupled_adam.base.files import copy_whole, remove_leftovers, require_regular_file, write_whole
 from coupled_adam.base.locks import is_held
 from coupled_adam.config.builtin_files import CONFIG_FILE, PRESETS, STUDY_FILE
 from coupled_adam.config.run_config import load_config, to_toml
@@ -23,7 +24,14 @@ from coupled_adam.metrics import BIN_LOSS, QUANTISED_LOSSES, TASK_LIMIT, bin_key
 from coupled_adam.paper_tasks import task_key
 from coupled_adam.study.config_hash import settings_that_differ
 from coupled_adam.study.expansion import Cell
-from coupled_adam.study.results import EVALUATION, Result, gather_results, read_evaluation
+from coupled_adam.study.results import (
+    EMBEDDINGS_FILE,
+    EVALUATION,
+    Result,
+    gather_results,
+    read_evaluation,
+    write_evaluation,
+)
 from coupled_adam.study.theory_metrics import THEORY_BATCHES
 from coupled_adam.training.checkpoint.checkpoint_folder import checkpoints_in, step_of
 from coupled_adam.training.logbook import METRICS_FILE, parse_row
@@ -39,8 +47,15 @@ TAIL_BYTES = 2**14
 class StudyFolder:
     """The paths of one study."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, reused: Sequence[Result] = ()) -> None:
+        """
+        Args:
+            path: of the study folder.
+            reused: results from other study folders. They count as finished runs if their settings are the same, unless
+                the run was started in this folder.
+        """
         self.path = path
+        self._reused = {(result.cell, result.seed): result for result in reused}
 
     def run(self, cell: Cell) -> Path:
         """The run folder of a cell."""
@@ -99,9 +114,24 @@ class StudyFolder:
         if cell.is_open:
             return None
         result = read_evaluation(self.run(cell), self.path)
+        if result is None and not (self.run(cell) / CONFIG_FILE).is_file():
+            result = self._reused.get((cell.id, cell.seed))
         if result is None or result.config_hash != cell.config_hash:
             return None
         return result if is_measured(result.metrics, asked_of(cell, evaluation)) else None
+
+    def copy_reused(self, cells: Sequence[Cell], evaluation: EvaluationSection) -> None:
+        """Copy reused runs into the folder, so that it no longer needs the other folders: results, curves and
+        embeddings, not checkpoints."""
+        for cell in cells:
+            result, target = self.result(cell, evaluation), self.run(cell)
+            if result is None or read_evaluation(target, self.path) is not None:
+                continue
+            target.mkdir(parents=True, exist_ok=True)
+            for name in (METRICS_FILE, EMBEDDINGS_FILE):
+                copy_whole(result.run_folder / name, target / name)
+            # Last, because it marks the run as finished.
+            write_evaluation(replace(result, folder=self.path, run=cell.run.as_posix()))
 
     def status(self, cell: Cell, evaluation: EvaluationSection) -> str:
         """Status of a run: finished, running, failed, to be measured (trained, but lacks a measurement), stopped

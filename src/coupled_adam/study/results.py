@@ -18,6 +18,7 @@ from coupled_adam.study.trials import Trial
 
 RESULTS_FILE = "results.jsonl"
 EVALUATION = "evaluation.json"
+EMBEDDINGS_FILE = "embeddings.npz"
 RUNS = "runs"
 RUN_PARTS = (RUNS, "*", "seed-*")
 """Pattern of run folders in a study folder."""

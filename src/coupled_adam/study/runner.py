@@ -82,8 +82,8 @@ def run_study(
     """
     outcome = StudyOutcome()
     runs = RunQueue(study, cells, all_cells, folder)
+    outcome.finished = len(runs.found_finished())
     unfinished = runs.unfinished()
-    outcome.finished = len(runs.wanted()) - len(unfinished)
     todo = runs.ready(outcome)
     if not todo:
         _prepare(study, folder, runs)
@@ -149,6 +149,13 @@ class RunQueue:
             for selection in selections_of(self.all_cells, self.study)
         )
 
+    def found_finished(self) -> list[Cell]:
+        """Requested runs that had a result before they were handed out, each returned once."""
+        waiting = {cell.label for cell in self.unfinished()}
+        found = [cell for cell in self.wanted() if cell.label not in waiting | self._handed_out]
+        self._handed_out |= {cell.label for cell in found}
+        return found
+
     def ready(self, outcome: StudyOutcome) -> list[Cell]:
         """Unfinished runs whose settings are known, each returned once. A run that was started with another winner is
         reported as failed."""
@@ -185,6 +192,7 @@ class RunQueue:
 def _prepare(study: Study, folder: StudyFolder, runs: RunQueue) -> None:
     """Update the folder before any run starts."""
     folder.prepare(with_rows_in_numbers(study, runs.all_cells))
+    folder.copy_reused(runs.known, study.evaluation)
     folder.forget_errors(runs.known, study.evaluation)
     folder.gather(runs.known)
 
@@ -284,7 +292,11 @@ def _go_on(
     """Add the runs that a selection needs next, after a candidate has finished."""
     before = {cell.label for cell in runs.wanted()}
     runs.look()
-    display.add([cell for cell in runs.wanted() if cell.label not in before], may_grow=runs.may_grow())
+    runs.folder.copy_reused(runs.known, runs.study.evaluation)
+    found = runs.found_finished()
+    outcome.finished += len(found)
+    new = [cell for cell in runs.wanted() if cell.label not in before]
+    display.add(new, finished=found, may_grow=runs.may_grow())
     for line in runs.news():
         display.say(f"selected  {line}")
     if starts_more:

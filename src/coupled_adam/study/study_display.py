@@ -123,16 +123,18 @@ class StudyDisplay:
         self._left = sum(operations(cell) for cell in todo)
         self._began = self._clock()
 
-    def add(self, cells: Sequence[Cell], *, may_grow: bool) -> None:
+    def add(self, cells: Sequence[Cell], *, finished: Sequence[Cell] = (), may_grow: bool) -> None:
         """Add runs that turn out to be needed.
 
         Args:
             cells: the new runs.
+            finished: runs, new or not, that turn out to have a result.
             may_grow: whether even more may be needed.
         """
         self._may_grow = may_grow
         self._total += len(cells)
-        self._left += sum(operations(cell) for cell in cells)
+        self._finished += len(finished)
+        self._left += sum(operations(cell) for cell in cells) - sum(operations(cell) for cell in finished)
 
     def started(self, cell: Cell, folder: Path) -> None:
         """Show that a run starts or resumes."""
