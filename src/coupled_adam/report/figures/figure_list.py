@@ -1,6 +1,6 @@
 """All figures of a study, with their titles and captions, as files and as parts of a page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from coupled_adam.report.figures import (
     experiments,
     forest,
     frequency_figures,
+    quantised_figures,
     ranking_figures,
     theory_figures,
     training_curves,
@@ -29,7 +30,7 @@ from coupled_adam.theory.run_figures import CAPTIONS as THEORY_CAPTIONS
 
 Draw = Callable[..., Figure | None]
 MAIN_PICTURE = "embedding_cloud"
-BESIDE_TABLES = {"primary": "primary_differences"}
+BESIDE_TABLES = {"primary": "primary_differences", "quantised": "quantised_costs"}
 """Figures that the page shows below a table, by the name of the table."""
 
 
@@ -112,6 +113,13 @@ ENTRIES = (
         "Bin 1 has the most frequent tokens, which make up half of the training text. Each further bin covers half of "
         "the rest, bin 10 everything left. {form}{binned}",
         frequency_figures.draw_by_frequency,
+    ),
+    _Entry(
+        BESIDE_TABLES["quantised"],
+        "What it costs to round the table",
+        "Increase of the loss when the vocabulary table is rounded to int8 or int4, with one scale per row or per 32 "
+        "columns: mean over seeds, with the standard deviation as bars. {rounded}",
+        quantised_figures.draw_costs_of_rounding,
     ),
     _Entry(
         "ablation_scale",
@@ -197,18 +205,21 @@ OVER_TRAINING = tuple(entry.name for entry in ENTRIES if entry.curves)
 """Figures of curves over training, which the page also draws interactively."""
 
 
-def draw_figures(grid: Grid, primary: Sequence[PrimaryComparison] | None = None) -> list[CaptionedFigure]:
+def draw_figures(
+    grid: Grid, primary: Sequence[PrimaryComparison] | None = None, *, only: Collection[str] | None = None
+) -> list[CaptionedFigure]:
     """Draw every figure that the results have data for, in the order of the report.
 
     Args:
         grid: of the finished runs.
         primary: the primary comparisons of the grid; computed by default.
+        only: names of the figures to draw; None for all.
     """
     primary = primary_comparisons(grid) if primary is None else primary
     words = _caption_words(grid)
     figures = []
     with figure_style():
-        for entry in ENTRIES:
+        for entry in ENTRIES if only is None else [entry for entry in ENTRIES if entry.name in only]:
             figure = entry.draw(grid, primary) if entry.of_primary else entry.draw(grid)
             if figure is not None:
                 caption = entry.caption.format_map(words)
@@ -237,6 +248,7 @@ def _caption_words(grid: Grid) -> dict[str, str]:
         else "One run each."
     )
     binned = frequency_figures.shown_cells(grid)
+    rounded = quantised_figures.shown_cells(grid)
     ranked = ranking_figures.shown_place(grid)
     qualities = [f"higher {METRICS[key].symbol}" for key in ranking_figures.drawn_qualities(grid)]
     return {
@@ -245,6 +257,7 @@ def _caption_words(grid: Grid) -> dict[str, str]:
         "qualities": " and ".join([", ".join(["Lower loss", *qualities[:-1]]), *qualities[-1:]]),
         "largest": largest,
         "ranked": f"Shown: {ranked[0].size.label}." if ranked and len(grid.finished.places) > 1 else "",
+        "rounded": f"Shown: {rounded[0].size.label}." if rounded and len(grid.finished.places) > 1 else "",
         "form": FORMS[form_of(binned)].format(baseline=binned[0].variant.label) if binned else "",
         "binned": f" Shown: {binned[0].size.label}." if binned and len(grid.finished.places) > 1 else "",
     }
