@@ -2,14 +2,14 @@
 
     python docs/results/overview.py
 
-Every block is one setting in which Coupled Adam and partially coupled Adam were compared with AdamW. The picture of a
-block may show a further method. Holm's correction covers all comparisons in the report of the block's folders.
+Every block is one setting in which Coupled Adam and partially coupled Adam were compared with AdamW, in some blocks
+also AdamW with a larger beta2 for the table. All comparisons of the table are one family for Holm's correction.
 """
 
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coupled_adam.base.captioned_figure import captioned_figure, figure_style, standalone_svg
@@ -19,7 +19,7 @@ from coupled_adam.base.text import shorthand
 from coupled_adam.report.figures.forest import ForestGroup, ForestRow, draw_forest
 from coupled_adam.report.figures.style import COLOURS
 from coupled_adam.report.grid import CellRuns, Grid, gather_grid
-from coupled_adam.report.primary_comparisons import LOSS, PrimaryComparison, primary_comparisons
+from coupled_adam.report.primary_comparisons import LOSS, PrimaryComparison, as_one_family, primary_comparisons
 from coupled_adam.report.run_files import curve_of
 from coupled_adam.report.significance import summarise
 from coupled_adam.study.results import merge_results
@@ -35,13 +35,15 @@ OPTIMIZERS = {
 }
 """Label and colour by the name in the study, without the learning rate."""
 USUAL = ("coupled", "partial y=0.25 mean-free")
+COLUMNS = (*USUAL, "standard b2=0.99")
+NOT_MEASURED = "\N{EN DASH}"
 LIMITS = (-0.3, 0.42)
 WIDTH = 8.2  # inches
 
 
 @dataclass(frozen=True)
 class Block:
-    """One setting: stored studies, the dataset size and the optimizers; only the first two are in the table."""
+    """One setting: stored studies, the dataset size and the optimizers, in the order of the table's columns."""
 
     heading: str
     folders: tuple[str, ...]
@@ -66,7 +68,7 @@ BLOCKS = (
     Block("30M, 41M tokens, best lr each", ("learning-rates",), 41_000_000),
     Block("30M, 82M tokens, lr 1e-3", AT_ONE_RATE, 82_000_000),
     Block("30M, 82M tokens, best lr each", ("best-learning-rates",), 82_000_000),
-    Block("30M, 82M tokens, best table lr each", ("rivals",), 82_000_000, (*USUAL, "standard b2=0.99")),
+    Block("30M, 82M tokens, best table lr each", ("rivals",), 82_000_000, COLUMNS),
     Block("30M, 262M tokens, lr 1e-3", AT_ONE_RATE, 262_000_000),
     Block("30M, 82M tokens, Muon for the matrices, best table lr each", ("muon",), 82_000_000),
     Block("125M, 250M tokens", ("single-gpu-125m",), 250_000_000),
@@ -84,6 +86,12 @@ def read_block(block: Block) -> BlockResult:
     if len(steps) > 1:
         raise ValueError(f"{block.heading}: the runs end at steps {sorted(steps)}, so they cannot be compared")
     return BlockResult(block, steps.pop(), baseline, tuple(compared[baseline.name, cell.name] for cell in cells))
+
+
+def in_one_family(results: Sequence[BlockResult]) -> list[BlockResult]:
+    """Correct the p-values of all blocks together."""
+    corrected = iter(as_one_family([each for found in results for each in found.comparisons]))
+    return [replace(found, comparisons=tuple(next(corrected) for _ in found.comparisons)) for found in results]
 
 
 def best_cell(grid: Grid, tokens: int, optimizer: str) -> CellRuns:
@@ -117,19 +125,20 @@ def signed(value: float) -> str:
 
 def markdown_table(results: Sequence[BlockResult]) -> str:
     """One row per block; significant differences are bold."""
-    labels = [f"{OPTIMIZERS[optimizer][0]}: difference (95% interval)" for optimizer in USUAL]
+    labels = [f"{OPTIMIZERS[optimizer][0]}: difference (95% interval)" for optimizer in COLUMNS]
     lines = [
         f"| setting | steps | seeds | AdamW loss | {' | '.join(labels)} |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for found in results:
         loss = summarise(found.baseline.values(LOSS.key).values())
         assert loss.mean is not None
         cells = [found.block.heading, f"{found.steps:,}", str(len(found.baseline.runs))]
         cells.append(shorthand(loss.mean, loss.std, LOSS.decimals_of(loss.count)))
-        for optimizer, usual, each in zip(found.block.optimizers, USUAL, found.comparisons, strict=False):
+        for optimizer, usual, each in zip(found.block.optimizers, COLUMNS, found.comparisons, strict=False):
             other = "" if optimizer == usual else f" ({OPTIMIZERS[optimizer][0]})"
             cells.append(to_markdown(difference_text(found, each), bold=each.is_significant) + other)
+        cells += [NOT_MEASURED] * (len(COLUMNS) - len(found.comparisons))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -164,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the overview of the stored results, and print it as a table.")
     parser.add_argument("--out", type=Path, default=IMAGE, help="the SVG file to write (default: %(default)s)")
     arguments = parser.parse_args()
-    results = [read_block(block) for block in BLOCKS]
+    results = in_one_family([read_block(block) for block in BLOCKS])
     write_whole(arguments.out, overview_svg(results))
     print(markdown_table(results))
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from page_text import cells_of, lines_of, section, table_lines
+from page_text import cells_of, lines_of, section, table_lines, words
+from paired_differences import interval, mean_and_interval
 from scipy import stats
 
 from coupled_adam.report.grid import gather_grid
@@ -62,6 +63,7 @@ def table_of(results: list[Result], name: str) -> list[str]:
         ("best primary", ["best-learning-rates"], "primary"),
         ("muon main", ["muon"], "main"),
         ("muon primary", ["muon"], "primary"),
+        ("muon quantised", ["muon"], "quantised"),
         ("learning-rates learning_rates", ["learning-rates"], "learning_rates"),
     ],
 )
@@ -147,11 +149,6 @@ def best(metric: str) -> dict[str, np.ndarray]:
     return {kind: np.array([runs[f"{kind} lr={lr}", seed] for seed in (1, 2, 3)]) for kind, lr in BEST_RATES.items()}
 
 
-def interval(values: np.ndarray) -> str:
-    low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
-    return f"{low:.3f} to {high:.3f}"
-
-
 @pytest.mark.parametrize("metric", ["loss", "val_loss"])
 def test_best_rates_are_the_winners_of_the_shorter_runs(metric: str) -> None:
     loss = {name: run.metrics[metric] or 0.0 for name, run in by_optimizer("learning-rates").items()}
@@ -186,14 +183,12 @@ def test_who_wins_where_is_what_the_stored_runs_say() -> None:
             test = stats.ttest_ind(losses[kind], losses["standard"], equal_var=False)
             sign = np.sign(test.statistic) if test.pvalue < 0.05 else 0
             assert sign == (number in behind) - (number in ahead), (kind, number)
-    gap = {}
-    for number in (4, 9):
-        losses = best(f"frequency_loss_{number}")
-        gap[number] = (losses["standard"] - losses[PARTIAL]).mean()
     text = section("Which learning rate")
-    assert f"{gap[4]:.2f} nats in bin 4 and by {gap[9]:.1f} in bin 9" in text
-    losses = best("frequency_loss_4")
-    assert stats.ttest_rel(losses[PARTIAL], losses["standard"]).pvalue > 0.05  # "paired, the interval contains zero"
+    fourth, ninth = (
+        best(f"frequency_loss_{number}")["standard"] - best(f"frequency_loss_{number}")[PARTIAL] for number in (4, 9)
+    )
+    said = f"{fourth.mean():.2f} nats in bin 4 ({interval(fourth)}) and by {ninth.mean():.1f} in bin 9"
+    assert f"{said} ({interval(ninth, 2)})" in text
     rarest = {kind: values.mean() for kind, values in best("frequency_calibration_10").items()}
     assert abs(rarest["standard"]) < 0.05
     said = f"e^{rarest[PARTIAL]:.2f} of the observed share with partially coupled Adam, e^{rarest['coupled']:.2f}"
@@ -205,12 +200,15 @@ def test_rounded_tables_of_the_best_runs_lose_what_the_text_says() -> None:
     cost = {key: {kind: best(f"loss_{key}")[kind] - loss[kind] for kind in OPTIMIZERS} for key in ROUNDINGS}
     assert max(cost[key][kind].max() for key in ("int8_row", "int8_group") for kind in OPTIMIZERS) < 0.002
     by_row = {kind: f"{cost['int4_row'][kind].mean():.2f}" for kind in OPTIMIZERS}
-    assert f"best learning rates it loses {by_row['coupled']}, compared with {by_row['standard']}." in text
-    assert f"it loses least, {by_row[PARTIAL]}, with every seed" in text
+    more = {kind: cost["int4_row"][kind] - cost["int4_row"]["standard"] for kind in ("coupled", PARTIAL)}
+    shown = {kind: f"{values.mean():.3f}, {interval(values)}" for kind, values in more.items()}
+    said = f"best learning rates it loses {by_row['coupled']}, compared with {by_row['standard']}"
+    assert f"{said} (difference {shown['coupled']})" in text
+    assert f"it loses least, {by_row[PARTIAL]}, with every seed (difference from AdamW {shown[PARTIAL]})" in text
     assert all((cost["int4_row"][PARTIAL] < cost["int4_row"][kind]).all() for kind in ("standard", "coupled"))
     by_group = {kind: f"{cost['int4_group'][kind].mean():.2f}" for kind in OPTIMIZERS}
     assert by_group["coupled"] == by_group[PARTIAL]
-    assert f"AdamW loses {by_group['standard']} and the other two {by_group[PARTIAL]}" in text
+    assert f"without Muon AdamW loses {by_group['standard']} and the other two {by_group[PARTIAL]}" in text
 
 
 def test_the_text_about_the_bias_matches_the_stored_runs() -> None:
@@ -220,14 +218,17 @@ def test_the_text_about_the_bias_matches_the_stored_runs() -> None:
         f"{loss[kind]:.3f} for {name}" for kind, name in ((PARTIAL, "partially coupled Adam"), ("standard", "AdamW"))
     ]
     assert f"{', '.join(said)}, {loss['coupled']:.3f} for Coupled Adam" in text
-    plain = {
-        kind: np.mean([run.metrics["loss"] for run in main_runs() if (run.tokens, run.optimizer) == (SHORT, kind)])
-        for kind in OPTIMIZERS
-    }
+    plain = {run.optimizer: run.metrics["loss"] or 0.0 for run in main_runs() if (run.tokens, run.seed) == (SHORT, 1)}
     gains = [f"{plain[kind] - loss[kind]:.2f}" for kind in (PARTIAL, "standard", "coupled")]
-    assert f"by {gains[0]} for partially coupled Adam, {gains[1]} for AdamW and {gains[2]} for Coupled Adam" in text
-    for kind in OPTIMIZERS:
-        assert f"e^{runs[f'{kind} unigram'].metrics['frequency_calibration_10']:.2f}" in text
+    said = f"by {gains[0]} for partially coupled Adam, {gains[1]} for AdamW and {gains[2]} for Coupled Adam"
+    advice = words("docs/should-i-use-it.md")
+    assert said in text
+    assert said in advice
+    calibration = {kind: runs[f"{kind} unigram"].metrics["frequency_calibration_10"] or 0.0 for kind in OPTIMIZERS}
+    for value in calibration.values():
+        assert f"e^{value:.2f}" in text
+    factors = [f"{np.exp(-calibration[kind]):.0f}" for kind in (PARTIAL, "standard", "coupled")]
+    assert f"the rarest tokens got {factors[0]}, {factors[1]} and {factors[2]} times too little" in advice
 
 
 def test_the_text_about_rounding_matches_the_stored_runs() -> None:
@@ -289,8 +290,10 @@ def test_differences_by_run_length_on_the_advice_page_match_the_stored_runs() ->
     expected = [f"| 41M | 2,502 | {gaps[0]:.3f} | {gaps[1]:.3f} | 1 |"]
     for length, steps in (("82M", "5,004"), ("262M", "15,991")):
         runs = {(run.optimizer, run.seed): run.metrics["loss"] for run in main_runs() if run.tokens == LENGTHS[length]}
-        means = {kind: np.mean([runs[kind, seed] for seed in (1, 2, 3)]) for kind in OPTIMIZERS}
-        shown = " | ".join(f"{means[kind] - means['standard']:.3f}" for kind in ("coupled", PARTIAL))
+        shown = " | ".join(
+            mean_and_interval(runs[kind, seed] - runs["standard", seed] for seed in (1, 2, 3))
+            for kind in ("coupled", PARTIAL)
+        )
         expected.append(f"| {length} | {steps} | {shown} | 3 |")
     assert lines == expected
 
@@ -347,22 +350,25 @@ def test_trials_with_muon_are_those_of_the_stored_runs() -> None:
 def test_the_text_about_muon_matches_the_stored_runs() -> None:
     loss, text = with_muon("loss"), section("With Muon for the matrices")
     to_adamw = loss[PARTIAL] - loss["standard"]
-    coupled_to_adamw = (loss["coupled"] - loss["standard"]).mean()
-    assert f"ends {-to_adamw.mean():.2f} below AdamW and Coupled Adam {-coupled_to_adamw:.2f} below" in text
+    coupled_to_adamw = loss["coupled"] - loss["standard"]
+    said = f"ends {-to_adamw.mean():.2f} below AdamW ({interval(-to_adamw)}) and Coupled Adam"
+    assert f"{said} {-coupled_to_adamw.mean():.2f} below ({interval(-coupled_to_adamw)})" in text
     first, second, third = -to_adamw
     assert f"is {first:.3f}, {second:.3f} and {third:.3f} below AdamW with the same seed" in text
     to_coupled = loss[PARTIAL] - loss["coupled"]
     low, high = stats.t.interval(0.95, 2, to_coupled.mean(), stats.sem(to_coupled))
     assert f"it is {-to_coupled.mean():.2f} lower (interval {low:.3f} to {high:.3f}, not corrected)" in text
-    gaps = [
-        with_muon(f"frequency_loss_{i}")[PARTIAL].mean() - with_muon(f"frequency_loss_{i}")["standard"].mean()
-        for i in range(1, 11)
-    ]
-    assert max(gaps) < 0
-    assert f"by {-gaps[0]:.2f} nats on the most frequent half of the text and by {-gaps[8]:.1f} in bin 9" in text
-    lost = {kind: f"{(with_muon('loss_int4_row')[kind] - loss[kind]).mean():.2f}" for kind in OPTIMIZERS}
-    said = f"AdamW loses {lost['standard']}, Coupled Adam {lost['coupled']} and partially coupled Adam {lost[PARTIAL]}"
-    assert said in section("Is the table easier")
+    bins = [with_muon(f"frequency_loss_{i}") for i in range(1, 11)]
+    leads = [losses["standard"] - losses[PARTIAL] for losses in bins]
+    assert min(lead.mean() for lead in leads) > 0
+    said = f"by {leads[0].mean():.2f} nats on the most frequent half of the text ({interval(leads[0])}) and by"
+    assert f"{said} {leads[8].mean():.1f} in bin 9 ({interval(leads[8], 2)})" in text
+    lost = {kind: with_muon("loss_int4_row")[kind] - loss[kind] for kind in OPTIMIZERS}
+    first, coupled, partial = (lost[kind] - lost["standard"] for kind in OPTIMIZERS)
+    assert not first.any()
+    said = f"AdamW loses {lost['standard'].mean():.2f}, Coupled Adam {lost['coupled'].mean():.2f} (difference"
+    said += f" {coupled.mean():.3f}, {interval(coupled)}) and partially coupled Adam {lost[PARTIAL].mean():.2f}"
+    assert f"{said} ({partial.mean():.3f}, {interval(partial)})" in section("Is the table easier")
 
 
 def test_validation_losses_with_muon_cross_at_the_steps_named_on_the_page() -> None:

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from page_text import words
 from scipy import stats
 from svg_files import DOCS, assert_same_picture, load_script, texts_of
 
@@ -16,6 +17,9 @@ pytest.importorskip("matplotlib")
 
 SCRIPT = DOCS / "results" / "overview.py"
 PARTIAL = "partial y=0.25 mean-free"
+LONGER = "standard b2=0.99"
+MAIN = ("single-gpu", "partially-coupled")
+NOT_MEASURED = "\N{EN DASH}"
 
 
 @pytest.fixture(scope="module")
@@ -62,32 +66,38 @@ def paired(first: dict[int, float], second: dict[int, float]) -> tuple[str, floa
     return text + (f", {len(seeds)} seeds" if len(seeds) < len(first) else ""), test.pvalue
 
 
-def test_numbers_at_one_learning_rate_are_those_of_the_stored_runs(
-    output: tuple[dict[str, list[str]], str],
-) -> None:
-    folders, found = ("single-gpu", "partially-coupled"), []
-    for tokens in (82_000_000, 262_000_000):
-        first = losses(folders, tokens, "standard")
-        found += [paired(first, losses(folders, tokens, name)) for name in ("coupled", PARTIAL)]
-    decided = [p < 0.05 for p in corrected([p for _, p in found])]
-    shown = [f"**{text}**" if is_bold else text for (text, _), is_bold in zip(found, decided, strict=True)]
-    rows = output[0]
-    assert rows["30M, 82M tokens, lr 1e-3"] == ["5,004", "3", "4.30(2)", *shown[:2]]
-    assert rows["30M, 262M tokens, lr 1e-3"] == ["15,991", "3", "3.95(1)", *shown[2:]]
-    assert decided == [False, True, True, True]
+TESTED = {
+    "30M, 82M tokens, lr 1e-3": (MAIN, 82_000_000, ("standard", "coupled", PARTIAL)),
+    "30M, 82M tokens, best lr each": (
+        ("best-learning-rates",),
+        82_000_000,
+        ("standard lr=0.002", "coupled lr=0.001", f"{PARTIAL} lr=0.002"),
+    ),
+    "30M, 82M tokens, best table lr each": (("rivals",), 82_000_000, ("standard", PARTIAL, LONGER)),
+    "30M, 262M tokens, lr 1e-3": (MAIN, 262_000_000, ("standard", "coupled", PARTIAL)),
+    "30M, 82M tokens, Muon for the matrices, best table lr each": (
+        ("muon",),
+        82_000_000,
+        ("standard", "coupled", PARTIAL),
+    ),
+}
+"""Folders, tokens, and AdamW and the optimizers with two seeds and more, by setting."""
 
 
-def test_numbers_with_muon_leave_candidates_out(
+def test_differences_are_those_of_the_stored_runs_and_corrected_as_one_family(
     output: tuple[dict[str, list[str]], str],
 ) -> None:
-    first = losses(("muon",), 82_000_000, "standard")
-    found = [paired(first, losses(("muon",), 82_000_000, name)) for name in ("coupled", PARTIAL)]
-    decided = [p < 0.05 for p in corrected([p for _, p in found])]
-    shown = [f"**{text}**" if is_bold else text for (text, _), is_bold in zip(found, decided, strict=True)]
-    [row] = [row for setting, row in output[0].items() if "Muon" in setting]
-    assert row[0] == "5,004"
-    assert row[1] == str(len(first))
-    assert row[3:] == shown
+    found = {}
+    for setting, (folders, tokens, (baseline, *names)) in TESTED.items():
+        first = losses(folders, tokens, baseline)
+        assert output[0][setting][1] == str(len(first))
+        found |= {(setting, name): paired(first, losses(folders, tokens, name)) for name in names}
+    assert len(found) == 10
+    decided = [p < 0.05 for p in corrected([p for _, p in found.values()])]
+    for ((setting, _), (text, _)), is_bold in zip(found.items(), decided, strict=True):
+        assert (f"**{text}**" if is_bold else text) in output[0][setting]
+    assert sum(decided) == sum(cell.startswith("**") for row in output[0].values() for cell in row) == 5
+    assert "over the ten comparisons of this table with two seeds and more" in words("docs/results.md")
 
 
 def test_a_difference_of_fewer_seeds_than_adamw_has_names_their_number(
@@ -115,7 +125,7 @@ def test_the_best_learning_rate_of_each_optimizer_is_compared(output: tuple[dict
         for name in ("standard", "coupled", PARTIAL)
     }
     gaps = [f"{best[name] - best['standard']:+.3f}" for name in ("coupled", PARTIAL)]
-    assert output[0]["30M, 41M tokens, best lr each"] == ["2,502", "1", f"{best['standard']:.3f}", *gaps]
+    assert output[0]["30M, 41M tokens, best lr each"] == ["2,502", "1", f"{best['standard']:.3f}", *gaps, NOT_MEASURED]
 
 
 def test_the_picture_shows_every_block_and_every_number(output: tuple[dict[str, list[str]], str]) -> None:
@@ -123,7 +133,7 @@ def test_the_picture_shows_every_block_and_every_number(output: tuple[dict[str, 
     texts = texts_of(svg)
     assert [text for text in texts if text in rows] == list(rows)
     for row in rows.values():
-        for cell in row[3:]:
+        for cell in (cell for cell in row[3:] if cell != NOT_MEASURED):
             number = re.sub(r" \(row.*", "", cell.strip("*")).replace("-", "\N{MINUS SIGN}")
             assert number in texts
     assert texts.count("Coupled Adam") == len(rows)
@@ -142,7 +152,7 @@ def test_the_table_of_the_results_page_is_what_the_script_prints(output: tuple[d
     assert {name: cells for name, *cells in shown} == output[0]
     longer = [cells for _, steps, *cells in shown if int(steps.replace(",", "")) >= 5000]
     assert len(longer) == 6
-    leads = [-float(cells[-1].strip("*").split()[0]) for cells in longer]
+    leads = [-float(cells[-2].strip("*").split()[0]) for cells in longer]
     assert f"{min(leads):.2f} to {max(leads):.2f} below AdamW" in " ".join(summary.split())
-    assert sum(cells[-1].startswith("**") for cells in longer) == 3  # "three of the six leads are significant"
-    assert sum(cells[-2].strip("*").startswith("-") for cells in longer) == 2  # Coupled Adam below AdamW
+    assert sum(cells[-2].startswith("**") for cells in longer) == 3  # "three of the six leads are significant"
+    assert sum(cells[-3].strip("*").startswith("-") for cells in longer) == 2  # Coupled Adam below AdamW

@@ -11,6 +11,7 @@ from page_text import cells_of, lines_of, table_lines, words
 from page_text import section as section_of
 
 from coupled_adam.report.grid import gather_grid
+from coupled_adam.report.primary_comparisons import as_one_family, primary_comparisons
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.table_formats import to_markdown_table
 from coupled_adam.study.results import read_results
@@ -135,8 +136,15 @@ def test_the_readme_shows_the_numbers_of_the_results_page() -> None:
     expected = [(runs, "loss") for runs in (tuned, beside_muon, longer, read_results(PAPERS_SMALLEST))]
     expected += [(tuned, key) for key in ("mu_norm_ratio", "iso", "r_cos", "kappa")]
     lines = cells_of("single-gpu", "README.md")[2:]
-    for (runs, key), (_, *values) in zip(expected, lines, strict=True):
+    # The losses of the table are one family of comparisons with AdamW.
+    families = [primary_comparisons(gather_grid(runs)) for runs, key in expected if key == "loss"]
+    compared = iter(as_one_family([each for family in families for each in family]))
+    lower = [[False, *(next(compared).outcome == "better" for _ in family)] for family in families]
+    assert [len(row) for row in lower] == [3, 3, 3, 3]
+    assert lower == [[False] * 3, [False, True, True], [False, True, True], [False] * 3]
+    for (runs, key), (_, *values), own in zip(expected, lines, [*lower, None, None, None, None], strict=True):
         table = build_tables(gather_grid(runs))[0]
         assert [row[2].text.split(" lr=")[0] for row in table.rows] == ["standard", "coupled", PARTIAL]
         cells = [row[[column.key for column in table.columns].index(key)] for row in table.rows]
-        assert values == [f"**{cell.text}**" if cell.bold else cell.text for cell in cells], key
+        bold = [cell.bold for cell in cells] if own is None else own
+        assert values == [f"**{c.text}**" if is_bold else c.text for c, is_bold in zip(cells, bold, strict=True)], key

@@ -56,6 +56,12 @@ def primary_comparisons(grid: Grid) -> list[PrimaryComparison]:
             baseline, cell = place.cells[first], place.cells[second]
             compared = compare(baseline.values(LOSS.key), cell.values(LOSS.key), LOSS.better)
             found.append(PrimaryComparison(baseline, cell, compared))
+    return as_one_family(found)
+
+
+def as_one_family(comparisons: Sequence[PrimaryComparison]) -> list[PrimaryComparison]:
+    """Correct the p-values of all these comparisons by Holm's method; those that cannot be tested stay without one."""
+    found = list(comparisons)
     tested = [number for number, each in enumerate(found) if each.comparison.paired_two_sided_p is not None]
     corrected = holm([found[number].comparison.paired_two_sided_p or 0.0 for number in tested])
     for number, p in zip(tested, corrected, strict=True):
