@@ -64,6 +64,8 @@ def table_of(results: list[Result], name: str) -> list[str]:
         ("muon main", ["muon"], "main"),
         ("muon primary", ["muon"], "primary"),
         ("muon quantised", ["muon"], "quantised"),
+        ("table-beta2-muon main", ["table-beta2-muon"], "main"),
+        ("table-beta2-muon primary", ["table-beta2-muon"], "primary"),
         ("learning-rates learning_rates", ["learning-rates"], "learning_rates"),
     ],
 )

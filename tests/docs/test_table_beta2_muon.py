@@ -1,0 +1,56 @@
+"""docs/results.md on beta2 with Muon in the tiny model: what the text says matches the stored runs."""
+
+from functools import cache
+
+import numpy as np
+from page_text import ROOT, section, words
+from paired_differences import contains_zero, interval
+
+from coupled_adam.study.results import Result, read_results
+
+STORED = ROOT / "docs" / "results"
+LONGER, PARTIAL, LONGER_PARTIAL = "standard b2=0.99", "y=0.25", "y=0.25 b2=0.99"
+
+
+@cache
+def stored(study: str = "table-beta2-muon") -> list[Result]:
+    return [run for run in read_results(STORED / study) if not run.is_candidate]
+
+
+def values(optimizer: str, metric: str = "loss", study: str = "table-beta2-muon") -> np.ndarray:
+    """A metric of seeds 1, 2 and 3."""
+    own = {run.seed: run for run in stored(study) if run.optimizer == optimizer}
+    return np.array([own[seed].metrics[metric] for seed in (1, 2, 3)])
+
+
+def text() -> str:
+    return section("Which beta2").split("### With Muon, in the tiny model")[1]
+
+
+def test_adamw_with_a_longer_memory_is_below_partially_coupled_adam() -> None:
+    lead = values(PARTIAL) - values(LONGER)
+    assert f"is {lead.mean():.2f} below partially coupled Adam ({interval(lead)})" in text()
+    for page, said in (
+        ("docs/should-i-use-it.md", f"which led by {lead.mean():.2f} ({interval(lead)})"),
+        ("docs/should-i-use-it.md", f"was {lead.mean():.2f} below partially coupled Adam ({interval(lead)})"),
+    ):
+        assert said in words(page)
+
+
+def test_the_changes_with_muon_are_what_the_text_says() -> None:
+    lead = values("standard") - values(PARTIAL)
+    assert f"the lead is smaller: {lead.mean():.3f} ({interval(lead)})" in text()
+    gain = values("standard") - values(LONGER)
+    without = values("standard", study="table-beta2") - values(LONGER, study="table-beta2")
+    assert f"than without Muon ({gain.mean():.3f} and {without.mean():.3f})" in text()
+    small = values(PARTIAL) - values(LONGER_PARTIAL)
+    assert f"almost nothing ({small.mean():.3f}; the interval contains zero)" in text()
+    assert contains_zero(small)
+    iso = [f"{values(optimizer, 'iso').mean():.2f}" for optimizer in (PARTIAL, LONGER)]
+    assert f"ISO is {iso[0]}, compared with {iso[1]} for AdamW with β₂ = 0.99" in text()
+
+
+def test_every_optimizer_uses_the_same_factor_of_the_learning_rate() -> None:
+    assert {run.settings["tables"]["lr_factor"] for run in stored()} == {9.0}
+    assert {run.settings["matrices"] for run in stored()} == {"muon"}
+    assert {run.commit for run in stored()} == {"2990687"}
