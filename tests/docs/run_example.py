@@ -7,6 +7,7 @@ Usage: python run_example.py FOLDER CHECKS PAGE::TITLE ...
 """
 
 import contextlib
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -28,9 +29,11 @@ def run_forked(example: Example, folder: Path, checks: dict[str, Any]) -> None:
     with open(f"printed.rank{rank}", "w") as printed:
         os.dup2(printed.fileno(), sys.stdout.fileno())
         os.dup2(printed.fileno(), sys.stderr.fileno())
+    faulthandler.dump_traceback_later(SECONDS_PER_EXAMPLE - 5, file=sys.__stderr__)  # where it hangs, if it does
     outcome = "ok"
     try:
-        checks[example.title](run_here(example))
+        names = run_here(example)  # a local name: destroying a process group can wait for ranks that have ended
+        checks[example.title](names)
     except BaseException:
         sys.stdout.flush()
         outcome = Path(printed.name).read_text()[-6000:] + traceback.format_exc()
@@ -45,6 +48,13 @@ def meet_at_another_port() -> None:
         # Below the range of ephemeral ports.
         port = int(os.environ["MASTER_PORT"])
         os.environ["MASTER_PORT"] = str(port + 1 if port < 32768 else 10_000 + port % 20_000)
+
+
+def _report_hang(folder: Path) -> None:
+    """Write what a killed example has printed, with the stacks of its threads, as its outcome."""
+    rank = os.environ.get("RANK", "0")
+    printed = (folder / f"printed.rank{rank}").read_text()
+    (folder / f"outcome.rank{rank}").write_text(f"killed after {SECONDS_PER_EXAMPLE} seconds\n{printed[-6000:]}")
 
 
 def main() -> None:
@@ -63,7 +73,9 @@ def main() -> None:
         child = multiprocessing.get_context("fork").Process(target=run_forked, args=arguments)
         child.start()
         child.join(SECONDS_PER_EXAMPLE)
-        child.kill()
+        if child.is_alive():
+            child.kill()
+            _report_hang(folder / example.folder)
 
 
 if __name__ == "__main__":
