@@ -4,8 +4,8 @@
 
 Every fifth child uses two processes. Prints the number of killed children and of full shards in the journal, and checks
 that full shards are never rewritten. A first child, in the folder `undisturbed` beside FOLDER, is not killed: its time
-sets the pace of the kills, so that a fast machine does not finish early. (The unused imports happen once here instead of
-in every child.)
+sets the pace of the kills, so that a fast machine does not finish early. (The unused imports happen once here instead
+of in every child.)
 """
 
 import os
