@@ -28,7 +28,7 @@ from coupled_adam.base.captioned_figure import (
 )
 from coupled_adam.base.files import write_whole
 from coupled_adam.base.text import setting
-from coupled_adam.metrics import NATS
+from coupled_adam.metrics import BIN_LOSS, BIN_TARGETS, BIN_TOKENS, FREQUENCY_BINS, NATS, Metric, bin_key
 from coupled_adam.report.figures.figure_list import draw_figures
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.study.results import Result, merge_results, read_results
@@ -69,7 +69,7 @@ PICTURES: Mapping[str, Picture] = {
 """By file name, without the prefix `results-`."""
 
 
-BINS = range(1, 11)
+BINS = range(1, FREQUENCY_BINS + 1)
 LONGER = "standard b2=0.99"
 TICKS = (0.1, 1, 10, 100)
 
@@ -101,11 +101,11 @@ def gain_by_occurrence(batches: Batches) -> list[tuple[float, float]]:
             runs[run.optimizer][run.seed] = run
     seeds = sorted(runs["standard"].keys() & runs[LONGER].keys())
 
-    def by_bin(optimizer: str, metric: str) -> np.ndarray:
-        return np.array([[runs[optimizer][seed].metrics[f"frequency_{metric}_{i}"] for i in BINS] for seed in seeds])
+    def by_bin(optimizer: str, metric: Metric) -> np.ndarray:
+        return np.array([[runs[optimizer][seed].metrics[bin_key(metric, i)] for i in BINS] for seed in seeds])
 
-    change = (by_bin(LONGER, "loss") - by_bin("standard", "loss")).mean(axis=0)
-    targets, kinds = by_bin("standard", "targets")[0], by_bin("standard", "tokens")[0]
+    change = (by_bin(LONGER, BIN_LOSS) - by_bin("standard", BIN_LOSS)).mean(axis=0)
+    targets, kinds = by_bin("standard", BIN_TARGETS)[0], by_bin("standard", BIN_TOKENS)[0]
     k = kinds / (targets / targets.sum() * batches.tokens)
     return [(float(steps), float(gain)) for steps, gain in zip(k, change, strict=True)]
 

@@ -5,8 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 from page_text import ROOT, cells_of, section, words
-from paired_differences import interval
-from scipy import stats
+from paired_differences import interval, mean_and_interval
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.primary_comparisons import primary_comparisons
@@ -58,10 +57,7 @@ def changes(optimizer: str) -> dict[int, float]:
 def shown_change(optimizer: str) -> str:
     """The mean change and its 95% interval."""
     values = list(changes(optimizer).values())
-    if not values:
-        return NOT_RUN
-    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    return f"{np.mean(values):.3f} ({low:.3f} to {high:.3f})"
+    return mean_and_interval(values) if values else NOT_RUN
 
 
 def test_the_losses_by_beta2_match_the_stored_runs() -> None:

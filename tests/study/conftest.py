@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from study_runs import FAKE_WORKER, LauncherHere
+from study_runs import FAKE_WORKER, SELECTING_WORKER, LauncherHere
 
 from coupled_adam.study import launchers, runner
 
@@ -14,6 +14,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "WORKER", FAKE_WORKER)
     monkeypatch.setattr(runner, "visible_gpus", list)
     monkeypatch.setattr(runner, "available_processes", lambda: 1)
+
+
+@pytest.fixture
+def quick_selection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that answers at once, with a validation loss that follows from the learning rate; no GPUs."""
+    monkeypatch.setattr(launchers, "WORKER", SELECTING_WORKER)
+    monkeypatch.setattr(runner, "visible_gpus", list)
 
 
 @pytest.fixture

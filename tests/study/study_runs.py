@@ -26,6 +26,7 @@ from coupled_adam.study.results import Result
 from coupled_adam.study.runner import StudyOutcome, run_study
 from coupled_adam.study.study_display import StudyDisplay
 
+SELECTING_WORKER = (sys.executable, str(Path(__file__).with_name("study_selecting_worker.py")))
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("study_fake_worker.py")))
 COMMAND = [sys.executable, "-c", "from coupled_adam.commands.study import app; app()"]
 # Real runs that sleep, so that there is time to interrupt them without using the CPU.
@@ -51,10 +52,16 @@ SLOW_COMMAND = [
 ]
 CHANGES_WITH_TIME = ("seconds", "tokens_per_second", "energy_joules", "study", "folder")
 
+SELECT = '[select]\nvalues = { "optimizer.lr" = [1e-3, 2e-3, 4e-3] }\n'
 ADAMW = '[[optimizers]]\nembeddings = "adamw"\n'
 COUPLED = '[[optimizers]]\nembeddings = "coupled"\n'
 UNTIED = '[[optimizers]]\nname = "untied"\nembeddings = "coupled"\ncouple = "all"\nset = { "model.tied" = false }\n'
 BROKEN = '[[optimizers]]\nname = "broken"\nembeddings = "adamw"\nset = { "optimizer.lr" = 1e30 }\n'
+
+
+def optimizers(*names: str, more: str = "") -> str:
+    """Entries with these names, all with AdamW."""
+    return "".join(f'[[optimizers]]\nname = "{name}"\nembeddings = "adamw"\n{more}' for name in names)
 
 
 def study_corpus(folder: Path) -> Path:

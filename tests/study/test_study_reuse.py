@@ -1,32 +1,22 @@
 """`study run --reuse`: finished runs of other study folders count, and are copied into the new folder."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from study_cli import study as command
-from study_runs import plan, run_here, write_study
+from study_runs import SELECT, optimizers, plan, run_here, write_study
 
-from coupled_adam.study import launchers, runner
+from coupled_adam.study import runner
 from coupled_adam.study.results import EMBEDDINGS_FILE, read_results, to_json
 from coupled_adam.training.logbook import METRICS_FILE
 
-WORKER = (sys.executable, str(Path(__file__).with_name("study_selecting_worker.py")))
-SELECT = '[select]\nvalues = { "optimizer.lr" = [1e-3, 2e-3, 4e-3] }\n'
-
-
-def entries(*names: str) -> str:
-    return "".join(f'[[optimizers]]\nname = "{name}"\nembeddings = "adamw"\n' for name in names)
+pytestmark = pytest.mark.usefixtures("quick_selection", "empty_folder")
 
 
 @pytest.fixture(autouse=True)
-def quick_selection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Workers that answer at once, in an empty folder, on a machine of one core."""
-    monkeypatch.setattr(launchers, "WORKER", WORKER)
-    monkeypatch.setattr(runner, "visible_gpus", list)
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "available_processes", lambda: 1)
-    monkeypatch.chdir(tmp_path)
 
 
 def run(*arguments: str) -> str:
@@ -45,9 +35,9 @@ def rows(out: str) -> set[tuple[str, int]]:
 
 
 def test_runs_of_another_folder_count_as_finished_and_only_the_others_are_trained(tmp_path: Path) -> None:
-    first = write_study(tmp_path, entries("best 0.002"), more=SELECT)
+    first = write_study(tmp_path, optimizers("best 0.002"), more=SELECT)
     run(str(first), "--out", "first")
-    second = write_study(tmp_path, entries("best 0.002", "best 0.001"), more=SELECT)
+    second = write_study(tmp_path, optimizers("best 0.002", "best 0.001"), more=SELECT)
     run(str(second), "--out", "second", "--reuse", "first")
     assert trained("second")
     assert all("best-0.001" in label for label in trained("second"))
@@ -57,7 +47,7 @@ def test_runs_of_another_folder_count_as_finished_and_only_the_others_are_traine
 
 
 def test_reused_runs_are_copied_so_that_the_other_folder_may_go(tmp_path: Path) -> None:
-    study = str(write_study(tmp_path, entries("best 0.002")))
+    study = str(write_study(tmp_path, optimizers("best 0.002")))
     run(study, "--out", "first")
     for path in (tmp_path / "first").glob("runs/*/*"):
         (path / METRICS_FILE).write_text('{"kind": "train", "step": 1, "loss": 2.5}\n')
@@ -76,14 +66,14 @@ def test_reused_runs_are_copied_so_that_the_other_folder_may_go(tmp_path: Path) 
 
 
 def test_runs_with_other_settings_are_not_reused(tmp_path: Path) -> None:
-    study = str(write_study(tmp_path, entries("best 0.002")))
+    study = str(write_study(tmp_path, optimizers("best 0.002")))
     run(study, "--out", "first")
     run(study, "--out", "second", "--reuse", "first", "--set", "optimizer.lr=0.001")
     assert len(trained("second")) == 2
 
 
 def test_a_run_that_was_started_in_the_folder_is_not_replaced(tmp_path: Path) -> None:
-    study = str(write_study(tmp_path, entries("best 0.002")))
+    study = str(write_study(tmp_path, optimizers("best 0.002")))
     for out in ("first", "second"):
         run(study, "--out", out)
     own = tmp_path / "second" / "runs" / sorted(trained("second"))[0]
@@ -94,7 +84,7 @@ def test_a_run_that_was_started_in_the_folder_is_not_replaced(tmp_path: Path) ->
 
 
 def test_a_selection_decided_during_the_study_may_lead_to_reused_runs(tmp_path: Path) -> None:
-    study = str(write_study(tmp_path, entries("best 0.002"), more=SELECT))
+    study = str(write_study(tmp_path, optimizers("best 0.002"), more=SELECT))
     run(study, "--out", "whole")
     everything, of_candidates = rows("whole"), {cell.label for cell in plan(Path(study))[1] if cell.is_candidate}
     # The candidates are trained again, and select the value of the runs that are left.
@@ -109,7 +99,7 @@ def test_a_selection_decided_during_the_study_may_lead_to_reused_runs(tmp_path: 
 
 
 def test_a_dry_run_counts_reused_runs_as_done_and_writes_nothing(tmp_path: Path) -> None:
-    study = str(write_study(tmp_path, entries("best 0.002")))
+    study = str(write_study(tmp_path, optimizers("best 0.002")))
     run(study, "--out", "first")
     plan_of_second = ("run", study, "--out", "second", "--dry-run")
     plain, reusing = command(*plan_of_second), command(*plan_of_second, "--reuse", "first")
@@ -119,7 +109,7 @@ def test_a_dry_run_counts_reused_runs_as_done_and_writes_nothing(tmp_path: Path)
 
 
 def test_a_folder_without_results_is_refused_before_any_run(tmp_path: Path) -> None:
-    study = str(write_study(tmp_path, entries("best 0.002")))
+    study = str(write_study(tmp_path, optimizers("best 0.002")))
     refused = command("run", study, "--out", "second", "--reuse", "nothing")
     assert refused.exit_code == 2
     assert "nothing" in refused.output

@@ -4,14 +4,24 @@ with it. Most tests use workers that answer at once; the last ones train small m
 import json
 import re
 import shutil
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from fabricated_study import fabricate
 from study_cli import study as command
-from study_runs import SLOW_COMMAND, comparable, kill_all, plan, run_here, start_command, wait_until, write_study
+from study_runs import (
+    SELECT,
+    SLOW_COMMAND,
+    comparable,
+    kill_all,
+    optimizers,
+    plan,
+    run_here,
+    start_command,
+    wait_until,
+    write_study,
+)
 
 from coupled_adam.base.errors import UserError
 from coupled_adam.config.loading import given_settings
@@ -19,28 +29,14 @@ from coupled_adam.config.run_config import Config
 from coupled_adam.config.study_config import load_study, parse_study
 from coupled_adam.config.toml_writing import to_toml
 from coupled_adam.report.contents import read_report
-from coupled_adam.study import launchers, runner
 from coupled_adam.study.expansion import cells_of, with_value_of
 from coupled_adam.study.results import from_json, merge_results, read_results, to_json
 from coupled_adam.study.trials import Choice, all_beyond, beyond, choose
-
-WORKER = (sys.executable, str(Path(__file__).with_name("study_selecting_worker.py")))
-SELECT = '[select]\nvalues = { "optimizer.lr" = [1e-3, 2e-3, 4e-3] }\n'
-
-
-def optimizers(*names: str, more: str = "") -> str:
-    return "".join(f'[[optimizers]]\nname = "{name}"\nembeddings = "adamw"\n{more}' for name in names)
 
 
 def selecting(folder: Path, *names: str, select: str = SELECT, **options: object) -> Path:
     """A study of these optimizers that selects the learning rate; its seeds are 1 and 2."""
     return write_study(folder, optimizers(*names), more=select, **options)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def quick_selection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "WORKER", WORKER)
-    monkeypatch.setattr(runner, "visible_gpus", list)
 
 
 def done(out: Path) -> list[str]:

@@ -7,7 +7,7 @@ share a place.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -326,6 +326,12 @@ def _parameters(results: Sequence[Result], model: str, settings: Mapping[str, An
 def sizes_of(cells: Sequence[CellRuns]) -> list[Size]:
     """The sizes of the cells, in their order."""
     return list(dict.fromkeys(cell.size for cell in cells))
+
+
+def fullest(places: Iterable[list[CellRuns]]) -> list[CellRuns]:
+    """The place with the most cells, the largest of several; empty without any."""
+    found = [cells for cells in places if cells]
+    return max(found, key=lambda cells: (len(cells), cells[0].size), default=[])
 
 
 def optimizer_labels(cells: Sequence[CellRuns]) -> list[str]:

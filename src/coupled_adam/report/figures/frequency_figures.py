@@ -16,7 +16,7 @@ from coupled_adam.base.text import fixed
 from coupled_adam.metrics import BIN_CALIBRATION, BIN_LOSS, NATS
 from coupled_adam.report.figures.style import Look, draw_difference, looks
 from coupled_adam.report.frequency_table import NUMBERS, bin_values, binned_cells, compare_bin
-from coupled_adam.report.grid import CellRuns, Grid
+from coupled_adam.report.grid import CellRuns, Grid, fullest
 from coupled_adam.report.significance import is_number, summarise
 
 ROOM = 0.6
@@ -65,8 +65,7 @@ def draw_by_frequency(grid: Grid) -> Figure | None:
 
 def shown_cells(grid: Grid) -> list[CellRuns]:
     """The cells of the D and model with the most optimizers, the largest of several; empty without any."""
-    found = [cells for place in grid.places if (cells := binned_cells(place))]
-    return max(found, key=lambda cells: (len(cells), cells[0].size), default=[])
+    return fullest(binned_cells(place) for place in grid.places)
 
 
 def form_of(cells: Sequence[CellRuns]) -> str:

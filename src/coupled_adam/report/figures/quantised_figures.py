@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from coupled_adam.base.captioned_figure import FAINT, MARKERS, SERIES_COLOURS, WIDTH, legend_above
 from coupled_adam.metrics import METRICS, NATS, QUANTISED_LOSSES
-from coupled_adam.report.grid import CellRuns, Grid, optimizer_labels
+from coupled_adam.report.grid import CellRuns, Grid, fullest, optimizer_labels
 from coupled_adam.report.result_notes import loss_name
 from coupled_adam.report.significance import Summary, summarise
 
@@ -14,8 +14,7 @@ LINE, FRAME = 0.22, 0.85  # inches: height of an optimizer, and of the axis belo
 
 def shown_cells(grid: Grid) -> list[CellRuns]:
     """The measured cells of the D and model that has most of them, the largest of several."""
-    places = [[cell for cell in place.cells if _costs(cell)] for place in grid.places]
-    return max(places, key=lambda cells: (len(cells), cells[0].size if cells else None), default=[])
+    return fullest([cell for cell in place.cells if _costs(cell)] for place in grid.places)
 
 
 def draw_costs_of_rounding(grid: Grid) -> Figure | None:
@@ -26,8 +25,9 @@ def draw_costs_of_rounding(grid: Grid) -> Figure | None:
     figure = Figure(figsize=(WIDTH, FRAME + LINE * max(len(cells), 3)), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0, color=FAINT, linewidth=1.2)
+    costs = [_costs(cell) for cell in cells]
     for number, metric in enumerate(QUANTISED_LOSSES):
-        found = {place: costs[metric.key] for place, cell in enumerate(cells) if metric.key in (costs := _costs(cell))}
+        found = {place: own[metric.key] for place, own in enumerate(costs) if metric.key in own}
         if not found:
             continue
         axes.errorbar(

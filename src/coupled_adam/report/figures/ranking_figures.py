@@ -10,7 +10,7 @@ from coupled_adam.base.captioned_figure import MARKERS, legend_above, panels
 from coupled_adam.base.text import setting
 from coupled_adam.metrics import METRICS, NATS
 from coupled_adam.report.figures.style import looks, size_panels
-from coupled_adam.report.grid import CellRuns, Grid
+from coupled_adam.report.grid import CellRuns, Grid, fullest
 from coupled_adam.report.learning_rates import rate_curves
 from coupled_adam.report.ranking import LEAST_RANKED, ranked_cells
 from coupled_adam.report.result_notes import loss_name
@@ -23,8 +23,7 @@ NEAR = (14, 9)  # points across and up within which the numbers of two points wo
 def shown_place(grid: Grid) -> list[CellRuns]:
     """The cells of the D and model with the most optimizers, the largest of several; empty if there are too few to
     rank."""
-    places = [ranked_cells(place) for place in grid.places]
-    best = max(places, key=lambda cells: (len(cells), cells[0].size if cells else None), default=[])
+    best = fullest(ranked_cells(place) for place in grid.places)
     return best if len(best) >= LEAST_RANKED else []
 
 
