@@ -3,7 +3,8 @@
     python docs/results/overview.py
 
 Every block is one setting in which Coupled Adam and partially coupled Adam were compared with AdamW, in some blocks
-also AdamW with a larger beta2 for the table. All comparisons of the table are one family for Holm's correction.
+also a table without momentum and AdamW with a larger beta2 for the table. All comparisons of the table are one family
+for Holm's correction.
 """
 
 import argparse
@@ -30,12 +31,13 @@ BASELINE = "standard"
 OPTIMIZERS = {
     "coupled": ("Coupled Adam", COLOURS["coupled"][0]),
     "partial y=0.25 mean-free": ("partially coupled Adam", COLOURS["family"][0]),
-    "y=1 mean-free": ("row exponent 1, mean-free", COLOURS["family"][1]),
+    "y=1 mean-free": ("row exponent 1, mean-free", COLOURS["family"][0]),
     "standard b2=0.99": ("AdamW, β₂ = 0.99 for the table", COLOURS["standard"][0]),
+    "factored mean-free b1=0 b2=0.99": ("factored without momentum", COLOURS["family"][1]),
 }
 """Label and colour by the name in the study, without the learning rate."""
-USUAL = ("coupled", "partial y=0.25 mean-free")
-COLUMNS = (*USUAL, "standard b2=0.99")
+COLUMNS = ("coupled", "partial y=0.25 mean-free", "factored mean-free b1=0 b2=0.99", "standard b2=0.99")
+COUPLED, PARTIAL, FACTORED, LONGER_MEMORY = COLUMNS
 NOT_MEASURED = "\N{EN DASH}"
 LIMITS = (-0.3, 0.42)
 WIDTH = 8.2  # inches
@@ -43,12 +45,12 @@ WIDTH = 8.2  # inches
 
 @dataclass(frozen=True)
 class Block:
-    """One setting: stored studies, the dataset size and the optimizers, in the order of the table's columns."""
+    """One setting: stored studies, the dataset size, and the optimizer of each column, None if it was not measured."""
 
     heading: str
     folders: tuple[str, ...]
     tokens: int
-    optimizers: tuple[str, ...] = USUAL
+    optimizers: tuple[str | None, ...] = (COUPLED, PARTIAL, None, None)
 
 
 @dataclass(frozen=True)
@@ -58,20 +60,20 @@ class BlockResult:
     block: Block
     steps: int
     baseline: CellRuns
-    comparisons: tuple[PrimaryComparison, ...]
-    """One for each of the block's optimizers."""
+    comparisons: tuple[PrimaryComparison | None, ...]
+    """One for each column of the table."""
 
 
-AT_ONE_RATE = ("single-gpu", "partially-coupled")
+AT_ONE_RATE = ("single-gpu", "partially-coupled", "single-gpu-beta2")
 BLOCKS = (
-    Block("125M GPT-2, 500 steps", ("few-steps",), 49_152_000, ("coupled", "y=1 mean-free")),
+    Block("125M GPT-2, 500 steps", ("few-steps",), 49_152_000, (COUPLED, "y=1 mean-free", FACTORED, None)),
     Block("30M, 41M tokens, best lr each", ("learning-rates",), 41_000_000),
     Block("30M, 82M tokens, lr 1e-3", AT_ONE_RATE, 82_000_000),
     Block("30M, 82M tokens, best lr each", ("best-learning-rates",), 82_000_000),
-    Block("30M, 82M tokens, best table lr each", ("rivals",), 82_000_000, COLUMNS),
-    Block("30M, 262M tokens, lr 1e-3", AT_ONE_RATE, 262_000_000),
-    Block("30M, 82M tokens, Muon for the matrices, best table lr each", ("muon",), 82_000_000),
-    Block("125M, 250M tokens", ("single-gpu-125m",), 250_000_000),
+    Block("30M, 82M tokens, best table lr each", ("rivals", "table-beta2-30m"), 82_000_000, COLUMNS),
+    Block("30M, 262M tokens, lr 1e-3", AT_ONE_RATE, 262_000_000, COLUMNS),
+    Block("30M, 82M tokens, Muon for the matrices, best table lr each", ("muon",), 82_000_000, COLUMNS),
+    Block("125M, 250M tokens", ("single-gpu-125m",), 250_000_000, (COUPLED, PARTIAL, FACTORED, None)),
 )
 
 
@@ -81,17 +83,22 @@ def read_block(block: Block) -> BlockResult:
     grid = gather_grid([result for result in results if not result.is_candidate])
     baseline = best_cell(grid, block.tokens, BASELINE)
     compared = {(each.baseline.name, each.optimizer.name): each for each in primary_comparisons(grid)}
-    cells = [best_cell(grid, block.tokens, optimizer) for optimizer in block.optimizers]
-    steps = {max(curve_of(run.run_folder, "val", "loss")) for cell in (baseline, *cells) for run in cell.runs.values()}
+    cells = [None if name is None else best_cell(grid, block.tokens, name) for name in block.optimizers]
+    measured = [baseline, *(cell for cell in cells if cell is not None)]
+    steps = {max(curve_of(run.run_folder, "val", "loss")) for cell in measured for run in cell.runs.values()}
     if len(steps) > 1:
         raise ValueError(f"{block.heading}: the runs end at steps {sorted(steps)}, so they cannot be compared")
-    return BlockResult(block, steps.pop(), baseline, tuple(compared[baseline.name, cell.name] for cell in cells))
+    comparisons = tuple(None if cell is None else compared[baseline.name, cell.name] for cell in cells)
+    return BlockResult(block, steps.pop(), baseline, comparisons)
 
 
 def in_one_family(results: Sequence[BlockResult]) -> list[BlockResult]:
     """Correct the p-values of all blocks together."""
-    corrected = iter(as_one_family([each for found in results for each in found.comparisons]))
-    return [replace(found, comparisons=tuple(next(corrected) for _ in found.comparisons)) for found in results]
+    corrected = iter(as_one_family([each for found in results for each in found.comparisons if each is not None]))
+    return [
+        replace(found, comparisons=tuple(None if each is None else next(corrected) for each in found.comparisons))
+        for found in results
+    ]
 
 
 def best_cell(grid: Grid, tokens: int, optimizer: str) -> CellRuns:
@@ -128,17 +135,19 @@ def markdown_table(results: Sequence[BlockResult]) -> str:
     labels = [f"{OPTIMIZERS[optimizer][0]}: difference (95% interval)" for optimizer in COLUMNS]
     lines = [
         f"| setting | steps | seeds | AdamW loss | {' | '.join(labels)} |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        f"| --- | ---: | ---: | ---: |{' ---: |' * len(COLUMNS)}",
     ]
     for found in results:
         loss = summarise(found.baseline.values(LOSS.key).values())
         assert loss.mean is not None
         cells = [found.block.heading, f"{found.steps:,}", str(len(found.baseline.runs))]
         cells.append(shorthand(loss.mean, loss.std, LOSS.decimals_of(loss.count)))
-        for optimizer, usual, each in zip(found.block.optimizers, COLUMNS, found.comparisons, strict=False):
+        for optimizer, usual, each in zip(found.block.optimizers, COLUMNS, found.comparisons, strict=True):
+            if optimizer is None or each is None:
+                cells.append(NOT_MEASURED)
+                continue
             other = "" if optimizer == usual else f" ({OPTIMIZERS[optimizer][0]})"
             cells.append(to_markdown(difference_text(found, each), bold=each.is_significant) + other)
-        cells += [NOT_MEASURED] * (len(COLUMNS) - len(found.comparisons))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -147,6 +156,8 @@ def forest_group(found: BlockResult) -> ForestGroup:
     """The rows of one block."""
     rows = []
     for optimizer, each in zip(found.block.optimizers, found.comparisons, strict=True):
+        if optimizer is None or each is None:
+            continue
         assert each.difference is not None
         label, colour = OPTIMIZERS[optimizer]
         interval, numbers = each.comparison.paired_interval, difference_text(found, each).replace("-", MINUS)

@@ -58,11 +58,13 @@ PICTURES: Mapping[str, Picture] = {
     "rivals-loss-by-frequency": Picture("loss_by_frequency", ("rivals",)),
     "rivals-quantised": Picture("quantised_costs", ("rivals",)),
     "table-beta2": Picture("primary_differences", ("table-beta2",)),
+    "table-beta2-30m": Picture("ranking", ("table-beta2-30m",)),
     "beta2-batch": Picture("primary_differences", ("table-beta2-batch",)),
     "beta2-muon": Picture("primary_differences", ("table-beta2-muon",)),
     "unigram-bias": Picture("ranking", (*PARTIAL, "unigram-bias")),
     "few-steps": Picture("ranking", ("few-steps",)),
     "125m-validation-loss": Picture("validation_loss", ("single-gpu-125m",)),
+    "125m-ranking": Picture("ranking", ("single-gpu-125m",)),
     "untied-heads": Picture("mean_ratio_over_training", ("untied-heads",)),
     "scale-exponent": Picture("ablation_scale", ("single-gpu", "single-gpu-scaled")),
 }

@@ -110,9 +110,8 @@ def _(names: Names) -> None:
 
 @after("Recommended settings")
 def _(names: Names) -> None:
-    expected = expected_model(
-        5, muon_lr=1e-3, table_lr=3e-3, adjust_lr_fn="match_rms_adamw", row_exponent=0.25, mean_free=True
-    )
+    member = {"betas": (0.0, 0.99), "row_exponent": 1.0, "mean_free": True}
+    expected = expected_model(5, muon_lr=1e-3, table_lr=3e-3, adjust_lr_fn="match_rms_adamw", **member)
     table, before = "embedding.weight", fresh_model().get_parameter("embedding.weight")
     found = names["model"].get_parameter(table)
     torch.testing.assert_close(found, expected.get_parameter(table), rtol=0.0, atol=ATOL)

@@ -64,6 +64,8 @@ def table_of(results: list[Result], name: str) -> list[str]:
         ("muon main", ["muon"], "main"),
         ("muon primary", ["muon"], "primary"),
         ("muon quantised", ["muon"], "quantised"),
+        ("table-beta2-30m main", ["table-beta2-30m"], "main"),
+        ("table-beta2-30m primary", ["table-beta2-30m"], "primary"),
         ("table-beta2-muon main", ["table-beta2-muon"], "main"),
         ("table-beta2-muon primary", ["table-beta2-muon"], "primary"),
         ("learning-rates learning_rates", ["learning-rates"], "learning_rates"),
@@ -269,6 +271,12 @@ def test_the_text_about_few_steps_matches_the_stored_runs() -> None:
     loss = {name: run.metrics["loss"] for name, run in runs.items()}
     assert loss["y=1 mean-free"] == min(loss[name] for name in loss if "y=" in name and "unigram" not in name)
     assert f"(y = 1 throughout) is {loss['y=1 mean-free'] - loss['standard']:.2f} behind AdamW." in text
+    factored, same_betas = runs["factored mean-free b1=0 b2=0.99"], runs["standard b1=0 b2=0.99"]
+    lead = loss["standard"] - loss[factored.optimizer]
+    assert f"is {lead:.2f} ahead, with ISO {factored.metrics['iso']:.2f}" in text
+    above = loss[factored.optimizer] - loss[same_betas.optimizer]
+    r_cos = f"r_cos {same_betas.metrics['r_cos']:.0f} ({factored.metrics['r_cos']:.0f} for"
+    assert f"a loss {above:.2f} lower still, with ISO {same_betas.metrics['iso']:.2f} and {r_cos}" in text
     best = "y=1 to 0.25 mean-free unigram"
     assert f"also {loss[best] - loss['standard unigram']:.2f} behind" in text
     assert f"{loss['standard'] - loss[best]:.2f} ahead, ISO {runs[best].metrics['iso']:.2f}" in text
@@ -279,9 +287,11 @@ def test_the_text_about_few_steps_matches_the_stored_runs() -> None:
     for name in ("standard", "coupled", "y=1 to 0.25 mean-free", "standard unigram"):
         assert f"e^{rarest[name]:.2f}" in text
     assert f"e^{runs['standard'].metrics['frequency_calibration_9']:.2f} in the next bin" in text
-    rates = [run.tokens_per_second for run in runs.values()]
+    alone = [run for run in runs.values() if run not in (factored, same_betas)]
+    rates = [run.tokens_per_second for run in alone]
     assert f"{round(min(rates), -3):,.0f} to {round(max(rates), -3):,.0f} tokens/s" in text
-    assert {run.commit for run in runs.values()} == {"166cdb9"}
+    assert {run.commit for run in alone} == {"166cdb9"}
+    assert factored.commit == same_betas.commit == "1f59359"
 
 
 def test_differences_by_run_length_on_the_advice_page_match_the_stored_runs() -> None:
@@ -332,7 +342,15 @@ def with_muon(metric: str) -> dict[str, np.ndarray]:
 def test_trials_with_muon_are_those_of_the_stored_runs() -> None:
     header, _, *rows = cells_of("muon trials")
     factors = {"1/3": "0.333333"}
-    names = {"AdamW": "standard", "Coupled Adam": "coupled", "partially coupled Adam": "partial-y0.25-mean-free"}
+    names = {
+        "AdamW": "standard",
+        "Coupled Adam": "coupled",
+        "partially coupled Adam": "partial-y0.25-mean-free",
+        "AdamW, β₂ = 0.99": "standard-b20.99",
+        "partially coupled Adam, β₂ = 0.99": "partial-y0.25-mean-free-b20.99",
+        "AdamW, β₁ = 0, β₂ = 0.99": "standard-b10-b20.99",
+        "factored without momentum": "factored-mean-free-b10-b20.99",
+    }
     trials = [run for run in read_results(STORED / "muon") if run.is_candidate]
     stored = {run.cell: run.metrics["val_loss"] or 0.0 for run in trials}
     shown = {
@@ -353,7 +371,7 @@ def test_the_text_about_muon_matches_the_stored_runs() -> None:
     loss, text = with_muon("loss"), section("With Muon for the matrices")
     to_adamw = loss[PARTIAL] - loss["standard"]
     coupled_to_adamw = loss["coupled"] - loss["standard"]
-    said = f"ends {-to_adamw.mean():.2f} below AdamW ({interval(-to_adamw)}) and Coupled Adam"
+    said = f"partially coupled Adam {-to_adamw.mean():.2f} below ({interval(-to_adamw)}) and Coupled Adam"
     assert f"{said} {-coupled_to_adamw.mean():.2f} below ({interval(-coupled_to_adamw)})" in text
     first, second, third = -to_adamw
     assert f"is {first:.3f}, {second:.3f} and {third:.3f} below AdamW with the same seed" in text

@@ -18,6 +18,7 @@ pytest.importorskip("matplotlib")
 SCRIPT = DOCS / "results" / "overview.py"
 PARTIAL = "partial y=0.25 mean-free"
 LONGER = "standard b2=0.99"
+FACTORED = "factored mean-free b1=0 b2=0.99"
 MAIN = ("single-gpu", "partially-coupled")
 NOT_MEASURED = "\N{EN DASH}"
 
@@ -73,12 +74,16 @@ TESTED = {
         82_000_000,
         ("standard lr=0.002", "coupled lr=0.001", f"{PARTIAL} lr=0.002"),
     ),
-    "30M, 82M tokens, best table lr each": (("rivals",), 82_000_000, ("standard", PARTIAL, LONGER)),
+    "30M, 82M tokens, best table lr each": (
+        ("rivals", "table-beta2-30m"),
+        82_000_000,
+        ("standard", PARTIAL, FACTORED, LONGER),
+    ),
     "30M, 262M tokens, lr 1e-3": (MAIN, 262_000_000, ("standard", "coupled", PARTIAL)),
     "30M, 82M tokens, Muon for the matrices, best table lr each": (
         ("muon",),
         82_000_000,
-        ("standard", "coupled", PARTIAL),
+        ("standard", "coupled", PARTIAL, FACTORED, LONGER),
     ),
 }
 """Folders, tokens, and AdamW and the optimizers with two seeds and more, by setting."""
@@ -92,12 +97,12 @@ def test_differences_are_those_of_the_stored_runs_and_corrected_as_one_family(
         first = losses(folders, tokens, baseline)
         assert output[0][setting][1] == str(len(first))
         found |= {(setting, name): paired(first, losses(folders, tokens, name)) for name in names}
-    assert len(found) == 10
+    assert len(found) == 13
     decided = [p < 0.05 for p in corrected([p for _, p in found.values()])]
     for ((setting, _), (text, _)), is_bold in zip(found.items(), decided, strict=True):
         assert (f"**{text}**" if is_bold else text) in output[0][setting]
-    assert sum(decided) == sum(cell.startswith("**") for row in output[0].values() for cell in row) == 5
-    assert "over the ten comparisons of this table with two seeds and more" in words("docs/results.md")
+    assert sum(decided) == sum(cell.startswith("**") for row in output[0].values() for cell in row) == 9
+    assert "over the thirteen comparisons of this table with two seeds and more" in words("docs/results.md")
 
 
 def test_a_difference_of_fewer_seeds_than_adamw_has_names_their_number(
@@ -125,7 +130,8 @@ def test_the_best_learning_rate_of_each_optimizer_is_compared(output: tuple[dict
         for name in ("standard", "coupled", PARTIAL)
     }
     gaps = [f"{best[name] - best['standard']:+.3f}" for name in ("coupled", PARTIAL)]
-    assert output[0]["30M, 41M tokens, best lr each"] == ["2,502", "1", f"{best['standard']:.3f}", *gaps, NOT_MEASURED]
+    row = ["2,502", "1", f"{best['standard']:.3f}", *gaps, NOT_MEASURED, NOT_MEASURED]
+    assert output[0]["30M, 41M tokens, best lr each"] == row
 
 
 def test_the_picture_shows_every_block_and_every_number(output: tuple[dict[str, list[str]], str]) -> None:
@@ -152,7 +158,14 @@ def test_the_table_of_the_results_page_is_what_the_script_prints(output: tuple[d
     assert {name: cells for name, *cells in shown} == output[0]
     longer = [cells for _, steps, *cells in shown if int(steps.replace(",", "")) >= 5000]
     assert len(longer) == 6
-    leads = [-float(cells[-2].strip("*").split()[0]) for cells in longer]
-    assert f"{min(leads):.2f} to {max(leads):.2f} below AdamW" in " ".join(summary.split())
-    assert sum(cells[-2].startswith("**") for cells in longer) == 3  # "three of the six leads are significant"
-    assert sum(cells[-3].strip("*").startswith("-") for cells in longer) == 2  # Coupled Adam below AdamW
+    said = " ".join(summary.split())
+    leads = [-float(cells[3].strip("*").split()[0]) for cells in longer]
+    assert f"{min(leads):.2f} to {max(leads):.2f} below AdamW; three of these six leads are significant" in said
+    assert sum(cells[3].startswith("**") for cells in longer) == 3
+    assert sum(cells[2].strip("*").startswith("-") for cells in longer) == 2  # Coupled Adam below AdamW
+    factored = [cells[4] for _, _, *cells in shown if cells[4] != NOT_MEASURED]
+    leads = [-float(cell.strip("*").split()[0].rstrip(",")) for cell in factored]
+    assert len(leads) == 5
+    assert min(leads) > 0
+    assert "ends 0.07 to 0.16 below AdamW" in said
+    assert [cell.startswith("**") for cell in factored].count(True) == 2  # "two of the five leads have three seeds"

@@ -14,7 +14,7 @@ from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.primary_comparisons import as_one_family, primary_comparisons
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.table_formats import to_markdown_table
-from coupled_adam.study.results import read_results
+from coupled_adam.study.results import Result, merge_results, read_results
 
 DOCS = Path(__file__).parents[2] / "docs"
 README = DOCS.parent / "README.md"
@@ -22,6 +22,7 @@ STORED = DOCS / "results"
 RESULTS = STORED / "single-gpu"
 PAPERS_SMALLEST = STORED / "single-gpu-125m"
 PARTIAL = "partial y=0.25 mean-free"
+FACTORED = "factored mean-free b1=0 b2=0.99"
 SHORT, LONG = 82_000_000, 262_000_000
 
 
@@ -51,13 +52,20 @@ def test_the_gap_in_validation_loss_of_the_125m_model_matches_the_stored_curves(
 
 
 def test_the_text_about_the_125m_model_matches_its_stored_results() -> None:
-    standard, coupled, partial = read_results(PAPERS_SMALLEST)
+    standard, coupled, partial, factored = read_results(PAPERS_SMALLEST)
+    assert (factored.optimizer, factored.commit) == (FACTORED, "1f59359")
     assert (standard.optimizer, coupled.optimizer, partial.optimizer) == ("standard", "coupled", PARTIAL)
     assert (standard.commit, coupled.commit, partial.commit) == ("65bbb56", "65bbb56", "37ccd74")
     section = section_of("The paper's 125M GPT-2")
     ratios = [each.metrics["mu_norm_ratio"] or 0.0 for each in (coupled, standard)]
     assert re.search(rf" {100 * ratios[0]:.1f}% [^.]* {100 * ratios[1]:.0f}%", section)
     assert f" {(coupled.metrics['loss'] or 0.0) - (standard.metrics['loss'] or 0.0):.2f}.**" in section
+    below = [(each.metrics["loss"] or 0.0) - (factored.metrics["loss"] or 0.0) for each in (standard, partial)]
+    assert f": {below[0]:.2f} below AdamW and {below[1]:.2f} below partially coupled Adam." in section
+    keys = [f"frequency_loss_{i}" for i in range(1, 11)]
+    by_bin = [(partial.metrics[key] or 0.0) - (factored.metrics[key] or 0.0) for key in keys]
+    assert min(by_bin) > 0
+    assert f"by {by_bin[0]:.2f} nats on the most frequent half of the text and by {by_bin[9]:.2f} in bin 10" in section
     shares = []
     for each in (standard, coupled):
         squares = np.load(PAPERS_SMALLEST / each.run / "embeddings.npz")["singular_values"].astype(np.float64) ** 2
@@ -75,7 +83,7 @@ def test_the_text_about_the_125m_model_matches_its_stored_results() -> None:
 
 
 def test_the_text_about_the_125m_model_and_partially_coupled_adam_matches_its_stored_results() -> None:
-    standard, coupled, partial = (each.metrics for each in read_results(PAPERS_SMALLEST))
+    standard, coupled, partial, factored = (each.metrics for each in read_results(PAPERS_SMALLEST))
     section = section_of("The paper's 125M GPT-2")
     losses = [each["loss"] or 0.0 for each in (standard, coupled, partial)]
     assert f": {losses[0] - losses[2]:.2f} below AdamW and {losses[1] - losses[2]:.2f} below Coupled Adam." in section
@@ -86,6 +94,11 @@ def test_the_text_about_the_125m_model_and_partially_coupled_adam_matches_its_st
     right = partial["lambada"] or 0.0
     error = math.sqrt(right * (1 - right) / 5153)  # 5,153 passages
     assert f"as with AdamW, {right:.3f}({1000 * error:.0f})." in section
+    better = factored["lambada"] or 0.0
+    own, other = (math.sqrt(share * (1 - share) / 5153) for share in (better, standard["lambada"] or 0.0))
+    apart = (better - (standard["lambada"] or 0.0)) / math.hypot(own, other)
+    assert f"LAMBADA is {better:.3f}({1000 * own:.0f}), {apart:.1f} standard errors above AdamW" in section
+    assert f"the mean is {factored['acc'] or 0.0:.3f}(4)" in section
     shown = re.search(r"the means: (\S+)\(4\) for AdamW, (\S+)\(4\) for Coupled Adam and (\S+)\(4\)", section)
     assert shown is not None
     assert list(shown.groups()) == [f"{each['acc'] or 0.0:.3f}" for each in (standard, coupled, partial)]
@@ -127,24 +140,65 @@ def test_the_share_of_one_direction_matches_the_stored_singular_values() -> None
     assert re.search(said, words("docs/results.md"))
 
 
-def test_the_readme_shows_the_numbers_of_the_results_page() -> None:
-    longer = [
-        run for folder in (RESULTS, STORED / "partially-coupled") for run in read_results(folder) if run.tokens == LONG
-    ]
-    tuned = read_results(STORED / "best-learning-rates")
-    beside_muon = [run for run in read_results(STORED / "muon") if not run.is_candidate]
-    expected = [(runs, "loss") for runs in (tuned, beside_muon, longer, read_results(PAPERS_SMALLEST))]
-    expected += [(tuned, key) for key in ("mu_norm_ratio", "iso", "r_cos", "kappa")]
-    lines = cells_of("single-gpu", "README.md")[2:]
+COLUMNS = ("standard", "standard b2=0.99", "coupled", PARTIAL, FACTORED)
+SETTINGS = (
+    (("few-steps",), 49_152_000),
+    (("rivals", "table-beta2-30m"), SHORT),
+    (("muon",), SHORT),
+    (("single-gpu-125m",), 250_000_000),
+    (("single-gpu", "partially-coupled", "single-gpu-beta2"), LONG),
+)
+
+
+def runs_of(folders: tuple[str, ...], tokens: int) -> list[Result]:
+    """The reported runs of a row of README's table."""
+    runs = merge_results([STORED / folder for folder in folders])
+    return [run for run in runs if not run.is_candidate and run.tokens == tokens and run.optimizer in COLUMNS]
+
+
+def shown(runs: list[Result], optimizer: str, key: str) -> str:
+    """Mean and standard deviation over the seeds, as in README's table."""
+    values = [run.metrics[key] or 0.0 for run in runs if run.optimizer == optimizer]
+    digits = {"loss": 2 if len(values) > 1 else 3, "r_cos": 0, "kappa": 1}.get(key, 2)
+    if not values:
+        return "\N{EN DASH}"
+    spread = f"({10**digits * np.std(values, ddof=1):.0f})" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{spread}"
+
+
+def test_the_readme_shows_the_numbers_of_the_stored_runs() -> None:
+    losses, embeddings = cells_of("single-gpu", "README.md")[2:7], cells_of("single-gpu", "README.md")[7:11]
     # The losses of the table are one family of comparisons with AdamW.
-    families = [primary_comparisons(gather_grid(runs)) for runs, key in expected if key == "loss"]
+    families = [primary_comparisons(gather_grid(runs_of(*setting))) for setting in SETTINGS]
     compared = iter(as_one_family([each for family in families for each in family]))
-    lower = [[False, *(next(compared).outcome == "better" for _ in family)] for family in families]
-    assert [len(row) for row in lower] == [3, 3, 3, 3]
-    assert lower == [[False] * 3, [False, True, True], [False, True, True], [False] * 3]
-    for (runs, key), (_, *values), own in zip(expected, lines, [*lower, None, None, None, None], strict=True):
-        table = build_tables(gather_grid(runs))[0]
-        assert [row[2].text.split(" lr=")[0] for row in table.rows] == ["standard", "coupled", PARTIAL]
-        cells = [row[[column.key for column in table.columns].index(key)] for row in table.rows]
-        bold = [cell.bold for cell in cells] if own is None else own
-        assert values == [f"**{c.text}**" if is_bold else c.text for c, is_bold in zip(cells, bold, strict=True)], key
+    for setting, family, (_, *cells) in zip(SETTINGS, families, losses, strict=True):
+        lower = {each.optimizer.variant.name: each.outcome == "better" for each in (next(compared) for _ in family)}
+        assert sum(lower.values()) == {"rivals": 2, "muon": 4, "single-gpu": 2}.get(setting[0][0], 0)
+        texts = {optimizer: shown(runs_of(*setting), optimizer, "loss") for optimizer in COLUMNS}
+        assert cells == [f"**{text}**" if lower.get(name) else text for name, text in texts.items()]
+        own = [run.metrics["loss"] or 0.0 for run in runs_of(*setting) if run.optimizer == FACTORED]
+        assert all(
+            np.mean(own) < float(cell.strip("*").split("(")[0]) for cell in cells[:-1] if cell[0] != "\N{EN DASH}"
+        )
+    for key, (_, *cells) in zip(("mu_norm_ratio", "iso", "r_cos", "kappa"), embeddings, strict=True):
+        assert cells == [shown(runs_of(*SETTINGS[1]), optimizer, key) for optimizer in COLUMNS]
+
+
+def test_the_table_of_runs_without_momentum_matches_the_stored_runs() -> None:
+    names = ("standard", "standard b2=0.99", "standard b1=0 b2=0.99", PARTIAL, FACTORED)
+    rows = cells_of("without momentum")[2:]
+    for (folders, tokens), (_, seeds, *cells) in zip(SETTINGS, rows, strict=True):
+        runs = [run for run in merge_results([STORED / folder for folder in folders]) if run.tokens == tokens]
+        runs = [run for run in runs if not run.is_candidate]
+        own = [run for run in runs if run.optimizer == FACTORED]
+        assert seeds == str(len(own))
+        measures = [
+            f"{np.mean([run.metrics[key] or 0.0 for run in own]):.{n}f}" for key, n in (("iso", 2), ("r_cos", 0))
+        ]
+        assert cells == [*(shown(runs, name, "loss") for name in names), *measures]
+        assert np.mean([run.metrics["iso"] or 0.0 for run in own]) > 0.825  # "ISO of 0.83 and more"
+
+
+def test_the_table_of_262m_tokens_matches_the_stored_runs() -> None:
+    runs = [run for folder in SETTINGS[-1][0] for run in read_results(STORED / folder) if run.tokens == LONG]
+    assert lines_of("single-gpu-beta2 main") == table_lines(to_markdown_table(build_tables(gather_grid(runs))[0]))
