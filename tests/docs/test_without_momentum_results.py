@@ -1,0 +1,118 @@
+"""docs/results.md on tables without momentum and on beta2 = 0.99 with 262M tokens: its text matches the stored runs."""
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from page_examples import USING_PAGE, read_examples, run_here, save_files
+from page_text import ROOT, section, words
+from paired_differences import interval
+
+from coupled_adam.study.results import Result, merge_results
+
+STORED = ROOT / "docs" / "results"
+SHORT, LONG = 82_000_000, 262_000_000
+PARTIAL = "partial y=0.25 mean-free"
+FACTORED = "factored mean-free b1=0 b2=0.99"
+LONGER = "standard b2=0.99"
+SAME_BETAS = "standard b1=0 b2=0.99"
+NAMES = ("standard", "coupled", PARTIAL)
+
+
+@cache
+def runs(*folders: str) -> list[Result]:
+    """The reported runs of some studies, without trials."""
+    return [run for run in merge_results([STORED / folder for folder in folders]) if not run.is_candidate]
+
+
+def values(optimizer: str, metric: str = "loss", tokens: int = SHORT) -> dict[int, float]:
+    """A metric by seed, of the studies with tuned tables (82M tokens) or of those with one learning rate (262M)."""
+    tuned, at_one_rate = ("rivals", "table-beta2-30m"), ("single-gpu", "partially-coupled", "single-gpu-beta2")
+    found = runs(*(tuned if tokens == SHORT else at_one_rate))
+    own = [run for run in found if (run.optimizer, run.tokens) == (optimizer, tokens)]
+    return {run.seed: run.metrics[metric] or 0.0 for run in own}
+
+
+def below(optimizer: str, metric: str = "loss") -> np.ndarray:
+    """How far factored without momentum is below another optimizer, by seed."""
+    own, other = values(FACTORED, metric), values(optimizer, metric)
+    return np.array([other[seed] - own[seed] for seed in (1, 2, 3)])
+
+
+def text() -> str:
+    return section("A table without momentum")
+
+
+def test_the_leads_with_82m_tokens_match_the_stored_runs() -> None:
+    lead = below("standard")
+    assert f"Factored without momentum ends {lead.mean():.2f} below AdamW ({interval(lead)})" in text()
+    assert f"On these two alone it is {lead[1]:.3f} and {lead[2]:.3f} below AdamW" in text()
+    longer, partial, without = below(LONGER), below(PARTIAL), below("factored b1=0")
+    by_seed = f"is {longer[0]:.3f}, {longer[1]:.3f} and {longer[2]:.3f} below AdamW with β₂ = 0.99"
+    assert f"{by_seed} (mean {longer.mean():.3f}, {interval(longer)})" in text()
+    assert f"{partial.mean():.2f} below partially coupled Adam with the same tuning ({interval(partial)})" in text()
+    assert f"{without.mean():.2f} below `factored b1=0` ({interval(without)})" in text()
+    for page in ("README.md", "docs/should-i-use-it.md", "docs/using-coupledadamw.md"):
+        assert f"({interval(lead)})" in words(page) or f"(95% interval {interval(lead)})" in words(page), page
+
+
+def test_the_share_of_the_betas_matches_the_stored_runs() -> None:
+    adamw, longer, same_betas = (values(name)[1] for name in ("standard", LONGER, SAME_BETAS))
+    gains = f"β₂ = 0.99 gains AdamW {adamw - longer:.2f} and leaving out the momentum another {longer - same_betas:.2f}"
+    assert gains in text()
+    assert f"has {same_betas:.3f} with seed 1, the other {values(FACTORED)[1]:.3f}" in text()
+    assert abs(same_betas - values(FACTORED)[1]) < 0.01
+    few = {run.optimizer: run.metrics["loss"] or 0.0 for run in runs("few-steps")}
+    assert abs(few[SAME_BETAS] - few[FACTORED]) < 0.01
+    iso, r_cos = (values(SAME_BETAS, metric)[1] for metric in ("iso", "r_cos"))
+    assert f"ISO {iso:.2f} and r_cos {r_cos:.0f}" in text()
+
+
+def test_the_gains_by_frequency_and_the_cost_of_int4_match_the_stored_runs() -> None:
+    bins = [below("standard", f"frequency_loss_{i}") for i in range(1, 11)]
+    assert min(gap.min() for gap in bins) > 0  # "in all ten bins"
+    frequent = f"by {bins[0].mean():.2f} nats in bin 1 ({interval(bins[0])})"
+    assert f"{frequent} and by {bins[8].mean():.1f} in bin 9 ({interval(bins[8], 2)})" in text()
+    lost = [values(FACTORED, "loss_int4_row")[seed] - values(FACTORED)[seed] for seed in (1, 2, 3)]
+    assert f"its table loses {np.mean(lost):.2f}" in text()
+
+
+def test_the_changes_by_a_longer_memory_match_the_stored_runs() -> None:
+    longer, plain = values(f"{PARTIAL} b2=0.99"), values(PARTIAL)
+    change = np.array([longer[seed] - plain[seed] for seed in (1, 2, 3)])
+    assert f"row exponent 0.25 by {change.mean():.3f} ({interval(change)})" in text()
+    assert f"Coupled Adam by {values('coupled b2=0.99')[1] - values('coupled')[1]:.3f} (one seed)" in text()
+    gains = [values(name, tokens=LONG)[1] - values(f"{name} b2=0.99", tokens=LONG)[1] for name in NAMES]
+    shown = (
+        f"AdamW by {gains[0]:.3f}, of Coupled Adam by {gains[1]:.3f}, and of partially coupled Adam by {gains[2]:.3f}"
+    )
+    assert shown in section("Which beta2")
+    ahead = values(LONGER, tokens=LONG)[1] - values(f"{PARTIAL} b2=0.99", tokens=LONG)[1]
+    assert f"with 0.99 is then {ahead:.3f} below AdamW with 0.99" in section("Which beta2")
+    pair = [values(name, tokens=LONG)[1] for name in (f"{PARTIAL} b2=0.99", FACTORED)]
+    assert f"level with factored without momentum, {pair[0]:.3f} and {pair[1]:.3f} (one seed)" in section("Which beta2")
+
+
+def test_the_predictions_came_true_with_the_commit_that_made_them() -> None:
+    commits = {run.commit for study in ("muon", "single-gpu-125m", "single-gpu-beta2", "few-steps")
+               for run in runs(study) if run.optimizer in (FACTORED, SAME_BETAS)}  # fmt: skip
+    assert commits == {"1f59359"}
+    assert "committed (1f59359) before the runs" in text()
+
+
+def test_the_example_trains_only_the_table_without_momentum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_files(USING_PAGE, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    example, _ = read_examples(ROOT / "docs/should-i-use-it.md")
+    names = run_here(example)
+    sys.modules.pop("tiny", None)
+    model, optimizer = names["model"], names["optimizer"]
+    [table] = [group for group in optimizer.param_groups if group["coupled"]]
+    assert (table["lr"], table["betas"], table["row_exponent"], table["mean_free"]) == (3e-3, (0.0, 0.99), 1.0, True)
+    assert [id(tensor) for tensor in table["params"]] == [id(model.embedding.weight)]
+    assert {group["betas"] for group in optimizer.param_groups if not group["coupled"]} == {(0.9, 0.95)}
+    state = optimizer.state[model.embedding.weight]
+    assert sum(value.numel() for value in state.values() if isinstance(value, torch.Tensor)) - 1 == 101 + 16
