@@ -242,6 +242,7 @@ def tune_coupled(shapes: list[tuple[int, int]]) -> None:
 def tune_rounding(shapes: list[tuple[int, int]]) -> None:
     for V, H in shapes:
         table = random_table(V, H)
+        assert table.exp_avg is not None
         table.exp_avg, table.rounding = table.exp_avg.bfloat16(), Rounding(key=1, first=0, is_large=False)
         results = []
         for block_h, block_v, warps in itertools.product((128, 256, 512, 1024, 2048), (1, 2, 4, 8), (4, 8)):

@@ -110,7 +110,7 @@ def advance_average(average: Tensor, mean_square: Tensor, grad_factor: Tensor | 
 
 
 def apply_update(table: Table, coefficient: Tensor, grad_factor: Tensor | None) -> None:
-    """Update m_t and e_t of a table in place.
+    """Update m_t and e_t of a table in place. Without a first moment (beta1 = 0), m_t is the gradient.
 
     Args:
         table: the table.
@@ -122,10 +122,10 @@ def apply_update(table: Table, coefficient: Tensor, grad_factor: Tensor | None) 
     kernels = numba_kernels_for(table.param, table.grad, moment=table.exp_avg)
     if kernels is not None:
         kernels.apply_update(table, coefficient, factor, keys)
-    elif table.param.dtype == table.exp_avg.dtype == coefficient.dtype or torch.compiler.is_compiling():
+    elif _works_in_place(table, factor) or torch.compiler.is_compiling():
         _update(table, slice(None), coefficient, factor, keys)
     else:
-        # Gradient, moment and embedding need a conversion.
+        # Gradient, moment and embedding need a conversion, or the gradient a factor.
         rows, threads = blocks_at_a_time(table.param, converted_bytes(table))
         starts = range(0, table.param.shape[0], rows)
         for_each(starts, lambda start: _update(table, slice(start, start + rows), coefficient, factor, keys), threads)
@@ -146,9 +146,8 @@ def converted_bytes(table: Table) -> int:
     return converted if table.rounding is None else converted + stochastic_rounding.BYTES_PER_ELEMENT
 
 
-def store_moment(table: Table, block: slice, moment: Tensor, keys: StepKeys | None) -> None:
-    """Write m_t of some rows, rounded to the dtype of the state."""
-    exp_avg = table.exp_avg[block]
+def store_moment(table: Table, exp_avg: Tensor, block: slice, moment: Tensor, keys: StepKeys | None) -> None:
+    """Write m_t of some rows to their part of `exp_avg`, rounded to its dtype."""
     if table.rounding is not None and keys is not None:
         moment = stochastic_rounding.round_rows(moment, block, table.param.shape, table.width, table.rounding, keys)
     exp_avg.copy_(moment)
@@ -165,18 +164,35 @@ def gradient_weight(table: Table, grad_factor: Tensor | None) -> float | Tensor:
     return factor
 
 
+def weighted_gradient(table: Table, block: slice, factor: float | Tensor) -> Tensor:
+    """Return m_t of some rows for beta1 = 0: factor g. It may be the gradient itself, so do not write to it."""
+    grad = table.grad[block].to(table.exp_avg_sq.dtype)
+    return grad if not isinstance(factor, Tensor) and factor == 1.0 else grad * factor
+
+
+def _works_in_place(table: Table, factor: float | Tensor) -> bool:
+    """Whether `_update` needs no temporaries."""
+    dtype = table.exp_avg_sq.dtype
+    if table.exp_avg is not None:
+        return table.param.dtype == table.exp_avg.dtype == dtype
+    return table.param.dtype == table.grad.dtype == dtype and not isinstance(factor, Tensor) and factor == 1.0
+
+
 def _update(table: Table, block: slice, coefficient: Tensor, factor: float | Tensor, keys: StepKeys | None) -> None:
     """Update the given rows of a table, without temporaries if no conversion is needed."""
     hyper, compute_dtype = table.hyper, coefficient.dtype
-    param, exp_avg = table.param[block], table.exp_avg[block]
-    moment = exp_avg.to(compute_dtype)  # the tensor itself if no conversion is needed
-    embedding = param.to(compute_dtype)
-    advance_moment(moment, table.grad[block].to(compute_dtype), hyper.beta1, factor)
+    param, exp_avg = table.param[block], None if table.exp_avg is None else table.exp_avg[block]
+    embedding = param.to(compute_dtype)  # the tensor itself if no conversion is needed, also below
+    if exp_avg is None:
+        moment = weighted_gradient(table, block, factor)
+    else:
+        moment = exp_avg.to(compute_dtype)
+        advance_moment(moment, table.grad[block].to(compute_dtype), hyper.beta1, factor)
     if hyper.weight_decay != 0:
         embedding.mul_(1 - hyper.lr * hyper.weight_decay)
     embedding.addcmul_(moment, coefficient)
-    if moment is not exp_avg:
-        store_moment(table, block, moment, keys)
+    if exp_avg is not None and moment is not exp_avg:
+        store_moment(table, exp_avg, block, moment, keys)
     if embedding is not param:
         param.copy_(embedding)
 
@@ -286,7 +302,7 @@ def numba_kernels_for(*tensors: Tensor, moment: Tensor | None = None) -> ModuleT
 
     Args:
         *tensors: tensors that must have the same dtype.
-        moment: the first moment, whose dtype may differ.
+        moment: the first moment, if any; its dtype may differ.
     """
     first = tensors[0]
     if torch.compiler.is_compiling() or not first.is_cpu or first.numel() < NUMBA_ELEMENTS:

@@ -332,19 +332,22 @@ def refuse_late_flattening(group: dict[str, Any], param: Tensor) -> NoReturn:
 def check_state_shapes(group: dict[str, Any], state: dict[Tensor, Any]) -> None:
     """Check the state of a coupled group: a table may have been resized, and a hook may have created AdamW's state."""
     for i, param in enumerate(group["params"]):
-        if "exp_avg" not in state.get(param, {}):
+        moments = state.get(param, {})
+        if "exp_avg_sq" not in moments:
             continue
-        exp_avg, exp_avg_sq = state[param]["exp_avg"], state[param]["exp_avg_sq"]
-        if exp_avg_sq.shape != (1, exp_avg.shape[1]):
+        H = moments["exp_avg_sq"].shape[-1]
+        if moments["exp_avg_sq"].shape != (1, H):
             raise ValueError(
                 f"coupled group: exp_avg_sq of tensor {named_params(group)[i][0]!r} has shape "
-                f"{tuple(exp_avg_sq.shape)}, expected (1, {exp_avg.shape[1]}). A hook created AdamW's state, such as "
+                f"{tuple(moments['exp_avg_sq'].shape)}, expected (1, {H}). A hook created AdamW's state, such as "
                 "torchtitan's implementation='fused_opt_states_bf16'; remove the hook, CoupledAdamW creates its state"
             )
-        if exp_avg.shape != param.shape:
+        # With beta1 = 0 there is no exp_avg, and without a row exponent no state has the number of rows.
+        shape = moments["exp_avg"].shape if "exp_avg" in moments else (moments.get("row_avg_sq", param).shape[0], H)
+        if shape != param.shape:
             raise ValueError(
                 f"coupled group: tensor {named_params(group)[i][0]!r} has shape {tuple(param.shape)}, but its state "
-                f"has {tuple(exp_avg.shape)}: it was resized after its first step. Build a new optimizer"
+                f"has {tuple(shape)}: it was resized after its first step. Build a new optimizer"
             )
 
 

@@ -17,14 +17,13 @@ from torch.optim.optimizer import ParamsT
 
 from coupled_adam.optimizer import checks, state_dicts
 from coupled_adam.optimizer.groups import ParamGroups, param_groups
-from coupled_adam.optimizer.sharding import row_moment_like, second_moment_like
 from coupled_adam.optimizer.step import GradientNorm, GroupTensors, coupled_adamw_step, idle_tables, table_numbers
-from coupled_adam.optimizer.table import needs_row_moments
+from coupled_adam.optimizer.table import needs_first_moment
+from coupled_adam.optimizer.table_state import prepare_state
 from coupled_adam.optimizer.torch_versions import (
     check_graph_capture,
     collect_adamw_group,
     disable_dynamo,
-    scalar_dtype,
     use_grad_for_differentiable,
 )
 
@@ -56,7 +55,8 @@ class CoupledAdamW(AdamW):
         \end{aligned}
 
     All other parameters get the updates of torch.optim.AdamW, bitwise. The state of a coupled table is `step`,
-    `exp_avg` (V, H), `exp_avg_sq` (1, H) in float32 and, unless `row_exponent` is 0, `row_avg_sq` (V, 1) in float32.
+    `exp_avg` (V, H) unless :math:`\beta_1` is 0, `exp_avg_sq` (1, H) in float32 and, unless `row_exponent` is 0,
+    `row_avg_sq` (V, 1) in float32.
 
     Coupled Adam is one member of a family of second moments :math:`s (c_h / s)^x (r_i / s)^y`. Here :math:`c_h` and
     :math:`r_i` are the bias-corrected moving averages of the mean squares of column :math:`h` and row :math:`i`, and
@@ -74,7 +74,8 @@ class CoupledAdamW(AdamW):
         params: a model, whose groups :func:`coupled_adam.param_groups` builds; or the parameter groups of torch.optim,
             at least one of them marked ``coupled=True``.
         lr: learning rate :math:`\eta`, a number or a one-element tensor.
-        betas: decay rates :math:`\beta_1, \beta_2` of the moving averages of the gradient and its square.
+        betas: decay rates :math:`\beta_1, \beta_2` of the moving averages of the gradient and its square. A coupled
+            table with :math:`\beta_1 = 0` keeps no first moment, which would be a copy of the gradient.
         eps: :math:`\epsilon`, added to the square root of the second moment.
         weight_decay: decoupled weight decay :math:`\lambda`. Given a model, it applies to the group "decay" only.
         couple: tables of a model to couple: "output" (also tied ones), "input", "all", or a list of name patterns.
@@ -91,7 +92,8 @@ class CoupledAdamW(AdamW):
         vocabulary_size: number of rows that are not padding, the first of the table. All means are taken over these.
             None means all rows. Tables of another vocabulary need their own group.
         state_dtype: dtype of `exp_avg` of coupled tables: None (default) for the dtype of the parameter,
-            torch.bfloat16 for 2 bytes per number with stochastic rounding, or torch.float32.
+            torch.bfloat16 for 2 bytes per number with stochastic rounding, or torch.float32. No effect with
+            :math:`\beta_1 = 0`.
         state_seed: seed of the stochastic rounding, whose result does not depend on the number of ranks.
         max_grad_norm: clip all gradients to this global norm inside the step, like torch.nn.utils.clip_grad_norm_
             before it. To include gradients of other optimizers, use :func:`coupled_adam.clip_together`.
@@ -270,7 +272,8 @@ class CoupledAdamW(AdamW):
 
         A (V, H) second moment of a coupled table is averaged over its rows, and over its columns for the row moments,
         so an AdamW run continues as if coupled from here on. Missing row moments start at the mean of the column
-        moments. A group keeps `coupled`, `vocabulary_size` and `state_dtype`; a coupled group keeps its weight decay if
+        moments, a missing first moment at 0. A first moment is dropped if the group has beta1 = 0 after loading. A
+        group keeps `coupled`, `vocabulary_size` and `state_dtype`; a coupled group keeps its weight decay if
         the file is from AdamW. The file sets other options, such as `lr`, the exponents and `max_grad_norm`.
 
         Args:
@@ -301,7 +304,7 @@ class CoupledAdamW(AdamW):
         group: dict[str, Any],
         params_with_grad: list[Tensor],
         grads: list[Tensor],
-        exp_avgs: list[Tensor],
+        exp_avgs: list[Any],
         exp_avg_sqs: list[Tensor],
         max_exp_avg_sqs: list[Tensor],
         state_steps: list[Tensor],
@@ -311,32 +314,22 @@ class CoupledAdamW(AdamW):
         if group["coupled"]:
             checks.check_gradients(group)
             for p in group["params"]:
-                if p.grad is not None and not self.state[p]:
-                    on_device = group["capturable"] or group["fused"]
-                    self.state[p] = {
-                        "step": torch.zeros(
-                            (),
-                            dtype=scalar_dtype(is_fused=group["fused"]),
-                            device=p.device if on_device else "cpu",
-                        ),
-                        "exp_avg": torch.zeros_like(
-                            p, memory_format=torch.preserve_format, dtype=group["state_dtype"]
-                        ),  # (V, H)
-                        "exp_avg_sq": second_moment_like(p),  # (1, H) float32
-                    }
-                if p.grad is not None and needs_row_moments(group) and "row_avg_sq" not in self.state[p]:
-                    exp_avg_sq = self.state[p]["exp_avg_sq"]
-                    self.state[p]["row_avg_sq"] = row_moment_like(p, exp_avg_sq)  # (V, 1) float32
-                if p.grad is not None and group["state_dtype"] not in (None, self.state[p]["exp_avg"].dtype):
-                    # The option changed during training.
-                    self.state[p]["exp_avg"] = self.state[p]["exp_avg"].to(group["state_dtype"])
+                if p.grad is not None:
+                    prepare_state(self.state[p], p, group)
             checks.check_state_shapes(group, self.state)
+        with_grad = [p for p in group["params"] if p.grad is not None]
         if row_avg_sqs is not None:
-            with_grad = [p for p in group["params"] if p.grad is not None]
             row_avg_sqs += [self.state[p].get("row_avg_sq") if group["coupled"] else None for p in with_grad]
-        return collect_adamw_group(
-            self, group, params_with_grad, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
-        )
+        if not group["coupled"] or needs_first_moment(group):
+            return collect_adamw_group(
+                self, group, params_with_grad, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
+            )
+        params_with_grad += with_grad
+        grads += [p.grad for p in with_grad]
+        exp_avgs += [None] * len(with_grad)  # torch would look for `exp_avg`
+        exp_avg_sqs += [self.state[p]["exp_avg_sq"] for p in with_grad]
+        state_steps += [self.state[p]["step"] for p in with_grad]
+        return False
 
     @use_grad_for_differentiable
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -358,7 +351,7 @@ class CoupledAdamW(AdamW):
         for group, numbers in zip(self.param_groups, table_numbers(self.param_groups), strict=True):
             params: list[Tensor] = []
             grads: list[Tensor] = []
-            exp_avgs: list[Tensor] = []
+            exp_avgs: list[Any] = []
             exp_avg_sqs: list[Tensor] = []
             max_exp_avg_sqs: list[Tensor] = []
             steps: list[Tensor] = []

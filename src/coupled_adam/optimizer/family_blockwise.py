@@ -7,7 +7,8 @@ The denominator factors into a number per column and a number per row: u_ih = a_
 
 rho_i is known after reading row i. The pass that updates m can therefore also compute the column sums of rho_i m_ih,
 which mean_free needs. Tables are processed in blocks of rows. If numba is installed, large tables on the CPU use its
-compiled loops (`family_numba`). `family_triton` has the same functions.
+compiled loops (`family_numba`). `family_triton` has the same functions. With beta1 = 0 there is no first moment: every
+function reads the gradient times its factor instead of m.
 
 Legend: V vocabulary rows, H hidden size, t optimizer step, x column exponent, y row exponent; c, r, s moving averages
 of the mean squares of columns, rows and the table, divided by 1 - beta2^t.
@@ -34,6 +35,7 @@ from coupled_adam.optimizer.blockwise import (
     numba_kernels_for,
     rounding_keys,
     store_moment,
+    weighted_gradient,
 )
 from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table, sum_dtype
@@ -135,14 +137,14 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: T
     weight, keys = gradient_weight(table, grad_factor), rounding_keys(table, _next_step(table))
     if torch.compiler.is_compiling():
         _advance_rows(table, slice(None), weight, keys)
-        return _weighted_sum(table, slice(0, table.real_rows), row_factor)
+        return _weighted_sum(table, slice(0, table.real_rows), row_factor, weight)
     loops = _loops_for(table.grad, moment=table.exp_avg)
     if loops is not None:
         sums: Tensor = loops.advance_first_moment(table, row_factor, weight, keys)
         return sums
     V, H = table.param.shape
     rows, threads = _blocks(table)
-    in_blocks = _converts(table)
+    in_blocks = _advances_in_blocks(table)
     if not in_blocks:
         _advance_rows(table, slice(None), weight, keys)
     # Few enough pieces that their sums stay small.
@@ -155,11 +157,11 @@ def advance_first_moment(table: Table, row_factor: Tensor | None, grad_factor: T
     def advance_piece(start: int) -> None:
         piece_sum = sums[start // rows_per_piece]
         for first in range(start, min(start + rows_per_piece, V), rows):
-            if in_blocks:
+            if in_blocks and table.exp_avg is not None:
                 _advance_rows(table, slice(first, first + rows), weight, keys)
             real = slice(first, min(first + rows, table.real_rows))
             if real.start < real.stop:
-                piece_sum.add_(_weighted_sum(table, real, row_factor)[0])
+                piece_sum.add_(_weighted_sum(table, real, row_factor, weight)[0])
 
     for_each(starts, advance_piece, threads)
     return sums
@@ -209,10 +211,10 @@ def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, g
     """
     weight, keys = gradient_weight(table, grad_factor), rounding_keys(table, _next_step(table))
 
-    in_blocks = _converts(table)
+    in_blocks = _advances_in_blocks(table)
 
     def update(block: slice) -> None:
-        moment = _advance_rows(table, block, weight, keys) if in_blocks else table.exp_avg[block]
+        moment = _advance_rows(table, block, weight, keys) if in_blocks else _moment(table, block, weight)
         _move_rows(table, block, moment, coefficient, row_factor, None)
 
     loops = _loops_for(table.param, table.grad, moment=table.exp_avg)
@@ -225,7 +227,13 @@ def apply_update(table: Table, coefficient: Tensor, row_factor: Tensor | None, g
     table.step.add_(1)
 
 
-def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None) -> None:
+def move_rows(
+    table: Table,
+    coefficient: Tensor,
+    row_factor: Tensor | None,
+    offset: Tensor | None,
+    grad_factor: Tensor | None = None,
+) -> None:
     """Update e_t of a table in place from its updated m_t, and count the step.
 
     Args:
@@ -233,14 +241,16 @@ def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offs
         coefficient: a, (1, H).
         row_factor: rho, (V, 1); None means ones.
         offset: the mean update, (1, H).
+        grad_factor: factor of the gradient, which is read only without a first moment; None means 1.
     """
-    loops = _loops_for(table.param, moment=table.exp_avg)
+    weight = gradient_weight(table, grad_factor)
+    loops = _loops_for(table.param, moment=table.grad if table.exp_avg is None else table.exp_avg)
 
     def move(block: slice) -> None:
-        _move_rows(table, block, table.exp_avg[block].to(coefficient.dtype), coefficient, row_factor, offset)
+        _move_rows(table, block, _moment(table, block, weight), coefficient, row_factor, offset)
 
     if loops is not None:
-        loops.move_rows(table, coefficient, row_factor, offset)
+        loops.move_rows(table, coefficient, row_factor, offset, weight)
     else:
         _for_blocks(table, move)
     table.step.add_(1)
@@ -290,12 +300,20 @@ def _loops_for(*tensors: Tensor, moment: Tensor | None = None) -> ModuleType | N
 
 def _converts(table: Table) -> bool:
     """Whether a step must convert gradients or first moments, which is done in blocks to save memory."""
-    return not table.param.dtype == table.grad.dtype == table.exp_avg.dtype == table.exp_avg_sq.dtype
+    moment = table.grad if table.exp_avg is None else table.exp_avg
+    return not table.param.dtype == table.grad.dtype == moment.dtype == table.exp_avg_sq.dtype
+
+
+def _advances_in_blocks(table: Table) -> bool:
+    """Whether new first moments need temporaries: for a conversion, or because no state holds them."""
+    return table.exp_avg is None or _converts(table)
 
 
 def _blocks(table: Table) -> tuple[int, int]:
     """Choose the rows per block and the number of threads."""
-    temporary = converted_bytes(table) if _converts(table) else table.param.itemsize
+    # The moment times rho and, if no state holds it, the moment itself.
+    products = (2 if table.exp_avg is None else 1) * table.param.itemsize
+    temporary = converted_bytes(table) if _converts(table) else products
     return blocks_at_a_time(table.param, temporary, BLOCK_ELEMENTS)
 
 
@@ -307,18 +325,27 @@ def _next_step(table: Table) -> float | Tensor:
 
 def _advance_rows(table: Table, block: slice, weight: float | Tensor, keys: StepKeys | None) -> Tensor:
     """Update m_t of some rows in place. Returns the m_t that moves them: as stored, but before stochastic rounding."""
+    if table.exp_avg is None:
+        return weighted_gradient(table, block, weight)
     exp_avg = table.exp_avg[block]
     moment = exp_avg.to(table.exp_avg_sq.dtype)  # the tensor itself if no conversion is needed
     advance_moment(moment, table.grad[block].to(moment.dtype), table.hyper.beta1, weight)
     if moment is exp_avg:
         return moment
-    store_moment(table, block, moment, keys)
+    store_moment(table, exp_avg, block, moment, keys)
     return exp_avg.to(moment.dtype) if keys is None else moment
 
 
-def _weighted_sum(table: Table, block: slice, row_factor: Tensor | None) -> Tensor:
+def _moment(table: Table, block: slice, weight: float | Tensor) -> Tensor:
+    """Return m_t of some rows after its update. Do not write to it."""
+    if table.exp_avg is None:
+        return weighted_gradient(table, block, weight)
+    return table.exp_avg[block].to(table.exp_avg_sq.dtype)
+
+
+def _weighted_sum(table: Table, block: slice, row_factor: Tensor | None, weight: float | Tensor) -> Tensor:
     """Sum rho_i m_ih over some rows: (1, H)."""
-    moment = table.exp_avg[block].to(table.exp_avg_sq.dtype)
+    moment = _moment(table, block, weight)
     if row_factor is not None:
         moment = moment * row_factor[block]
     return moment.sum(dim=0, keepdim=True).to(sum_dtype(moment.device))

@@ -1,9 +1,10 @@
 """The family of second moments on the CPU: passes over a large table as loops that numba compiles.
 
-Without clipping a step is two loops and six passes over the table's memory: `first_pass` reads g and m and writes m,
-`move_rows` reads m and e and writes e. `first_pass` reads a row of g a second time, from the cache, after computing the
-row's second moment. The order of all sums depends only on the shape, and within a row also on the CPU. A step is
-therefore bitwise reproducible with any number of threads.
+With mean_free and without clipping, a step is two loops and six passes over the table's memory: `first_pass` reads g
+and m and writes m, `move_rows` reads m and e and writes e. `first_pass` reads a row of g a second time, from the cache,
+after computing the row's second moment. With beta1 = 0 there is no m: `move_rows` reads g instead, and four passes
+remain. The passes of other steps are those in `family_triton`. The order of all sums depends only on the shape, and
+within a row also on the CPU. A step is therefore bitwise reproducible with any number of threads.
 
 Legend: V vocabulary rows, H hidden size, P pieces, t optimizer step; rho and a as in `family_blockwise`. A piece is a
 range of rows that one thread processes at a time.
@@ -19,17 +20,19 @@ from torch import Tensor
 from coupled_adam.optimizer import numba_kernels
 from coupled_adam.optimizer.blockwise import bias_correction
 from coupled_adam.optimizer.numba_elements import (
+    advance_moment,
     array_of,
     claim_piece,
     compiled_loop,
     count_as_written,
     keys_of_row,
     load,
+    moment_array,
+    moment_numbers,
     part_of_a_loop,
     round_like,
     rounding_numbers,
     run_loop,
-    stored_moment_like,
 )
 from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table
@@ -56,7 +59,7 @@ def first_pass(table: Table, factor: float, keys: StepKeys | None = None) -> tup
     """Update r_t and m_t of a table in place; see `family_blockwise.first_pass`.
 
     Args:
-        table: the table; grad and exp_avg contiguous, with `numba_kernels.DTYPES`, numbers of `hyper` on the host.
+        table: the table; grad and any exp_avg contiguous, with `numba_kernels.DTYPES`, numbers of `hyper` on the host.
         factor: factor of the gradient: loss scale, -1 for maximize.
         keys: keys of this step's stochastic rounding, if any.
 
@@ -74,14 +77,14 @@ def first_pass(table: Table, factor: float, keys: StepKeys | None = None) -> tup
     run_loop(
         _take_first_pass,
         array_of(table.grad),
-        array_of(table.exp_avg),
+        moment_array(table),
         _column(row_avg_sq),
         _column(row_factor),
         starts,
         column_sums,
         weighted_sums,
         _row_numbers(table, row_exponent, factor),
-        _moment_numbers(table, factor),
+        moment_numbers(table, factor),
         rounding_numbers(table, keys),
         FLOAT32_ROWS,
     )
@@ -124,8 +127,8 @@ def advance_first_moment(
     """
     starts, real_pieces = _pieces_of_sums(table.grad, table.real_rows)
     weighted_sums = _partial_sums(starts, table.grad)
-    arrays = (array_of(table.grad), array_of(table.exp_avg), _row_factors(table, row_factor))
-    numbers = (_moment_numbers(table, factor), rounding_numbers(table, keys))
+    arrays = (array_of(table.grad), moment_array(table), _row_factors(table, row_factor))
+    numbers = (moment_numbers(table, factor), rounding_numbers(table, keys))
     run_loop(_advance_rows, *arrays, starts, weighted_sums, *numbers, FLOAT32_ROWS)
     count_as_written(table.exp_avg)
     return _total(weighted_sums, real_pieces)
@@ -143,26 +146,31 @@ def apply_update(
         factor: factor of the gradient: loss scale, clipping, -1 for maximize.
         keys: keys of this step's stochastic rounding, if any.
     """
-    arrays = [array_of(tensor) for tensor in (table.param, table.grad, table.exp_avg)]
+    arrays = (array_of(table.param), array_of(table.grad), moment_array(table))
     vectors = (_row_factors(table, row_factor), coefficient.numpy().reshape(-1))
-    numbers = (_moment_numbers(table, factor), rounding_numbers(table, keys))
+    numbers = (moment_numbers(table, factor), rounding_numbers(table, keys))
     run_loop(_update_rows, *arrays, *vectors, _decay(table), *numbers, _rows_of_piece(table))
     count_as_written(table.param, table.exp_avg)
 
 
-def move_rows(table: Table, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None) -> None:
+def move_rows(
+    table: Table, coefficient: Tensor, row_factor: Tensor | None, offset: Tensor | None, factor: float = 1.0
+) -> None:
     """Update e_t of a table in place from its updated m_t; see `family_blockwise.move_rows`.
 
     Args:
-        table: the table; param and exp_avg contiguous, with `numba_kernels.DTYPES`.
+        table: the table; param and exp_avg, or else grad, contiguous, with `numba_kernels.DTYPES`.
         coefficient: a, (1, H) float32.
         row_factor: rho, (V, 1) float32; None means ones.
         offset: the mean update, (1, H) float32; None means zeros.
+        factor: factor of the gradient, which is read only without a first moment.
     """
     offset = torch.zeros_like(coefficient) if offset is None else offset
     columns = (coefficient.numpy().reshape(-1), offset.numpy().reshape(-1))
-    arrays = (array_of(table.param), array_of(table.exp_avg), _row_factors(table, row_factor))
-    run_loop(_move_rows, *arrays, *columns, _decay(table), _rows_of_piece(table))
+    # A moment is final: it gets no factor.
+    moment, weight = (table.grad, factor) if table.exp_avg is None else (table.exp_avg, 1.0)
+    arrays = (array_of(table.param), array_of(moment), _row_factors(table, row_factor))
+    run_loop(_move_rows, *arrays, *columns, np.float32(weight), _decay(table), _rows_of_piece(table))
     count_as_written(table.param)
 
 
@@ -204,11 +212,6 @@ def _row_numbers(table: Table, row_exponent: float, factor: float) -> tuple[floa
     return factor * factor, float(table.width), hyper.beta2, bias_correction2, hyper.eps, row_exponent
 
 
-def _moment_numbers(table: Table, factor: float) -> tuple[np.float32, np.float32, np.float32]:
-    beta1 = table.hyper.beta1
-    return np.float32(beta1), np.float32(1 - beta1), np.float32(factor)
-
-
 def _decay(table: Table) -> np.float32:
     return np.float32(1 - table.hyper.lr * table.hyper.weight_decay)
 
@@ -240,29 +243,18 @@ def _row_factor(row_avg_sq, i, row_sum, numbers):
 
 
 @part_of_a_loop()
-def _next_moment(g, m, numbers):
-    """Return m_t of one element, before rounding."""
-    beta1, one_minus_beta1, factor = numbers
-    g = factor * load(g)
-    moment = load(m)
-    # As in torch.lerp: the weights add up to 1 despite rounding, and beta1 = 0 gives exactly g.
-    return moment + one_minus_beta1 * (g - moment) if one_minus_beta1 < 0.5 else g - beta1 * (g - moment)
-
-
-@part_of_a_loop()
-def _advance_row(grad, exp_avg, rho, numbers, row_keys, sums):
+def _advance_row(grad, exp_avg, i, rho, numbers, row_keys, sums):
     """Update m_t of one row and add rho_i m_ih to the sums, in float32."""
     for h in range(sums.shape[0]):
-        m = stored_moment_like(_next_moment(grad[h], exp_avg[h], numbers), h, row_keys, exp_avg[h])
-        exp_avg[h] = m
-        sums[h] += rho * load(m)
+        stored, _ = advance_moment(grad, exp_avg, i, h, numbers, row_keys)
+        sums[h] += rho * stored
 
 
 @part_of_a_loop()
-def _moving(moment, stored, row_keys):
+def _moving(stored, moment, row_keys):
     """Return the m_t that moves a row: as stored, but before stochastic rounding."""
     if row_keys is None:
-        return load(stored)
+        return stored
     return moment
 
 
@@ -306,7 +298,7 @@ def _take_first_pass(
     column_sums,
     weighted_sums,
     row_numbers,
-    moment_numbers,
+    numbers,
     rounding,
     float32_rows,
     next_piece,
@@ -323,12 +315,12 @@ def _take_first_pass(
                 row_sum = _add_row_squares(grad[i], column_sums[piece])
                 row_factor[i] = _row_factor(row_avg_sq, i, row_sum, row_numbers)
                 row_keys = keys_of_row(i, rounding)
-                _advance_row(grad[i], exp_avg[i], row_factor[i], moment_numbers, row_keys, sums)
+                _advance_row(grad, exp_avg, i, row_factor[i], numbers, row_keys, sums)
             _flush(sums, weighted_sums[piece])
 
 
 @compiled_loop
-def _advance_rows(grad, exp_avg, row_factor, starts, weighted_sums, moment_numbers, rounding, float32_rows, next_piece):
+def _advance_rows(grad, exp_avg, row_factor, starts, weighted_sums, numbers, rounding, float32_rows, next_piece):
     sums = np.zeros(grad.shape[1], np.float32)
     while True:
         # From the last row to the first, here and below: the previous pass left the end of the table in the cache.
@@ -339,12 +331,12 @@ def _advance_rows(grad, exp_avg, row_factor, starts, weighted_sums, moment_numbe
         for first in range(starts[piece], starts[piece + 1], float32_rows):
             for i in range(first, min(first + float32_rows, starts[piece + 1])):
                 row_keys = keys_of_row(i, rounding)
-                _advance_row(grad[i], exp_avg[i], row_factor[i], moment_numbers, row_keys, sums)
+                _advance_row(grad, exp_avg, i, row_factor[i], numbers, row_keys, sums)
             _flush(sums, weighted_sums[piece])
 
 
 @compiled_loop
-def _update_rows(param, grad, exp_avg, row_factor, coefficient, decay, moment_numbers, rounding, rows, next_piece):
+def _update_rows(param, grad, exp_avg, row_factor, coefficient, decay, numbers, rounding, rows, next_piece):
     V, H = param.shape
     pieces = (V + rows - 1) // rows
     while True:
@@ -354,15 +346,14 @@ def _update_rows(param, grad, exp_avg, row_factor, coefficient, decay, moment_nu
         for i in range(piece * rows, min((piece + 1) * rows, V)):
             row_keys = keys_of_row(i, rounding)
             for h in range(H):
-                moment = _next_moment(grad[i, h], exp_avg[i, h], moment_numbers)
-                exp_avg[i, h] = stored_moment_like(moment, h, row_keys, exp_avg[i, h])
-                m = _moving(moment, exp_avg[i, h], row_keys)
+                stored, moment = advance_moment(grad, exp_avg, i, h, numbers, row_keys)
+                m = _moving(stored, moment, row_keys)
                 e = decay * load(param[i, h]) + coefficient[h] * (row_factor[i] * m)
                 param[i, h] = round_like(e, param[i, h])
 
 
 @compiled_loop
-def _move_rows(param, exp_avg, row_factor, coefficient, offset, decay, rows, next_piece):
+def _move_rows(param, moment, row_factor, coefficient, offset, weight, decay, rows, next_piece):
     V, H = param.shape
     pieces = (V + rows - 1) // rows
     while True:
@@ -371,6 +362,6 @@ def _move_rows(param, exp_avg, row_factor, coefficient, offset, decay, rows, nex
             return
         for i in range(piece * rows, min((piece + 1) * rows, V)):
             for h in range(H):
-                moment = row_factor[i] * load(exp_avg[i, h])
-                e = decay * load(param[i, h]) + coefficient[h] * moment - offset[h]
+                m = row_factor[i] * (weight * load(moment[i, h]))
+                e = decay * load(param[i, h]) + coefficient[h] * m - offset[h]
                 param[i, h] = round_like(e, param[i, h])

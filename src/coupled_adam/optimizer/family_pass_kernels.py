@@ -3,7 +3,8 @@
 As in `triton_kernels`, sums have a fixed order and use no float atomics, and no number per element is float64. The
 kernels alternate in direction, so that each reuses what the previous one left in the cache: squares are added up from
 the last row to the first, first moments updated from the first to the last, embeddings updated from the last to the
-first. If `found_inf_ptr` is not zero, a kernel returns before it writes anything.
+first. If `found_inf_ptr` is not zero, a kernel returns before it writes anything. With beta1 = 0, `exp_avg_ptr` is
+None, and the gradient takes the place of the first moment.
 
 Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, y row exponent. A program works on tiles of
 BLOCK_V x BLOCK_H.
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 
 from coupled_adam.optimizer.family_moment_kernels import bias_correction_at, is_skipped, number, row_factor_of
-from coupled_adam.optimizer.rounding_kernels import load_keys, stored_moment
+from coupled_adam.optimizer.rounding_kernels import advance_moment, load_keys, load_moment
 from coupled_adam.optimizer.triton_kernels import SHRINK, UNSHRINK_SQUARE
 
 
@@ -31,6 +32,16 @@ def _square_sums_again(
         g = tl.load(grad_ptr + offsets, mask=mask, other=0.0).to(tl.float32) * SHRINK
         sums += tl.sum(g * g, axis=0)
     tl.store(partial_offsets, sums.to(tl.float64) * UNSHRINK_SQUARE, mask=in_table & overflowed)
+
+
+@triton.jit
+def _load_gradient(offsets, mask, exp_avg_ptr):
+    """Load the gradient of a tile. With a first moment, `update_rows_kernel` does not read the gradient again."""
+    if exp_avg_ptr is None:
+        g = tl.load(offsets, mask=mask, other=0.0)
+    else:
+        g = tl.load(offsets, mask=mask, other=0.0, eviction_policy="evict_first")
+    return g.to(tl.float32)
 
 
 @triton.jit
@@ -95,20 +106,16 @@ def first_pass_kernel(
         in_rows = rows < V
         mask = in_rows[:, None] & in_table[None, :]
         row = rows.to(tl.int64)[:, None]
-        exp_avg_offsets = exp_avg_ptr + row * stride_exp_avg_v + exp_avg_columns[None, :]
-        grad_offsets = grad_ptr + row * stride_grad_v + grad_columns[None, :]
-        # Neither is read again. `update_rows_kernel` reads the new moment.
-        g = tl.load(grad_offsets, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        m = tl.load(exp_avg_offsets, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        m = beta1 * m + grad_weight * g
-        stored = stored_moment(
-            m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE
-        )
-        tl.store(exp_avg_offsets, stored, mask=mask)
+        exp_avg_offsets = row * stride_exp_avg_v + exp_avg_columns[None, :]
+        g = _load_gradient(grad_ptr + row * stride_grad_v + grad_columns[None, :], mask, exp_avg_ptr)
+        m = load_moment(exp_avg_ptr, exp_avg_offsets, mask, "evict_first")
+        weighted, m = advance_moment(
+            g, m, beta1, grad_weight, exp_avg_ptr, exp_avg_offsets, mask, rows, columns, keys_ptr, index_key,
+            middle_key, first_element, width, IS_LARGE,
+        )  # fmt: skip
         is_real = (rows < real_rows)[:, None]
         squares = g * g
         column_sums += tl.sum(tl.where(is_real, squares, 0.0), axis=0)
-        weighted = stored.to(tl.float32)
         if row_avg_sq_ptr is not None:
             row_sums = tl.sum(squares, axis=1)
             r_before = tl.load(row_avg_sq_ptr + rows, mask=in_rows, other=0.0)
@@ -251,16 +258,13 @@ def advance_first_moment_kernel(
         rows = first + tl.arange(0, BLOCK_V)
         mask = (rows < V)[:, None] & in_table[None, :]
         row = rows.to(tl.int64)[:, None]
-        exp_avg_offsets = exp_avg_ptr + row * stride_exp_avg_v + exp_avg_columns[None, :]
-        grad_offsets = grad_ptr + row * stride_grad_v + grad_columns[None, :]
-        g = tl.load(grad_offsets, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        m = tl.load(exp_avg_offsets, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        m = beta1 * m + grad_weight * g
-        stored = stored_moment(
-            m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE
-        )
-        tl.store(exp_avg_offsets, stored, mask=mask)
-        weighted = stored.to(tl.float32)
+        exp_avg_offsets = row * stride_exp_avg_v + exp_avg_columns[None, :]
+        g = _load_gradient(grad_ptr + row * stride_grad_v + grad_columns[None, :], mask, exp_avg_ptr)
+        m = load_moment(exp_avg_ptr, exp_avg_offsets, mask, "evict_first")
+        weighted, m = advance_moment(
+            g, m, beta1, grad_weight, exp_avg_ptr, exp_avg_offsets, mask, rows, columns, keys_ptr, index_key,
+            middle_key, first_element, width, IS_LARGE,
+        )  # fmt: skip
         if row_factor_ptr is not None:
             weighted *= tl.load(row_factor_ptr + rows, mask=rows < V, other=0.0)[:, None]
         sums += tl.sum(tl.where((rows < real_rows)[:, None], weighted, 0.0), axis=0)
@@ -298,7 +302,10 @@ def update_rows_kernel(
     BLOCK_V: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Update e_t of one tile per program. With a gradient, update m_t too; without one, m_t is already updated."""
+    """Update e_t of one tile per program. With a gradient, update m_t too; without one, m_t is already updated.
+
+    With an offset, the previous pass went from the first row to the last.
+    """
     if is_skipped(found_inf_ptr):
         return
     if step_ptr is not None:  # noqa: SIM102  (the outer condition is known at compile time, the inner one is not)
@@ -306,7 +313,7 @@ def update_rows_kernel(
             tl.store(step_ptr, tl.load(step_ptr) + 1.0)
     lr = number(lr_ptr, lr).to(tl.float32)
     tile = tl.program_id(0)
-    if grad_ptr is None:
+    if offset_ptr is not None:
         tile = tl.num_programs(0) - 1 - tile
     column_blocks = tl.maximum(tl.cdiv(H, BLOCK_H), 1)  # a rank may have no columns
     rows = (tile // column_blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -315,22 +322,21 @@ def update_rows_kernel(
     row = rows.to(tl.int64)[:, None]
     column = columns.to(tl.int64)[None, :]
     param_offsets = param_ptr + row * stride_param_v + column * stride_param_h
-    exp_avg_offsets = exp_avg_ptr + row * stride_exp_avg_v + column * stride_exp_avg_h
-    m = tl.load(exp_avg_offsets, mask=mask, eviction_policy="evict_first").to(tl.float32)
+    exp_avg_offsets = row * stride_exp_avg_v + column * stride_exp_avg_h
+    m = load_moment(exp_avg_ptr, exp_avg_offsets, mask, "evict_first")
     e = tl.load(param_offsets, mask=mask, eviction_policy="evict_first").to(tl.float32)
     coefficient = tl.load(coefficient_ptr + columns, mask=columns < H)[None, :]
     if grad_ptr is not None:
         if grad_factor_ptr is not None:
             grad_weight *= tl.load(grad_factor_ptr)
         g = tl.load(grad_ptr + row * stride_grad_v + column * stride_grad_h, mask=mask).to(tl.float32)
-        m = beta1 * m + grad_weight * g
         index_key, middle_key = load_keys(keys_ptr)
-        stored = stored_moment(
-            m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE
-        )
-        tl.store(exp_avg_offsets, stored, mask=mask)
+        stored, m = advance_moment(
+            g, m, beta1, grad_weight, exp_avg_ptr, exp_avg_offsets, mask, rows, columns, keys_ptr, index_key,
+            middle_key, first_element, width, IS_LARGE,
+        )  # fmt: skip
         if keys_ptr is None:
-            m = stored.to(tl.float32)
+            m = stored
     if row_factor_ptr is not None:
         m *= tl.load(row_factor_ptr + rows, mask=rows < V)[:, None]
     update = coefficient * m

@@ -10,6 +10,9 @@ a step is deterministic.
 | clipping: `square_sums`, `advance_row_moment`, `advance_first_moment` instead of `first_pass` | reads g again |
 | no `mean_free`: `square_sums`, both moments, `coefficients`, `apply_update` | reads g; reads g, m, e, writes m, e |
 
+With beta1 = 0 there is no m, and `move_rows` reads g instead. Four passes remain in every row of the table: reads g;
+reads g, e, writes e. mean_free with clipping reads g once more. Without mean_free, clipping needs no further pass.
+
 Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, P programs, one partial sum each.
 """
 
@@ -20,7 +23,15 @@ from coupled_adam.optimizer import family_moment_kernels as moment_kernels
 from coupled_adam.optimizer import family_pass_kernels as pass_kernels
 from coupled_adam.optimizer.family_blockwise import FirstPass
 from coupled_adam.optimizer.family_tiling import MAX_WIDTH, Tiling, next_power_of_2, tile_for
-from coupled_adam.optimizer.kernel_launch import Launcher, ceil_div, on_device_of, step_on_device
+from coupled_adam.optimizer.kernel_launch import (
+    Launcher,
+    alignment_of,
+    ceil_div,
+    dtype_of,
+    on_device_of,
+    step_on_device,
+    strides_of,
+)
 from coupled_adam.optimizer.rounding_kernels import NO_ROUNDING, RoundingArguments, rounding_arguments
 from coupled_adam.optimizer.table import Hyperparameters, Table
 from coupled_adam.optimizer.triton_kernels import column_square_sums, log_beta
@@ -84,14 +95,14 @@ def first_pass(table: Table, grad_factor: Tensor | None, found_inf: Tensor | Non
     V, H = grad.shape
     if H > MAX_WIDTH:
         return _first_pass_over_wide_rows(table, grad_factor, found_inf)
-    warps, programs, tile = tile_for(FIRST_PASS, grad, exp_avg)
+    warps, programs, tile = tile_for(FIRST_PASS, *_read(grad, exp_avg))
     sums = torch.empty(2, programs, H, dtype=torch.float64, device=grad.device)
     row_factor = None if row_avg_sq is None else torch.empty(V, 1, dtype=torch.float32, device=grad.device)
     step, _, correction2 = _step(table)
     exponent, exponent_value = _number(hyper.row_exponent)
-    strides = (*grad.stride(), *exp_avg.stride())
-    alignment = (grad.data_ptr() % 16, exp_avg.data_ptr() % 16, _alignment(row_avg_sq), programs * H % 2)
-    dtypes = (grad.dtype, exp_avg.dtype, _dtype(exponent))
+    strides = (*grad.stride(), *strides_of(exp_avg))
+    alignment = (*map(alignment_of, (grad, exp_avg, row_avg_sq)), programs * H % 2)
+    dtypes = (grad.dtype, dtype_of(exp_avg), dtype_of(exponent))
     missing = (row_avg_sq is None, grad_factor is None, found_inf is None, step is None)
     rounding = _rounding(table)
     with on_device_of(grad):
@@ -142,7 +153,7 @@ def advance_row_moment(
     with on_device_of(row_avg_sq):
         ROW_MOMENT.launch(
             (max(ceil_div(V, ROW_BLOCK_V), 1), 1, 1),
-            (row_avg_sq.device, row_sums.dtype, _dtype(exponent), alignment, missing, table.width, V, ROW_BLOCK_V),
+            (row_avg_sq.device, row_sums.dtype, dtype_of(exponent), alignment, missing, table.width, V, ROW_BLOCK_V),
             row_sums,
             row_avg_sq,
             row_factor,
@@ -195,13 +206,13 @@ def advance_first_moment(
     """Update m_t in place and return sums of rho_i m_ih, (P, H); see `family_blockwise.advance_first_moment`."""
     grad, exp_avg, hyper = table.grad, table.exp_avg, table.hyper
     V, H = grad.shape
-    warps, programs, tile = tile_for(FIRST_MOMENT, grad, exp_avg)
+    warps, programs, tile = tile_for(FIRST_MOMENT, *_read(grad, exp_avg))
     weighted_sums = torch.empty(programs, H, dtype=torch.float64, device=grad.device)
-    strides = (*grad.stride(), *exp_avg.stride())
-    alignment = (grad.data_ptr() % 16, exp_avg.data_ptr() % 16, _alignment(row_factor))
+    strides = (*grad.stride(), *strides_of(exp_avg))
+    alignment = tuple(map(alignment_of, (grad, exp_avg, row_factor)))
     missing = (row_factor is None, grad_factor is None, found_inf is None)
     rounding = _rounding(table)
-    dtypes = (grad.dtype, exp_avg.dtype)
+    dtypes = (grad.dtype, dtype_of(exp_avg))
     with on_device_of(grad):
         FIRST_MOMENT_LAUNCHERS[warps].launch(
             (programs, max(ceil_div(H, tile[1]), 1), 1),
@@ -237,8 +248,8 @@ def coefficients(
     lr, lr_value = _number(hyper.lr)
     row_exponent, row_value = _number(hyper.row_exponent)
     column_exponent, column_value = _number(hyper.column_exponent)
-    dtypes = tuple(map(_dtype, (weighted_sums, mean_second_moment, lr, row_exponent, column_exponent)))
-    alignment = (exp_avg_sq.data_ptr() % 16, _alignment(weighted_sums), H % 4)
+    dtypes = tuple(map(dtype_of, (weighted_sums, mean_second_moment, lr, row_exponent, column_exponent)))
+    alignment = (exp_avg_sq.data_ptr() % 16, alignment_of(weighted_sums), H % 4)
     kind = (exp_avg_sq.device, dtypes, alignment, step is None, table.row_avg_sq is None, table.rows, P, H)
     block = (REDUCE_BLOCK_P, _reduced_columns(H), MEAN_BLOCK_H)
     with on_device_of(exp_avg_sq):
@@ -288,10 +299,12 @@ def move_rows(
     coefficient: Tensor,
     row_factor: Tensor | None,
     offset: Tensor | None,
+    grad_factor: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
     """Update e_t in place, and count the step; see `family_blockwise.move_rows`."""
-    _update_rows(table, None, coefficient, row_factor, offset, None, found_inf)
+    grad, grad_factor = (table.grad, grad_factor) if table.exp_avg is None else (None, None)
+    _update_rows(table, grad, coefficient, row_factor, offset, grad_factor, found_inf)
 
 
 def _update_rows(
@@ -307,9 +320,9 @@ def _update_rows(
     V, H = param.shape
     step = table.step if step_on_device(table) else None
     lr, lr_value = _number(hyper.lr)
-    strides = (*param.stride(), *((0, 0) if grad is None else grad.stride()), *exp_avg.stride())
-    alignment = tuple(map(_alignment, (param, grad, exp_avg, coefficient, row_factor, offset)))
-    dtypes = (param.dtype, exp_avg.dtype, _dtype(grad), _dtype(lr))
+    strides = (*param.stride(), *strides_of(grad), *strides_of(exp_avg))
+    alignment = tuple(map(alignment_of, (param, grad, exp_avg, coefficient, row_factor, offset)))
+    dtypes = tuple(map(dtype_of, (param, exp_avg, grad, lr)))
     missing = (grad_factor is None, found_inf is None, step is None)
     rounding = NO_ROUNDING if grad is None else _rounding(table)
     tile = (UPDATE_BLOCK_V, UPDATE_BLOCK_H)
@@ -375,9 +388,6 @@ def _gradient_weight(hyper: Hyperparameters) -> float:
     return (hyper.beta1 - 1) if hyper.maximize else (1 - hyper.beta1)
 
 
-def _dtype(tensor: Tensor | None) -> torch.dtype | None:
-    return None if tensor is None else tensor.dtype
-
-
-def _alignment(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr() % 16
+def _read(grad: Tensor, exp_avg: Tensor | None) -> list[Tensor]:
+    """Tensors that a pass over the gradient reads."""
+    return [grad] if exp_avg is None else [grad, exp_avg]

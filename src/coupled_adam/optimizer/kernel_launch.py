@@ -44,6 +44,19 @@ def step_on_device(table: Table) -> bool:
     return table.step.is_cpu == table.param.is_cpu
 
 
+def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype
+
+
+def alignment_of(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr() % 16
+
+
+def strides_of(tensor: Tensor | None) -> tuple[int, ...]:
+    """Strides of a (V, H) tensor; zeros for a pointer that is None."""
+    return (0, 0) if tensor is None else tensor.stride()
+
+
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)  # triton.cdiv is for kernels and takes microseconds here
 

@@ -43,9 +43,21 @@ def array_of(tensor: Tensor) -> npt.NDArray[Any]:
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def count_as_written(*tensors: Tensor) -> None:
+def moment_array(table: Table) -> npt.NDArray[Any] | None:
+    """View the memory of the first moment; None if beta1 = 0, which the loops are compiled for separately."""
+    return None if table.exp_avg is None else array_of(table.exp_avg)
+
+
+def moment_numbers(table: Table, factor: float) -> tuple[np.float32, np.float32, np.float32]:
+    """Return the numbers of `advance_moment`."""
+    beta1 = table.hyper.beta1
+    return np.float32(beta1), np.float32(1 - beta1), np.float32(factor)
+
+
+def count_as_written(*tensors: Tensor | None) -> None:
     """Mark tensors as modified, so that autograd detects a graph from before the step that is used after it."""
-    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+    written = [tensor for tensor in tensors if tensor is not None and not tensor.is_inference()]
+    torch.autograd.graph.increment_version(written)
 
 
 @intrinsic
@@ -175,6 +187,25 @@ def stored_moment_like(moment, h, row_keys, stored):
     return round_at_random(
         moment, x_before if is_before else x_after, np.uint32(h), key_before if is_before else key_after
     )
+
+
+@part_of_a_loop()
+def advance_moment(grad, exp_avg, i, h, numbers, row_keys):
+    """Update m_t of one element in place.
+
+    Returns:
+        m_t as stored, and m_t before rounding. Without a first moment (beta1 = 0), both are the gradient.
+    """
+    beta1, one_minus_beta1, factor = numbers
+    g = factor * load(grad[i, h])
+    if exp_avg is None:
+        return g, g
+    m = load(exp_avg[i, h])
+    # As in torch.lerp: the weights add up to 1 despite rounding.
+    m = m + one_minus_beta1 * (g - m) if one_minus_beta1 < 0.5 else g - beta1 * (g - m)
+    stored = stored_moment_like(m, h, row_keys, exp_avg[i, h])
+    exp_avg[i, h] = stored
+    return load(stored), m
 
 
 def compiled_loop(function):

@@ -1,5 +1,6 @@
 """Coupled Adam on the CPU as two compiled loops: six passes over the memory of a table, compared with AdamW's seven.
 
+The first loop reads g; the second reads g, m, e and writes m, e. With beta1 = 0 there is no m, and four passes remain.
 numba compiles them at the first step, in about two seconds, and caches them on disk. `blockwise` uses them for large
 float32 and bfloat16 tables if numba is installed (the extra `cpu`). In torch, each loop would be several operations
 with a barrier each. All sums are float64 and their order depends only on the shape, so a step is bitwise reproducible
@@ -13,16 +14,18 @@ import torch
 from torch import Tensor
 
 from coupled_adam.optimizer.numba_elements import (
+    advance_moment,
     array_of,
     claim_piece,
     compiled_loop,
     count_as_written,
     keys_of_row,
     load,
+    moment_array,
+    moment_numbers,
     round_like,
     rounding_numbers,
     run_loop,
-    stored_moment_like,
 )
 from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table
@@ -55,17 +58,17 @@ def apply_update(table: Table, coefficient: Tensor, factor: float, keys: StepKey
     """Update m_t and e_t of a table in place; see `blockwise.apply_update`.
 
     Args:
-        table: the table; param, grad and exp_avg contiguous, with DTYPES, numbers of `hyper` on the host.
+        table: the table; param, grad and any exp_avg contiguous, with DTYPES, numbers of `hyper` on the host.
         coefficient: coefficient of the first moment, (1, H) float32.
         factor: factor of the gradient: loss scale, clipping, -1 for maximize.
         keys: keys of this step's stochastic rounding, if any.
     """
-    hyper = table.hyper
-    arrays = [array_of(tensor) for tensor in (table.param, table.grad, table.exp_avg)]
+    arrays = (array_of(table.param), array_of(table.grad), moment_array(table))
     columns = coefficient.numpy().reshape(-1)
-    numbers = [np.float32(x) for x in (hyper.beta1, 1 - hyper.beta1, factor, 1 - hyper.lr * hyper.weight_decay)]
+    decay = np.float32(1 - table.hyper.lr * table.hyper.weight_decay)
     rows = max(PIECE_ELEMENTS // table.param.shape[1], 1)
-    run_loop(_update_rows, *arrays, columns, *numbers, rounding_numbers(table, keys), rows)
+    numbers = (moment_numbers(table, factor), rounding_numbers(table, keys))
+    run_loop(_update_rows, *arrays, columns, decay, *numbers, rows)
     count_as_written(table.param, table.exp_avg)
 
 
@@ -93,7 +96,7 @@ def _add_squares(grad, rows, partial_sums, next_piece):
 
 
 @compiled_loop
-def _update_rows(param, grad, exp_avg, coefficient, beta1, one_minus_beta1, factor, decay, rounding, rows, next_piece):
+def _update_rows(param, grad, exp_avg, coefficient, decay, numbers, rounding, rows, next_piece):
     V, H = param.shape
     pieces = (V + rows - 1) // rows
     while True:
@@ -104,10 +107,6 @@ def _update_rows(param, grad, exp_avg, coefficient, beta1, one_minus_beta1, fact
         for i in range(piece * rows, min((piece + 1) * rows, V)):
             row_keys = keys_of_row(i, rounding)
             for h in range(H):
-                g = factor * load(grad[i, h])
-                m = load(exp_avg[i, h])
-                # As in torch.lerp: the weights add up to 1 despite rounding, and beta1 = 0 gives exactly g.
-                m = m + one_minus_beta1 * (g - m) if one_minus_beta1 < 0.5 else g - beta1 * (g - m)
+                _, m = advance_moment(grad, exp_avg, i, h, numbers, row_keys)
                 e = decay * load(param[i, h]) + coefficient[h] * m
-                exp_avg[i, h] = stored_moment_like(m, h, row_keys, exp_avg[i, h])
                 param[i, h] = round_like(e, param[i, h])

@@ -1,4 +1,4 @@
-"""Stochastic rounding in Triton kernels, with the random bits of `stochastic_rounding`."""
+"""First moments in Triton kernels: their update, and stochastic rounding with the bits of `stochastic_rounding`."""
 
 from typing import NamedTuple
 
@@ -79,6 +79,38 @@ def stored_moment(
         rounded = bits.to(tl.float32, bitcast=True)
         stored = tl.where(tl.abs(m) < LARGEST, rounded, m).to(exp_avg_ptr.dtype.element_ty)
     return stored
+
+
+@triton.jit
+def load_moment(exp_avg_ptr, offsets, mask, EVICTION: tl.constexpr):
+    """Load m_{t-1} of a tile. Without a first moment (beta1 = 0), read nothing."""
+    m = 0.0
+    if exp_avg_ptr is not None:
+        m = tl.load(exp_avg_ptr + offsets, mask=mask, other=0.0, eviction_policy=EVICTION).to(tl.float32)
+    return m
+
+
+@triton.jit
+def advance_moment(
+    g, m, beta1, grad_weight, exp_avg_ptr, offsets, mask, rows, columns, keys_ptr, index_key, middle_key,
+    first_element, width, IS_LARGE: tl.constexpr,
+):  # fmt: skip
+    """Update m_t of a tile in memory, from m_{t-1} of `load_moment`.
+
+    Returns:
+        m_t as stored, and m_t before rounding; both float32. Without a first moment, both are the gradient.
+    """
+    if exp_avg_ptr is None:
+        m = grad_weight * g
+        stored = m
+    else:
+        m = beta1 * m + grad_weight * g
+        rounded = stored_moment(
+            m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE
+        )
+        tl.store(exp_avg_ptr + offsets, rounded, mask=mask)
+        stored = rounded.to(tl.float32)
+    return stored, m
 
 
 STEP_KEYS = Launcher(step_keys_kernel, num_warps=1)

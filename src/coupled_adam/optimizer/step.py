@@ -23,7 +23,7 @@ from coupled_adam.optimizer.sharding import (
     local_real_rows,
 )
 from coupled_adam.optimizer.stochastic_rounding import Rounding, rounding_key
-from coupled_adam.optimizer.table import Hyperparameters, Table
+from coupled_adam.optimizer.table import Hyperparameters, Table, needs_first_moment
 from coupled_adam.optimizer.table_step import TableStep, build_table_step
 
 # More than the tables of any group; see `table_numbers`.
@@ -40,7 +40,7 @@ class GroupTensors:
     group: dict[str, Any]
     params: list[Tensor]
     grads: list[Tensor]
-    exp_avgs: list[Tensor]
+    exp_avgs: list[Any]  # Tensor, or None for a coupled table with beta1 = 0
     exp_avg_sqs: list[Tensor]
     steps: list[Tensor]
     row_avg_sqs: list[Tensor | None]
@@ -157,13 +157,13 @@ def _table_steps(
     hyper = Hyperparameters.from_group(tensors.group)
     steps = []
     for i, (param, grad) in enumerate(zip(tensors.params, tensors.grads, strict=True)):
-        row_avg_sq = tensors.row_avg_sqs[i]
+        exp_avg, row_avg_sq = tensors.exp_avgs[i], tensors.row_avg_sqs[i]
         vocabulary_size = tensors.group["vocabulary_size"]
         table = Table(
             rows=param.shape[0] if vocabulary_size is None else vocabulary_size,
             param=local_part(param),
             grad=grad,
-            exp_avg=local_part(tensors.exp_avgs[i]),
+            exp_avg=None if exp_avg is None else local_part(exp_avg),
             exp_avg_sq=local_part(tensors.exp_avg_sqs[i]),
             step=tensors.steps[i],
             hyper=hyper.on(grad.device),
@@ -180,7 +180,7 @@ def _table_steps(
 
 def _rounding(group: dict[str, Any], param: Tensor, number: int) -> Rounding | None:
     """Return the stochastic rounding of the first moment of a table, or None."""
-    if group["state_dtype"] != torch.bfloat16:
+    if group["state_dtype"] != torch.bfloat16 or not needs_first_moment(group):
         return None
     row, column = first_row_and_column(param)
     key = rounding_key(group["state_seed"], number)

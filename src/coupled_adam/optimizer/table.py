@@ -28,6 +28,17 @@ def needs_row_moments(group: dict[str, Any]) -> bool:
     return isinstance(row_exponent, Tensor) or row_exponent != 0
 
 
+def needs_first_moment(group: dict[str, Any]) -> bool:
+    """Whether the tables of a group need `exp_avg`. With beta1 = 0, m_t is the gradient itself.
+
+    Example:
+        >>> needs_first_moment({"betas": (0.9, 0.99)}), needs_first_moment({"betas": (0.0, 0.99)})
+        (True, False)
+    """
+    beta1 = group["betas"][0]
+    return isinstance(beta1, Tensor) or beta1 != 0  # a tensor may become nonzero at any time
+
+
 @dataclass(slots=True)
 class Hyperparameters:
     """The hyperparameters of a group in the coupled update."""
@@ -106,7 +117,7 @@ class Table:
     """Rows over which means are taken: V of the whole table, over all ranks, without padding."""
     param: Tensor  # (V, H)
     grad: Tensor  # (V, H)
-    exp_avg: Tensor  # (V, H)
+    exp_avg: Tensor | None  # (V, H); None if beta1 = 0, where the gradient takes its place
     exp_avg_sq: Tensor  # (1, H) float32
     step: Tensor
     """t - 1 before the update, t after it; on the host, or on the device if fused or capturable."""

@@ -163,7 +163,7 @@ class FamilyStep:
         mean = None if self.mean_second_moment is None else self.mean_second_moment.values
         coefficient, offset = self.kernels.coefficients(self.table, weighted_sums, mean)
         if offset is not None:
-            self.kernels.move_rows(self.table, coefficient, self.row_factor, offset, **self.options)
+            self.kernels.move_rows(self.table, coefficient, self.row_factor, offset, self.grad_factor, **self.options)
         else:
             self.kernels.apply_update(self.table, coefficient, self.row_factor, self.grad_factor, **self.options)
 

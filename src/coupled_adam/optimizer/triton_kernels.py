@@ -1,7 +1,8 @@
 """The coupled update as Triton kernels: six passes over a table in memory, compared with AdamW's seven.
 
-One kernel reads g for the column sums of squares; one reads g, m, e and writes m, e. Between them, a small kernel
-updates the H numbers of the second moment. All sums have a fixed order and use no float atomics, so a step is
+One kernel reads g for the column sums of squares; one reads g, m, e and writes m, e. With beta1 = 0 there is no m, and
+four passes remain. Clipping needs no further pass. Between the two kernels, a small one updates the H numbers of the
+second moment. All sums have a fixed order and use no float atomics, so a step is
 deterministic. Nothing here waits for the device: the kernels themselves read the loss scale, the clipping factor and
 whether to skip the step. Only numbers per column are float64, never numbers per element, because consumer GPUs are slow
 at float64. `blockwise` has the same functions in torch operations.
@@ -16,8 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from coupled_adam.optimizer.kernel_launch import Launcher, ceil_div, on_device_of, step_on_device
-from coupled_adam.optimizer.rounding_kernels import load_keys, rounding_arguments, stored_moment
+from coupled_adam.optimizer.kernel_launch import (
+    Launcher,
+    alignment_of,
+    ceil_div,
+    dtype_of,
+    on_device_of,
+    step_on_device,
+    strides_of,
+)
+from coupled_adam.optimizer.rounding_kernels import advance_moment, load_keys, load_moment, rounding_arguments
 from coupled_adam.optimizer.table import Table
 
 # Tile shapes and numbers of programs, found by benchmarks/tune_kernels.py on an H200. SUM_PROGRAMS is eight per
@@ -178,18 +187,17 @@ def _update_kernel(
     row = rows.to(tl.int64)[:, None]
     column = columns.to(tl.int64)[None, :]
     param_offsets = param_ptr + row * stride_param_v + column * stride_param_h
-    exp_avg_offsets = exp_avg_ptr + row * stride_exp_avg_v + column * stride_exp_avg_h
+    exp_avg_offsets = row * stride_exp_avg_v + column * stride_exp_avg_h
     g = tl.load(grad_ptr + row * stride_grad_v + column * stride_grad_h, mask=mask).to(tl.float32)
-    m = tl.load(exp_avg_offsets, mask=mask).to(tl.float32)
+    m = load_moment(exp_avg_ptr, exp_avg_offsets, mask, "")
     e = tl.load(param_offsets, mask=mask).to(tl.float32)
     coefficient = tl.load(coefficient_ptr + columns, mask=columns < H)[None, :]
-    m = beta1 * m + grad_weight * g
-    e = e * (1.0 - lr * weight_decay) + coefficient * m
     index_key, middle_key = load_keys(keys_ptr)
-    stored = stored_moment(
-        m, exp_avg_ptr, rows, columns, keys_ptr, index_key, middle_key, first_element, width, IS_LARGE
-    )
-    tl.store(exp_avg_offsets, stored, mask=mask)
+    _, m = advance_moment(
+        g, m, beta1, grad_weight, exp_avg_ptr, exp_avg_offsets, mask, rows, columns, keys_ptr, index_key, middle_key,
+        first_element, width, IS_LARGE,
+    )  # fmt: skip
+    e = e * (1.0 - lr * weight_decay) + coefficient * m
     tl.store(param_offsets, e.to(param_ptr.dtype.element_ty), mask=mask)
 
 
@@ -245,7 +253,7 @@ def advance_second_moment(
     with on_device_of(exp_avg_sq):
         ADVANCE.launch(
             (max(ceil_div(H, ADVANCE_BLOCK_H), 1), 1, 1),
-            (*kind, None if lr is None else lr.dtype),
+            (*kind, dtype_of(lr)),
             square_sums,
             exp_avg_sq,
             coefficient,
@@ -280,9 +288,9 @@ def apply_update(
     V, H = param.shape
     step = table.step if step_on_device(table) else None
     lr, lr_value = (hyper.lr, 0.0) if isinstance(hyper.lr, Tensor) else (None, hyper.lr)
-    strides = (*param.stride(), *grad.stride(), *exp_avg.stride())
-    alignment = (param.data_ptr() % 16, grad.data_ptr() % 16, exp_avg.data_ptr() % 16)
-    dtypes = (param.dtype, grad.dtype, exp_avg.dtype, None if lr is None else lr.dtype)
+    strides = (*param.stride(), *grad.stride(), *strides_of(exp_avg))
+    alignment = (param.data_ptr() % 16, grad.data_ptr() % 16, alignment_of(exp_avg))
+    dtypes = (param.dtype, grad.dtype, dtype_of(exp_avg), dtype_of(lr))
     missing = (grad_factor is None, found_inf is None, step is None)
     # A step count on the host is already counted.
     rounding = rounding_arguments(table, step, t=0 if step is not None else table.step.item())
