@@ -46,6 +46,13 @@ def bytes_of_state(optimizers: list[torch.optim.Optimizer]) -> int:
         ["optimizer.embeddings=coupled"],
         ["optimizer.embeddings=coupled", "model.tied=false"],
         ["optimizer.embeddings=coupled", "model.tied=false", "optimizer.couple=all"],
+        ["optimizer.embeddings=coupled", "optimizer.row_exponent=1.0"],
+        ["optimizer.embeddings=coupled", "optimizer.tables.beta1=0.0"],
+        ["optimizer.embeddings=coupled", "optimizer.beta1=0.0", "optimizer.state_dtype=bfloat16"],
+        [
+            *("optimizer.embeddings=coupled", "model.tied=false", "optimizer.couple=all"),
+            *("optimizer.row_exponent=1.0", "optimizer.input_table.beta1=0.0"),
+        ],
         ["optimizer.embeddings=sgd", "optimizer.sgd_factor=300"],
         ["optimizer.embeddings=sgd", "optimizer.sgd_factor=300", "optimizer.sgd_momentum=0.0"],
     ],

@@ -97,4 +97,13 @@ def _fits(state_dict: StateDict, layout: Layout, model: ModelParameters) -> bool
         return False
     ids = chain.from_iterable(group["params"] for group in groups)
     states = ((name, state_dict["state"].get(saved_id)) for name, saved_id in zip(layout.names, ids, strict=True))
-    return all(state["exp_avg"].shape == model.named[name].shape for name, state in states if state)
+    return all(_may_have_shape(state, tuple(model.named[name].shape)) for name, state in states if state)
+
+
+def _may_have_shape(state: dict[str, Any], shape: tuple[int, ...]) -> bool:
+    """Whether the moments can be those of a parameter with this shape."""
+    if "exp_avg" in state:
+        return tuple(state["exp_avg"].shape) == shape
+    # A coupled table with beta1 = 0. Only row moments, if any, have its number of rows.
+    rows = state["row_avg_sq"].shape[0] if "row_avg_sq" in state else shape[0]
+    return (rows, *state["exp_avg_sq"].shape[1:]) == shape

@@ -108,7 +108,9 @@ def load_harmless(path: Path) -> Any:
 def is_coupled(state_dict: StateDict) -> bool:
     """Whether a state dict has a table with one second moment for all rows."""
     return any(group.get("coupled") for group in state_dict["param_groups"]) or any(
-        state["exp_avg_sq"].shape != state["exp_avg"].shape for state in state_dict["state"].values() if state
+        "exp_avg" not in state or state["exp_avg_sq"].shape != state["exp_avg"].shape
+        for state in state_dict["state"].values()
+        if state
     )
 
 
@@ -178,13 +180,19 @@ def _require_adamw_moments(file: OptimizerFile) -> None:
                 f"{path}: this file is from an 8-bit optimizer of bitsandbytes, whose moments are rounded to 8 bits; "
                 "start the new optimizer without a file, or continue from a checkpoint of torch's AdamW"
             )
-        if state and not state.keys() >= MOMENTS:
+        if state and not state.keys() >= MOMENTS and not _has_no_first_moment(state):
             raise UserError(
                 f"{path}: not a file of AdamW: its state has {_listed(state)} instead of exp_avg and exp_avg_sq; pass "
                 "a file of torch.optim.AdamW or CoupledAdamW"
             )
         if any(is_distributed(value) for value in state.values() if isinstance(value, Tensor)):
             _refuse_sharded(path)
+
+
+def _has_no_first_moment(state: dict[str, Any]) -> bool:
+    """Whether a state is that of a coupled table with beta1 = 0."""
+    second_moment = state.get("exp_avg_sq")
+    return second_moment is not None and second_moment.ndim == 2 and second_moment.shape[0] == 1
 
 
 def _refuse_other_folders(folder: Path) -> None:

@@ -18,6 +18,7 @@ from coupled_adam.optimizer.checks import check_couple, is_flattened
 from coupled_adam.optimizer.computed_tables import ComputedTable
 from coupled_adam.optimizer.group_options import check_options, check_value
 from coupled_adam.optimizer.inventory import Inventory
+from coupled_adam.optimizer.table import needs_first_moment, needs_row_moments
 from coupled_adam.optimizer.vocabulary import (
     VocabularyCandidate,
     VocabularyTable,
@@ -61,7 +62,10 @@ class ParamGroups(list[dict[str, Any]]):
         return self.summary()
 
     def summary(self) -> str:
-        """Format the vocabulary tables, the groups and their bytes of optimizer state as plain text."""
+        """Format the vocabulary tables, the groups and their bytes of optimizer state as plain text.
+
+        The bytes depend on the options of the groups. Options that only the optimizer gets are not known here.
+        """
         coupled = {tensor for group in self if group.get("coupled") for tensor in _tensors(group)}
         table_rows = [("vocabulary table", "shape", "dtype", "role", "coupled", "found by")]
         for table in self.tables:
@@ -83,14 +87,13 @@ class ParamGroups(list[dict[str, Any]]):
             given = [", ".join(f"{k}={v}" for k, v in self.options.get(row[0], {}).items()) for row in group_rows[1:]]
             group_rows = [(*row, options) for row, options in zip(group_rows, ["options", *given], strict=True)]
 
-        moment_bytes = sum(tensor.numel() * tensor.itemsize for group in self for tensor in _tensors(group))
-        # A coupled table (V, H) keeps its second moment as (1, H) float32.
-        saving = sum(tensor.numel() * tensor.itemsize - 4 * tensor.shape[1] for tensor in coupled)
+        adamw = sum(2 * tensor.nbytes for group in self for tensor in _tensors(group))
+        saving = adamw - sum(_state_bytes(group, tensor) for group in self for tensor in _tensors(group))
         state_rows = [
             ("optimizer state", "bytes"),
-            ("these groups", f"{2 * moment_bytes - saving:,}"),
-            ("AdamW", f"{2 * moment_bytes:,}"),
-            ("saving", f"{saving:,} ({saving / max(2 * moment_bytes, 1):.0%})"),
+            ("these groups", f"{adamw - saving:,}"),
+            ("AdamW", f"{adamw:,}"),
+            ("saving", f"{saving:,} ({saving / max(adamw, 1):.0%})"),
         ]
         return "\n\n".join(aligned(rows) for rows in (table_rows, group_rows, state_rows))
 
@@ -290,6 +293,17 @@ def refuse_flattened_parameters(model: nn.Module) -> None:
 def _tensors(group: dict[str, Any]) -> list[nn.Parameter]:
     # torch.optim replaces the pairs in its groups by tensors, and adds "param_names".
     return [entry[1] if isinstance(entry, tuple) else entry for entry in group["params"]]
+
+
+def _state_bytes(group: dict[str, Any], param: nn.Parameter) -> int:
+    """Bytes of the moments of a parameter, with the options of its group."""
+    if not group.get("coupled"):
+        return 2 * param.nbytes
+    V, H = param.shape
+    options = {"betas": (0.9, 0.999), "row_exponent": 0.0, "state_dtype": None} | group
+    first = V * H * (options["state_dtype"] or param.dtype).itemsize if needs_first_moment(options) else 0
+    rows = V if needs_row_moments(options) else 0
+    return first + (H + rows) * max(param.itemsize, 4)  # second moments are float32, or float64 for a float64 table
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -26,7 +26,7 @@ from coupled_adam.optimizer.sharding import (
     local_real_rows,
     process_groups,
 )
-from coupled_adam.optimizer.table import needs_row_moments, sum_dtype
+from coupled_adam.optimizer.table import needs_first_moment, needs_row_moments, sum_dtype
 
 StateDict = dict[str, Any]
 ROWS_AT_A_TIME = 4096
@@ -37,8 +37,9 @@ def convert_state_dict(
 ) -> StateDict:
     """Rearrange a state dict, by parameter name, for an optimizer with other groups.
 
-    Works in both directions. For CoupledAdamW, the (V, H) second moment of a coupled table is averaged over its rows.
-    For torch.optim.AdamW, a coupled (1, H) second moment is repeated for every row.
+    Works in both directions. For CoupledAdamW, the (V, H) second moment of a coupled table is averaged over its rows,
+    and its first moment is dropped if beta1 is 0. For torch.optim.AdamW, a coupled (1, H) second moment is repeated for
+    every row, and a missing first moment starts at 0.
 
     Args:
         state_dict: result of `state_dict()` of a torch.optim.AdamW or CoupledAdamW.
@@ -93,7 +94,7 @@ def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
         optimizer: the live CoupledAdamW.
 
     Returns:
-        A state dict whose groups have all options and whose second moments have the live shapes.
+        A state dict whose groups have all options and whose moments have the live shapes.
     """
     _refuse_amsgrad(state_dict)
     if _groups_differ(state_dict, optimizer):
@@ -174,8 +175,9 @@ def _adapted_group(saved: dict[str, Any], live: dict[str, Any]) -> dict[str, Any
 
 
 def _fit_states(state_dict: StateDict, optimizer: Optimizer) -> None:
-    """Convert the second moments of `state_dict` to the shapes of the live optimizer."""
-    live = [(name, p, group) for group in optimizer.param_groups for name, p in named_params(group)]
+    """Convert the moments of `state_dict`, whose groups have their final options, to those of the live optimizer."""
+    groups = zip(optimizer.param_groups, state_dict["param_groups"], strict=True)
+    live = [(name, p, final) for group, final in groups for name, p in named_params(group)]
     moments: list[tuple[Any, SavedMoments]] = []
     for saved_id, (name, param, group) in zip(_saved_ids(state_dict), live, strict=True):
         state = state_dict["state"].get(saved_id)
@@ -188,7 +190,7 @@ def _fit_states(state_dict: StateDict, optimizer: Optimizer) -> None:
 
 
 class SavedMoments:
-    """The saved second moment of one parameter, to be converted to the live optimizer's shapes.
+    """The saved moments of one parameter, to be converted to the live optimizer's shapes.
 
     Add up `sums` over the ranks before calling `fitted`.
     """
@@ -224,6 +226,13 @@ class SavedMoments:
         """Return the state in the live optimizer's shapes."""
         if not self.group.get("coupled"):
             return self._of_adamw()
+        fitted = self._of_coupled()
+        if not needs_first_moment(self.group):
+            fitted = {key: value for key, value in fitted.items() if key != "exp_avg"}
+        return fitted  # a step creates what is still missing
+
+    def _of_coupled(self) -> dict[str, Any]:
+        """Build the second moments of a coupled table."""
         if self.column_sums is None:
             return self._without_empty_rows()
         dtype = torch.promote_types(self.param.dtype, torch.float32)
@@ -248,6 +257,8 @@ class SavedMoments:
     def _of_adamw(self) -> dict[str, Any]:
         """Build AdamW's second moment c_h r_i / s, which has these row and column averages."""
         state = {key: value for key, value in self.state.items() if key != "row_avg_sq"}
+        if "exp_avg" not in state:  # beta1 was 0
+            state["exp_avg"] = _repeated_row(torch.zeros_like(state["exp_avg_sq"]), self.param)
         if self.state["exp_avg_sq"].shape == self.param.shape:
             return state
         state["exp_avg"] = state["exp_avg"].to(self.param.dtype)  # from a narrower state_dtype
@@ -295,8 +306,11 @@ def _repeated_row(row: Tensor, param: Tensor) -> Tensor:
 
 
 def _check_shapes(name: str, param: Tensor, state: dict[str, Any]) -> None:
+    # CoupledAdamW keeps no row moments with row_exponent=0, and no first moment with beta1 = 0.
+    is_coupled = param.dim() == 2 and "exp_avg_sq" in state and state["exp_avg_sq"].shape[:1] == (1,)
+    optional = {"row_avg_sq", "exp_avg"} if is_coupled else {"row_avg_sq"}
     for key in ("exp_avg", "exp_avg_sq", "row_avg_sq"):
-        if key == "row_avg_sq" and key not in state:
+        if key not in state and key in optional:
             continue
         if key not in state:
             raise ValueError(f"state of {name!r} has no {key!r}, only {sorted(state)}; pass a state dict of AdamW")

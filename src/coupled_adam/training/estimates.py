@@ -16,6 +16,7 @@ from rich.table import Table
 from coupled_adam.base.text import counted, duration, percent, short, size_text
 from coupled_adam.config.builtin_files import PRESETS
 from coupled_adam.config.run_config import Config, load_config
+from coupled_adam.config.run_sections import TableSection
 from coupled_adam.models.model_config import flops_per_token, matrices_of_a_block, parameter_count
 
 GB = 10**9
@@ -110,18 +111,31 @@ def memory(config: Config) -> Memory:
 def optimizer_bytes(config: Config) -> int:
     """Bytes of the optimizer state: two float32 moments per parameter, minus the savings for embeddings and Muon.
 
-    A coupled table keeps one second moment for all rows, (1, H), and its first moments may be in bfloat16. A table with
-    SGD and a matrix with Muon have only a momentum.
+    A coupled table keeps one second moment for all rows, (1, H), and with a row exponent one per row, (V, 1). Its first
+    moments may be in bfloat16, and with beta1 = 0 there are none. A table with SGD and a matrix with Muon have only a
+    momentum.
     """
-    model = config.to_model_config()
+    model, section = config.to_model_config(), config.optimizer
     adamw = 8 * parameter_count(model)
-    tables = 2 if config.optimizer.couple == "all" else 1
-    table = 4 * model.vocabulary_size * model.width
-    of_sgd = table if config.optimizer.sgd_momentum else 2 * table
-    narrower = table // 2 if config.optimizer.state_dtype == "bfloat16" else 0
-    saved = {"adamw": 0, "coupled": table - 4 * model.width + narrower, "sgd": of_sgd}
-    of_muon = 4 * sum(m * n for m, n in hidden_matrices(config)) if config.optimizer.matrices == "muon" else 0
-    return adamw - tables * saved[config.optimizer.embeddings] - of_muon
+    output, of_input = [section.tables], [section.input_table]
+    tables = {"output": output, "input": of_input, "all": output + of_input}[section.couple]
+    of_tables = sum(8 * model.vocabulary_size * model.width - table_bytes(config, table) for table in tables)
+    of_muon = 4 * sum(m * n for m, n in hidden_matrices(config)) if section.matrices == "muon" else 0
+    return adamw - of_tables - of_muon
+
+
+def table_bytes(config: Config, table: TableSection) -> int:
+    """Bytes of the optimizer state of a table that `optimizer.embeddings` applies to."""
+    section = config.optimizer
+    V, H = config.to_model_config().vocabulary_size, config.model.width
+    if section.embeddings == "adamw":
+        return 8 * V * H
+    if section.embeddings == "sgd":
+        return 4 * V * H if section.sgd_momentum else 0
+    number = 2 if section.state_dtype == "bfloat16" else 4
+    first = number * V * H if section.betas_of(table)[0] else 0
+    rows = 4 * V if section.row_exponent or section.row_exponent_start is not None else 0
+    return first + rows + 4 * H
 
 
 def hidden_matrices(config: Config) -> list[tuple[int, int]]:

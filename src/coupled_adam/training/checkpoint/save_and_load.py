@@ -50,7 +50,8 @@ from coupled_adam.training.checkpoint.dcp_files import (
 from coupled_adam.training.checkpoint.training_state import RNG, Staged, StagedPlanner, Staging, restore_generators
 from coupled_adam.training.parallel import Agreement, background_group
 
-ROW_MOMENTS = ".row_avg_sq"
+# State of a coupled table that depends on options, row_exponent and beta1, and how it starts if a checkpoint lacks it.
+STARTS = {"row_avg_sq": "row moments start at the mean of the column moments", "exp_avg": "first moments start at 0"}
 """Suffix of the row moments. Only coupled tables with a row exponent other than 0 have them."""
 
 
@@ -278,14 +279,15 @@ def load(
 
     Every tensor must be in the checkpoint with its shape and dtype. The model and the optimizers are each loaded
     completely or not at all: pass only `model.` tensors to evaluate or export. The random number generators are set to
-    `rng.cpu` and `rng.cuda` if both the checkpoint and `tensors` have them. Missing row moments of coupled tables start
-    at the mean of the column moments, as in CoupledAdamW; row moments that the run does not need are not read.
+    `rng.cpu` and `rng.cuda` if both the checkpoint and `tensors` have them. As in CoupledAdamW, missing row moments of
+    coupled tables start at the mean of the column moments, and missing first moments at 0; those that the run does not
+    need are not read.
 
     Args:
         path: an intact checkpoint, from :func:`newest_good`.
         tensors: tensors or DTensors by name, from :func:`training_tensors`.
         process_group: the ranks that load together; all by default.
-        on_note: called on every rank with a message if row moments are missing.
+        on_note: called on every rank with a message if row moments or first moments are missing.
 
     Returns:
         The state passed to `save`, and the step.
@@ -307,10 +309,11 @@ def load(
         cause = first_cause(error)
         raise UserError(f"checkpoint {path} cannot be read: {in_words(cause)}") from error
     restore_generators(wanted)
-    if fresh := sorted(name for name in tensors.keys() - wanted.keys() if name.endswith(ROW_MOMENTS)):
-        for name in fresh:
-            _start_row_moments(tensors, name)
-        on_note(f"{path} has no {some_of(fresh, 3)}: row moments start at the mean of the column moments.")
+    for key, start in STARTS.items():
+        if fresh := sorted(name for name in tensors.keys() - wanted.keys() if name.endswith(f".{key}")):
+            for name in fresh:
+                _start_moments(tensors, name)
+            on_note(f"{path} has no {some_of(fresh, 3)}: {start}.")
     return {"step": record.step} | {key: value for key, value in record.state.items() if key != "step"}
 
 
@@ -329,10 +332,10 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
     live = {name: tensor for name, tensor in tensors.items() if not name.startswith(RNG)}
     families = {name.partition(".")[0] for name in live}
     other = "it was saved by another model or other optimizers"
-    if missing := sorted(name for name in live.keys() - stored.keys() if not name.endswith(ROW_MOMENTS)):
+    if missing := sorted(name for name in live.keys() - stored.keys() if not _is_optional(name, stored)):
         return f"has no {some_of(missing, 3)}; {other}"
     of_families = (name for name in stored.keys() - live.keys() if name.partition(".")[0] in families)
-    if unused := sorted(name for name in of_families if not name.endswith(ROW_MOMENTS)):
+    if unused := sorted(name for name in of_families if not _is_optional(name, live)):
         return f"has {some_of(unused, 3)}, which this run does not have; {other}"
     for name, tensor in live.items():
         if name not in stored:
@@ -349,8 +352,18 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _start_row_moments(tensors: Mapping[str, Tensor], name: str) -> None:
-    """Initialise the row moments of one table in place from its column moments."""
-    parameter = name.removeprefix("optimizer.").removesuffix(ROW_MOMENTS)
-    start = row_moment_like(tensors[f"model.{parameter}"], tensors[f"optimizer.{parameter}.exp_avg_sq"])
+def _is_optional(name: str, others: Mapping[str, Any]) -> bool:
+    """Whether only one of checkpoint and run needs a tensor; `others` are the names on the other side."""
+    state, _, key = name.rpartition(".")
+    return key in STARTS and f"{state}.exp_avg_sq" in others
+
+
+def _start_moments(tensors: Mapping[str, Tensor], name: str) -> None:
+    """Initialise the row moments of one table from its column moments, or its first moments with 0; in place."""
+    state, _, key = name.rpartition(".")
+    if key == "exp_avg":
+        local_part(tensors[name]).zero_()
+        return
+    parameter = state.removeprefix("optimizer.")
+    start = row_moment_like(tensors[f"model.{parameter}"], tensors[f"{state}.exp_avg_sq"])
     local_part(tensors[name]).copy_(local_part(start))
