@@ -7,13 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import TOLERANCE, coupled, gradients, oracle, relative_error, run, table
+from oracle import TOLERANCE, assert_first_moment, coupled, gradients, oracle, relative_error, run, table
 from torch import Tensor, nn
 
 from coupled_adam import CoupledAdamW
 from coupled_adam.optimizer.reference import ReferenceState, family_denominator, reference_step
 
 PARTIAL = {"row_exponent": 0.25, "mean_free": True}
+WITHOUT_MOMENTUM = {"betas": (0.0, 0.99), "row_exponent": 1.0, "mean_free": True}
 MEMBERS: list[dict[str, Any]] = [
     {"row_exponent": 0.25},
     PARTIAL,
@@ -28,6 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
     {"scale_exponent": -2.5, "maximize": True, "weight_decay": 0.05},
     {"betas": (0.0, 0.5)},
+    {"betas": (0.0, 0.95), "maximize": True, "weight_decay": 0.05, "vocabulary_size": 31},
     {"betas": (0.9, 0.0)},
     {"vocabulary_size": 31},
 ]
@@ -40,7 +42,7 @@ def assert_family_matches(optimizer: CoupledAdamW, param: nn.Parameter, expected
     state, group = optimizer.state[param], optimizer.param_groups[0]
     real = slice(group["vocabulary_size"])
     assert relative_error(param, expected.embeddings) < tolerance
-    assert relative_error(state["exp_avg"], expected.first_moment) < max(tolerance, moment_tolerance)
+    assert_first_moment(optimizer, param, expected, max(tolerance, moment_tolerance))
     assert relative_error(state["exp_avg_sq"], expected.second_moment[real].mean(0, keepdim=True)) < moment_tolerance
     if "row_avg_sq" in state:
         assert relative_error(state["row_avg_sq"], expected.second_moment.mean(1, keepdim=True)) < moment_tolerance
@@ -61,22 +63,31 @@ def test_every_member_gives_the_updates_of_the_equations(
     assert ("row_avg_sq" in optimizer.state[param]) == ("row_exponent" in member)
 
 
+@pytest.mark.parametrize("member", [PARTIAL, WITHOUT_MOMENTUM], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5), (7, 1), (33, 300)], ids=str)
 def test_every_shape_and_dtype_gives_the_updates_of_the_equations(
-    request: pytest.FixtureRequest, path: ModuleType, dtype: torch.dtype, shape: tuple[int, int]
+    request: pytest.FixtureRequest,
+    path: ModuleType,
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+    member: dict[str, Any],
 ) -> None:
     if dtype == torch.float64 and "triton" in request.node.callspec.params["path"]:
         pytest.skip("float64 is updated in torch operations")
     param = table(shape, dtype)
     grads = gradients(shape, 3, dtype)
-    expected = oracle(param, grads, **PARTIAL)
-    optimizer = coupled(param, **PARTIAL)
+    expected = oracle(param, grads, **member)
+    optimizer = coupled(param, **member)
     run(optimizer, param, grads)
     assert_family_matches(optimizer, param, expected)
 
 
-@pytest.mark.parametrize("member", [PARTIAL, {"row_exponent": 0.25}], ids=str)
+@pytest.mark.parametrize(
+    "member",
+    [PARTIAL, {"row_exponent": 0.25}, WITHOUT_MOMENTUM, {**WITHOUT_MOMENTUM, "mean_free": False}],
+    ids=str,
+)
 @pytest.mark.parametrize(
     "flags",
     [

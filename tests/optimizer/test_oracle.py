@@ -16,6 +16,7 @@ OPTIONS = [
     {"scale_exponent": 3.0},
     {"scale_exponent": -2.5, "maximize": True, "weight_decay": 0.05},
     {"betas": (0.0, 0.5)},
+    {"betas": (0.0, 0.95), "maximize": True, "weight_decay": 0.05},
     {"betas": (0.9, 0.0)},
 ]
 
@@ -30,30 +31,33 @@ def test_every_option_gives_the_updates_of_algorithm_1(path: ModuleType, options
     assert_matches(optimizer, param, expected)
 
 
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.999)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5), (7, 1), (33, 300), (50, 256)], ids=str)
 def test_every_shape_and_dtype_gives_the_updates_of_algorithm_1(
-    path: ModuleType, dtype: torch.dtype, shape: tuple[int, int]
+    path: ModuleType, dtype: torch.dtype, shape: tuple[int, int], betas: tuple[float, float]
 ) -> None:
     param = table(shape, dtype)
     grads = gradients(shape, 3, dtype)
-    expected = oracle(param, grads)
-    optimizer = coupled(param)
+    expected = oracle(param, grads, betas=betas)
+    optimizer = coupled(param, betas=betas)
     run(optimizer, param, grads)
     assert_matches(optimizer, param, expected)
 
 
-def test_float64_parameters_are_updated_in_float64() -> None:
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.999)], ids=str)
+def test_float64_parameters_are_updated_in_float64(betas: tuple[float, float]) -> None:
     param = table((53, 19), torch.float64)
     grads = gradients((53, 19), 10, torch.float64)
-    expected = oracle(param, grads)
-    optimizer = coupled(param)
+    expected = oracle(param, grads, betas=betas)
+    optimizer = coupled(param, betas=betas)
     run(optimizer, param, grads)
     assert_matches(optimizer, param, expected)
 
 
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.999)], ids=str)
 @pytest.mark.parametrize("layout", ["transposed", "sliced", "gradient transposed"])
-def test_any_stride_is_accepted(path: ModuleType, layout: str) -> None:
+def test_any_stride_is_accepted(path: ModuleType, layout: str, betas: tuple[float, float]) -> None:
     values = table((21, 18))
     grads = gradients((21, 18), 4)
     if layout == "transposed":
@@ -65,8 +69,8 @@ def test_any_stride_is_accepted(path: ModuleType, layout: str) -> None:
     else:
         param = values
         grads = [grad.t().contiguous().t() for grad in grads]
-    expected = oracle(param, grads)
-    optimizer = coupled(param)
+    expected = oracle(param, grads, betas=betas)
+    optimizer = coupled(param, betas=betas)
     for grad in grads:
         param.grad = grad
         optimizer.step()
@@ -76,11 +80,12 @@ def test_any_stride_is_accepted(path: ModuleType, layout: str) -> None:
 @pytest.mark.parametrize(
     "flags", [{"fused": True}, {"capturable": True}, {"foreach": True}, {"foreach": False}], ids=str
 )
-def test_every_flag_of_adamw_gives_the_same_updates(path: ModuleType, flags: dict) -> None:
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.999)], ids=str)
+def test_every_flag_of_adamw_gives_the_same_updates(path: ModuleType, flags: dict, betas: tuple[float, float]) -> None:
     param = table((40, 8))
     grads = gradients((40, 8), 10)
-    expected = oracle(param, grads)
-    optimizer = coupled(param, **flags)
+    expected = oracle(param, grads, betas=betas)
+    optimizer = coupled(param, betas=betas, **flags)
     run(optimizer, param, grads)
     assert_matches(optimizer, param, expected)
 

@@ -100,11 +100,13 @@ class TestUpdates:
         self, V: int, H: int, steps: int, seed: int, scale: float
     ) -> None:
         param = nn.Parameter(torch.zeros(V, H))
-        # With beta1 = 0 the moment is bitwise equal to the gradient.
-        optimizer = coupled(param, betas=(0.0, 0.9), state_dtype=torch.bfloat16, state_seed=seed)
+        # With beta1 = 0.5 and a previous moment of 0, the moment is bitwise equal to half the gradient.
+        optimizer = coupled(param, betas=(0.5, 0.9), state_dtype=torch.bfloat16, state_seed=seed)
         for step in range(1, steps + 1):
             grad = torch.randn(V, H, generator=torch.Generator().manual_seed(V * H + step)) * scale
-            run(optimizer, param, [grad])
+            if step > 1:
+                moment_of(optimizer, param).zero_()
+            run(optimizer, param, [2 * grad])
             expected = rounded_table(grad, seed=seed, table=0, step=step)
             assert torch.equal(moment_of(optimizer, param).double(), expected)
 
@@ -132,8 +134,8 @@ class TestUpdates:
         real = step.Rounding
         monkeypatch.setattr(step, "Rounding", lambda key, **_: real(key, first, is_large=True))
         param, grad = table(SHAPE), gradients(SHAPE, 1)[0]
-        optimizer = coupled(param, betas=(0.0, 0.9), **BFLOAT16)
-        run(optimizer, param, [grad])
+        optimizer = coupled(param, betas=(0.5, 0.9), **BFLOAT16)
+        run(optimizer, param, [2 * grad])
         key = reference_rounding.table_key(3, 0)
         expected = [
             reference_rounding.rounded_number(x, reference_rounding.random_bits(key, 1, first + i))
@@ -155,11 +157,13 @@ class TestUpdates:
     def test_different_tables_and_steps_have_different_bits(self) -> None:
         params = [nn.Parameter(torch.zeros(64, 64)) for _ in range(3)]
         groups = [{"params": params[:2], "coupled": True}, {"params": params[2:], "coupled": True}]
-        optimizer = CoupledAdamW(groups, betas=(0.0, 0.9), **BFLOAT16)
+        optimizer = CoupledAdamW(groups, betas=(0.5, 0.9), **BFLOAT16)
         seen = []
         for step in (1, 2):
             for param in params:
-                param.grad = torch.full((64, 64), 1 + 2.0**-8)
+                param.grad = torch.full((64, 64), 2 * (1 + 2.0**-8))
+                if step == 2:
+                    moment_of(optimizer, param).zero_()
             if step == 2:
                 params[0].grad = None  # the others keep their numbers
             optimizer.step()
@@ -172,7 +176,7 @@ class TestUpdates:
 
     def test_the_compiled_step_has_the_same_bits(self) -> None:
         params = [table(SHAPE), table(SHAPE)]
-        optimizers = [coupled(param, **BFLOAT16, **MEMBERS[-1], betas=(0.0, 0.9)) for param in params]
+        optimizers = [coupled(param, **BFLOAT16, **MEMBERS[-1], betas=(0.5, 0.9)) for param in params]
         torch._dynamo.reset()
         steps = [torch.compile(optimizers[0].step, backend="aot_eager"), optimizers[1].step]
         for grad in gradients(SHAPE, 3):
