@@ -30,10 +30,11 @@ def make_table(
     size: float = 1.0,
     padding: int = 0,
     row_moment: bool = True,
+    momentum: bool = True,
     step: int = 3,
     **hyper: Any,
 ) -> Table:
-    """A table in the middle of training, whose rows differ by orders of magnitude."""
+    """A table in the middle of training, whose rows differ by orders of magnitude. Without momentum, beta1 is 0."""
     generator = torch.Generator().manual_seed(sum(shape))
     V, H = shape
     scale = torch.logspace(-4, 0, V).unsqueeze(1)
@@ -41,11 +42,14 @@ def make_table(
     def random() -> Tensor:
         return torch.randn(V, H, generator=generator) * scale
 
+    param, grad, moment = random(), random() * size, random() * 0.1
+    if not momentum:
+        hyper["beta1"] = 0.0
     return Table(
         rows=max(V - padding, 1),
-        param=random().to(dtypes[0]),
-        grad=(random() * size).to(dtypes[1]),
-        exp_avg=(random() * 0.1).to(dtypes[2]),
+        param=param.to(dtypes[0]),
+        grad=grad.to(dtypes[1]),
+        exp_avg=moment.to(dtypes[2]) if momentum else None,
         exp_avg_sq=torch.rand(1, H, generator=generator) * 0.1,
         step=torch.tensor(float(step)),
         hyper=Hyperparameters(**{**HYPER, **hyper}),
@@ -74,6 +78,11 @@ def close_state(value: Table, expected: Table) -> None:
         close(getattr(value, name), getattr(expected, name))
 
 
+def moment_of(table: Table, factor: float) -> Tensor:
+    """m_t of a table after its update."""
+    return table.grad * factor if table.exp_avg is None else table.exp_avg
+
+
 def total(sums: Tensor) -> Tensor:
     return sums.sum(dim=0, keepdim=True)
 
@@ -89,7 +98,7 @@ def step_without_clipping(kernels: ModuleType, table: Table, factor: Tensor | No
     sums: FirstPass = kernels.first_pass(table, factor, **options)
     kernels.advance_column_moment(table, sums.column_sums, factor, **options)
     coefficient, offset = kernels.coefficients(table, sums.weighted_sums if table.hyper.mean_free else None, None)
-    kernels.move_rows(table, coefficient, sums.row_factor, offset, **options)
+    kernels.move_rows(table, coefficient, sums.row_factor, offset, factor, **options)
     return sums
 
 
@@ -100,7 +109,7 @@ def step_with_clipping(kernels: ModuleType, table: Table, factor: Tensor | None 
     if table.hyper.mean_free:
         weighted_sums = kernels.advance_first_moment(table, row_factor, factor, **options)
         coefficient, offset = kernels.coefficients(table, weighted_sums, None)
-        kernels.move_rows(table, coefficient, row_factor, offset, **options)
+        kernels.move_rows(table, coefficient, row_factor, offset, factor, **options)
     else:
         coefficient, _ = kernels.coefficients(table, None, None)
         kernels.apply_update(table, coefficient, row_factor, factor, **options)

@@ -14,7 +14,11 @@ PARTIAL: dict[str, Any] = {"row_exponent": 0.25, "mean_free": True}
 GRADS = gradients((40, 8), 6)
 
 
-@pytest.mark.parametrize("member", [PARTIAL, {"row_exponent": 0.5, "max_grad_norm": 0.01}], ids=str)
+@pytest.mark.parametrize(
+    "member",
+    [PARTIAL, {"row_exponent": 0.5, "max_grad_norm": 0.01}, {**PARTIAL, "betas": (0.0, 0.99)}],
+    ids=str,
+)
 def test_a_compiled_step_leaves_padding_out_of_all_means(member: dict[str, Any]) -> None:
     params = [table((40, 8)), table((40, 8))]
     optimizers = [coupled(param, vocabulary_size=13, **member) for param in params]

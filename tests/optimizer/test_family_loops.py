@@ -58,6 +58,12 @@ def build_table(grad: Tensor, *, real_rows: int | None = None, step: int = 0, **
         ),
         ({"mean_free": True, "max_grad_norm": 1e6}, ["advance_first_moment", "move_rows"]),
         ({**PARTIAL, "lr": torch.tensor(0.1), "row_exponent": torch.tensor(0.25)}, ["first_pass", "move_rows"]),
+        ({**PARTIAL, "betas": (0.0, 0.99)}, ["first_pass", "move_rows"]),
+        (
+            {**PARTIAL, "betas": (0.0, 0.99), "max_grad_norm": 1e6},
+            ["square_sums", "advance_row_moment", "advance_first_moment", "move_rows"],
+        ),
+        ({"row_exponent": 0.25, "betas": (0.0, 0.99)}, ["square_sums", "advance_row_moment", "apply_update"]),
     ],
     ids=str,
 )
@@ -102,7 +108,7 @@ def test_tables_that_the_loops_do_not_support_use_torch_operations(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.1}, {"mean_free": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.1}, {"mean_free": False}, {"betas": (0.0, 0.99)}], ids=str)
 def test_a_step_gives_the_same_bits_for_any_number_of_threads(
     loops: ModuleType, threads: Callable[[int], None], dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
@@ -272,15 +278,16 @@ def test_sums_of_the_first_pass_stay_within_the_memory_limit(
     assert sum(made) <= min(whole.grad.numel() * whole.grad.itemsize / 4, 6 * 2**20) + 64 * shape[1]
 
 
+@pytest.mark.parametrize("betas", [(0.9, 0.99), (0.0, 0.99)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 1e-3}, {"mean_free": False}], ids=str)
 def test_a_step_writes_no_gradient_and_autograd_notices_the_written_table(
-    loops: ModuleType, options: dict[str, Any]
+    loops: ModuleType, options: dict[str, Any], betas: tuple[float, float]
 ) -> None:
     param = table(SHAPE)
-    optimizer = coupled(param, **{**PARTIAL, **options}, maximize=True)
+    optimizer = coupled(param, **{**PARTIAL, **options}, betas=betas, maximize=True)
     run(optimizer, param, gradients(SHAPE, 1))
     state = optimizer.state[param]
-    written = [param, state["exp_avg"], state["row_avg_sq"]]
+    written = [param, state["row_avg_sq"], *([state["exp_avg"]] if betas[0] else [])]
     versions = [tensor._version for tensor in written]
     loss = param.square().sum()  # saves the table for the backward pass
     grad = gradients(SHAPE, 1)[0]

@@ -18,6 +18,7 @@ from coupled_adam import CoupledAdamW, convert_state_dict, param_groups
 from coupled_adam.optimizer import checks
 
 PARTIAL: dict[str, Any] = {"row_exponent": 0.25, "mean_free": True}
+WITHOUT_MOMENTUM: dict[str, Any] = {"betas": (0.0, 0.99), "row_exponent": 1.0, "mean_free": True}
 GRADS = gradients((40, 8), 6)
 
 
@@ -28,13 +29,14 @@ def trained(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> tupl
     return param, optimizer
 
 
+@pytest.mark.parametrize("member", [PARTIAL, WITHOUT_MOMENTUM], ids=["partial", "without momentum"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("through", ["state dict", "deepcopy", "pickle"])
-def test_resumed_training_is_bitwise_equal(dtype: torch.dtype, through: str) -> None:
-    param, optimizer = trained(PARTIAL, dtype)
+def test_resumed_training_is_bitwise_equal(dtype: torch.dtype, through: str, member: dict[str, Any]) -> None:
+    param, optimizer = trained(member, dtype)
     if through == "state dict":
         other = nn.Parameter(param.detach().clone())
-        copied = coupled(other, **PARTIAL)
+        copied = coupled(other, **member)
         copied.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     else:
         copied = copy.deepcopy(optimizer) if through == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
@@ -131,13 +133,18 @@ def test_a_pickle_of_0_1_0_continues_as_coupled_adam() -> None:
 @pytest.mark.parametrize("overflow_at", [None, 0, 2])
 @pytest.mark.parametrize("max_grad_norm", [None, 0.1])
 @pytest.mark.parametrize("flags", [{}, {"fused": True}], ids=["foreach", "fused"])
+@pytest.mark.parametrize("member", [PARTIAL, WITHOUT_MOMENTUM], ids=["partial", "without momentum"])
 def test_scaled_training_equals_unscaled_training(
-    path: ModuleType, flags: dict[str, Any], max_grad_norm: float | None, overflow_at: int | None
+    path: ModuleType,
+    member: dict[str, Any],
+    flags: dict[str, Any],
+    max_grad_norm: float | None,
+    overflow_at: int | None,
 ) -> None:
     torch.manual_seed(0)
     scaled = LanguageModel()
     plain = copy.deepcopy(scaled)
-    options = {"lr": 0.01, "weight_decay": 0.1, "max_grad_norm": max_grad_norm, **PARTIAL}
+    options = {"lr": 0.01, "weight_decay": 0.1, "max_grad_norm": max_grad_norm, **member}
     scaled_optimizer = CoupledAdamW(scaled, **options, **flags)
     plain_optimizer = CoupledAdamW(plain, **options)
     train_scaled(scaled, scaled_optimizer, False, overflow_at)
@@ -147,12 +154,14 @@ def test_scaled_training_equals_unscaled_training(
     assert {state["step"].item() for state in scaled_optimizer.state.values()} == {4 if overflow_at is None else 3}
 
 
+@pytest.mark.parametrize("betas", [(0.9, 0.99), (0.0, 0.99)], ids=str)
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["numbers", "tensors"])
-def test_a_compiled_step_equals_the_eager_one(as_tensor: bool) -> None:
+def test_a_compiled_step_equals_the_eager_one(as_tensor: bool, betas: tuple[float, float]) -> None:
     torch._dynamo.reset()  # torch 2.6 cannot compile the step of one optimizer after that of another
     params = [table((40, 8)), table((40, 8))]
     exponent: Tensor | float = torch.tensor(0.25) if as_tensor else 0.25
-    optimizers = [coupled(param, row_exponent=exponent, mean_free=True, max_grad_norm=0.5) for param in params]
+    options = {"betas": betas, "row_exponent": exponent, "mean_free": True, "max_grad_norm": 0.5}
+    optimizers = [coupled(param, **options) for param in params]
     steps = [torch.compile(optimizers[0].step), optimizers[1].step]
     for grad in GRADS[:3]:
         for param, step in zip(params, steps, strict=True):

@@ -2,12 +2,22 @@
 
 import copy
 import importlib
+import itertools
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from family_tables import close, close_state, close_sums, make_table, step_with_clipping, step_without_clipping, total
+from family_tables import (
+    close,
+    close_state,
+    close_sums,
+    make_table,
+    moment_of,
+    step_with_clipping,
+    step_without_clipping,
+    total,
+)
 from torch import Tensor
 
 from coupled_adam.optimizer import family_blockwise
@@ -42,12 +52,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 STEPS = pytest.mark.parametrize("take_step", [step_without_clipping, step_with_clipping])
 
 
+@pytest.mark.parametrize("momentum", [True, False])
 @pytest.mark.parametrize("row_moment", [True, False])
 @pytest.mark.parametrize(("shape", "padding"), [(shape, n) for shape in SHAPES for n in (0, 1, 6) if n <= shape[0]])
 def test_each_function_agrees_with_torch_operations(
-    kernels: ModuleType, shape: tuple[int, int], row_moment: bool, padding: int
+    kernels: ModuleType, shape: tuple[int, int], row_moment: bool, padding: int, momentum: bool
 ) -> None:
-    value = make_table(shape, padding=padding, row_moment=row_moment, weight_decay=0.1)
+    value = make_table(shape, padding=padding, row_moment=row_moment, momentum=momentum, weight_decay=0.1)
     expected = copy.deepcopy(value)
     factor = torch.tensor(0.3)
 
@@ -68,15 +79,15 @@ def test_each_function_agrees_with_torch_operations(
     expected_sums = family_blockwise.advance_first_moment(expected, row_factor, factor)
     close_state(value, expected)
     weights = 1.0 if row_factor is None else row_factor
-    close_sums(weighted_sums, expected_sums, (value.exp_avg * weights)[: value.real_rows])
+    close_sums(weighted_sums, expected_sums, (moment_of(value, 0.3) * weights)[: value.real_rows])
 
     coefficient, offset = kernels.coefficients(value, weighted_sums, None)
     expected_coefficient, expected_offset = family_blockwise.coefficients(expected, weighted_sums, None)
     close(coefficient, expected_coefficient)
     close(offset, expected_offset)
 
-    kernels.move_rows(value, coefficient, row_factor, offset)
-    family_blockwise.move_rows(expected, coefficient, row_factor, offset)
+    kernels.move_rows(value, coefficient, row_factor, offset, factor)
+    family_blockwise.move_rows(expected, coefficient, row_factor, offset, factor)
     close_state(value, expected)
     kernels.apply_update(value, coefficient, row_factor, factor)
     family_blockwise.apply_update(expected, coefficient, row_factor, factor)
@@ -84,13 +95,14 @@ def test_each_function_agrees_with_torch_operations(
     assert value.step.item() == 5
 
 
+@pytest.mark.parametrize("momentum", [True, False])
 @pytest.mark.parametrize("row_moment", [True, False])
 @pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] > 1], ids=str)
 def test_first_pass_does_the_work_of_three_functions(
-    kernels: ModuleType, shape: tuple[int, int], padding: int, row_moment: bool
+    kernels: ModuleType, shape: tuple[int, int], padding: int, row_moment: bool, momentum: bool
 ) -> None:
-    value = make_table(shape, padding=padding, row_moment=row_moment)
+    value = make_table(shape, padding=padding, row_moment=row_moment, momentum=momentum)
     expected = copy.deepcopy(value)
     factor = torch.tensor(0.3)
     sums, expected_sums = kernels.first_pass(value, factor), family_blockwise.first_pass(expected, factor)
@@ -98,7 +110,7 @@ def test_first_pass_does_the_work_of_three_functions(
     close(total(sums.column_sums), total(expected_sums.column_sums))
     close(sums.row_factor, expected_sums.row_factor)
     weights = 1.0 if sums.row_factor is None else sums.row_factor
-    close_sums(sums.weighted_sums, expected_sums.weighted_sums, (value.exp_avg * weights)[: value.real_rows])
+    close_sums(sums.weighted_sums, expected_sums.weighted_sums, (moment_of(value, 0.3) * weights)[: value.real_rows])
 
 
 @STEPS
@@ -111,6 +123,8 @@ def test_first_pass_does_the_work_of_three_functions(
         {"column_exponent": 0.5, "second_moment_scale": 0.125, "maximize": True},
         {"row_exponent": 0.0, "mean_free": False},
         {"beta1": 0.0, "beta2": 0.0},
+        {"momentum": False, "row_exponent": 1.0, "weight_decay": 0.1},
+        {"momentum": False, "column_exponent": 0.5, "mean_free": False, "maximize": True},
         {"beta2": 0.0, "eps": 0.0},
     ],
     ids=str,
@@ -120,8 +134,8 @@ def test_every_option_gives_the_updates_of_the_literal_algorithm(
 ) -> None:
     table = make_table((53, 19), padding=3, step=0, **options)
     for state in (table.exp_avg, table.exp_avg_sq, table.row_avg_sq):
-        assert state is not None
-        state.zero_()
+        if state is not None:
+            state.zero_()
     hyper = table.hyper
     expected: ReferenceState = reference_init(table.param)
     generator = torch.Generator().manual_seed(1)
@@ -264,25 +278,33 @@ def test_lr_and_exponents_in_tensors_and_a_step_count_on_the_device_give_the_sam
 
 
 @STEPS
+@pytest.mark.parametrize("momentum", [True, False])
 @pytest.mark.parametrize("mean_free", [True, False])
 @pytest.mark.parametrize("on_device", [True, False])
 def test_found_inf_writes_nothing(
-    kernels: ModuleType, take_step: Any, mean_free: bool, on_device: bool, monkeypatch: pytest.MonkeyPatch
+    kernels: ModuleType,
+    take_step: Any,
+    mean_free: bool,
+    on_device: bool,
+    momentum: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kernels, "step_on_device", lambda table: on_device)
-    value = make_table((53, 19), mean_free=mean_free)
+    value = make_table((53, 19), mean_free=mean_free, momentum=momentum)
     before = copy.deepcopy(value)
     take_step(kernels, value, found_inf=torch.tensor(1.0))
-    for name in ("param", "exp_avg", "exp_avg_sq", "row_avg_sq"):
+    names = ["param", "grad", "exp_avg_sq", "row_avg_sq", *(["exp_avg"] if momentum else [])]
+    for name in names:
         assert torch.equal(getattr(value, name), getattr(before, name))
     assert value.step.item() == (3 if on_device else 4)  # a step count on the host cannot know
     take_step(kernels, value, found_inf=torch.tensor(0.0))
     assert not torch.equal(value.param, before.param)
 
 
+@pytest.mark.parametrize("momentum", [True, False])
 @pytest.mark.parametrize("shape", [(0, 19), (5, 0), (0, 0)], ids=str)
-def test_an_empty_shard_has_sums_of_zero(kernels: ModuleType, shape: tuple[int, int]) -> None:
-    table = make_table(shape)
+def test_an_empty_shard_has_sums_of_zero(kernels: ModuleType, shape: tuple[int, int], momentum: bool) -> None:
+    table = make_table(shape, momentum=momentum)
     table.width = 19
     column_sums, row_sums = kernels.square_sums(table)
     assert column_sums.shape[1] == shape[1]
@@ -353,8 +375,8 @@ def test_row_exponent_zero_gives_a_factor_of_exactly_one(kernels: ModuleType, ep
 def test_rows_too_wide_for_registers_need_one_more_pass(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "MAX_WIDTH", 16)
     monkeypatch.setattr(kernels, "WIDE_ROW_BLOCK_H", 8)
-    for size in (1.0, 1e25):
-        value = make_table((53, 19), padding=2, size=size)
+    for size, momentum in itertools.product((1.0, 1e25), (True, False)):
+        value = make_table((53, 19), padding=2, size=size, momentum=momentum)
         expected = copy.deepcopy(value)
         step_without_clipping(kernels, value)
         step_without_clipping(family_blockwise, expected)
@@ -371,8 +393,9 @@ def test_two_runs_are_bitwise_equal(kernels: ModuleType, take_step: Any) -> None
 
 
 @STEPS
-def test_mean_free_updates_add_up_to_zero(kernels: ModuleType, take_step: Any) -> None:
-    table = make_table((150, 70), padding=11)
+@pytest.mark.parametrize("momentum", [True, False])
+def test_mean_free_updates_add_up_to_zero(kernels: ModuleType, take_step: Any, momentum: bool) -> None:
+    table = make_table((150, 70), padding=11, momentum=momentum)
     before = table.param.double()
     take_step(kernels, table)
     update = table.param.double() - before

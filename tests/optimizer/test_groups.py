@@ -288,6 +288,30 @@ def test_summary_shows_tables_groups_and_the_saved_bytes() -> None:
     assert ["saving", f"{saving:,} ({saving / adamw:.0%})"] in lines
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"betas": (0.0, 0.99)},
+        {"row_exponent": 0.25},
+        {"row_exponent": 1.0, "betas": (0.0, 0.99), "state_dtype": torch.bfloat16},
+        {"state_dtype": torch.bfloat16},
+    ],
+    ids=str,
+)
+def test_summary_counts_the_bytes_of_the_true_state(options: dict[str, Any], dtype: torch.dtype) -> None:
+    model = GPT(tied=True).to(dtype)
+    groups = param_groups(model, options={"output_embeddings": options})
+    optimizer = CoupledAdamW(groups)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    states = [state for state in optimizer.state.values() if state]
+    size = sum(moment.nbytes for state in states for key, moment in state.items() if key != "step")
+    assert f"these groups     {size:,}" in str(groups)
+
+
 def test_groups_can_be_used_by_several_coupled_optimizers_with_their_own_options() -> None:
     groups = param_groups(GPT(tied=False))
     before = [dict(group) for group in groups]

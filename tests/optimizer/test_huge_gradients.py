@@ -94,19 +94,22 @@ def test_one_spike_in_the_whole_table_does_not_freeze_its_column(path: ModuleTyp
     assert relative_error(param, expected.embeddings) < 1e-6
 
 
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.999)], ids=str)
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize("size", HUGE)
-def test_clipping_huge_gradients_is_exact(path: ModuleType, size: float, flags: dict[str, Any]) -> None:
+def test_clipping_huge_gradients_is_exact(
+    path: ModuleType, size: float, flags: dict[str, Any], betas: tuple[float, float]
+) -> None:
     param, other = table(SHAPE), nn.Parameter(torch.randn(7, generator=torch.Generator().manual_seed(2)))
     grads = [signs(*SHAPE) * size, signs(7) * size * 0.5]
     if size == 3e38:
         grads = [grad / 64 for grad in grads]  # the norm must fit into float32 to be compared
     norm = torch.cat([grad.double().flatten() for grad in grads]).norm()
     ours, others = clipped(grads, 1.0)
-    expected = oracle(param, [ours, *gradients(SHAPE, 2)])
+    expected = oracle(param, [ours, *gradients(SHAPE, 2)], betas=betas)
     start, expected_other = other.detach().clone(), reference_adamw(other, others)
     optimizer = CoupledAdamW(
-        [{"params": [param], "coupled": True, "weight_decay": 0.0}, {"params": [other]}],
+        [{"params": [param], "coupled": True, "weight_decay": 0.0, "betas": betas}, {"params": [other]}],
         max_grad_norm=1.0,
         error_if_nonfinite=True,  # they are finite
         **flags,

@@ -175,7 +175,11 @@ def test_the_step_count_lives_where_torch_puts_it(flags: dict[str, Any], device:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.1}, {"lr": torch.tensor(0.01)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_grad_norm": 0.1}, {"lr": torch.tensor(0.01)}, {"options": {"output_embeddings": {"betas": (0.0, 0.9)}}}],
+    ids=str,
+)
 def test_compiled_step_equals_the_eager_one(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     compiled_model = LanguageModel()
@@ -202,7 +206,13 @@ def test_temporaries_have_at_most_6_mib_and_a_quarter_of_the_table(dtype: torch.
     """Counted by torch's profiler; the row blocks are the only temporaries."""
     for shape, options in itertools.product(
         [(60_000, 256), (2048, 768), (4096, 64), (401, 64)],
-        [{}, {"max_grad_norm": 0.1}, {"fused": True}, {"maximize": True, "weight_decay": 0.1}],
+        [
+            {},
+            {"max_grad_norm": 0.1},
+            {"fused": True},
+            {"maximize": True, "weight_decay": 0.1},
+            {"betas": (0.0, 0.99), "max_grad_norm": 0.1},
+        ],
     ):
         if shape[0] == 60_000 and options:
             continue  # the limit does not depend on it, and a large table is slow
