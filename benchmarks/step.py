@@ -16,6 +16,7 @@ the CPU, CoupledAdamW is timed with numba's compiled loops, if installed, and wi
 
 import argparse
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -140,16 +141,30 @@ def peers(device: str, state_dtype: torch.dtype | None) -> list[Peer]:
             moment_passes=3,
         ),
     ]
+    everywhere += [
+        replace(
+            peer,
+            name=f"{peer.name}, beta1 = 0",
+            passes=passes,
+            build=functools.partial(peer.build, betas=(0.0, 0.99)),
+            moment_passes=0,
+        )
+        for peer, passes in zip(of_coupled(everywhere), (4, 4, 4, 5), strict=True)
+    ]
     if state_dtype is not None:
         everywhere += [
             replace(peer, name=f"{peer.name}, {name_of(state_dtype)} state", state_dtype=state_dtype)
-            for peer in everywhere
-            if peer.name.startswith("CoupledAdamW")
+            for peer in of_coupled(everywhere)
+            if peer.moment_passes
         ]
     if not numba:
         return everywhere
-    without = [replace(peer, name=f"{peer.name}, torch operations", numba=False) for peer in everywhere]
-    return everywhere + [peer for peer in without if peer.name.startswith("CoupledAdamW")]
+    without = [replace(peer, name=f"{peer.name}, torch operations", numba=False) for peer in of_coupled(everywhere)]
+    return everywhere + without
+
+
+def of_coupled(every: list[Peer]) -> list[Peer]:
+    return [peer for peer in every if peer.name.startswith("CoupledAdamW")]
 
 
 def seconds_of(function: Callable[[], object], repeats: int, device: str) -> float:

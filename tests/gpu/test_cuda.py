@@ -26,6 +26,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"foreach": True, "weight_decay": 0.1, "lr": 0.1},
     {"fused": True, "maximize": True, "scale_exponent": 3.0},
     {"betas": (0.0, 0.5), "scale_exponent": -2.5},
+    {"betas": (0.0, 0.99), "fused": True, "maximize": True, "weight_decay": 0.1},
+    {"betas": (0.0, 0.99), "capturable": True},
     {"fused": True, "betas": (0.9, 0.0), "weight_decay": 0.1},
 ]
 ORACLE_OPTIONS = ("lr", "betas", "eps", "weight_decay", "scale_exponent", "maximize")
@@ -181,15 +183,25 @@ def test_a_fused_step_never_waits_for_the_device(clip: float | None, scaled: boo
 
 def test_no_temporary_of_the_size_of_the_table_is_allocated() -> None:
     shape = (50_304, 768)
-    for options in ({}, {"fused": True, "max_grad_norm": 0.1}, {"maximize": True, "weight_decay": 0.1}):
+    without_momentum = {"betas": (0.0, 0.99), "fused": True, "max_grad_norm": 0.1, "maximize": True}
+    for options in (
+        {},
+        {"fused": True, "max_grad_norm": 0.1},
+        {"maximize": True, "weight_decay": 0.1},
+        without_momentum,
+        {**without_momentum, "row_exponent": 1.0, "mean_free": True},
+    ):
         param = table(shape, device="cuda")
         optimizer = coupled(param, **options)
         run(optimizer, param, gradients(shape, 1, device="cuda"))
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        before, grad = torch.cuda.memory_allocated(), param.grad
+        assert grad is not None
+        version = grad._version
         optimizer.step()
         assert torch.cuda.max_memory_allocated() - before < 8 * 2**20
+        assert grad._version == version
 
 
 @pytest.mark.parametrize("overflow_at", [None, 0, 2])

@@ -46,11 +46,14 @@ def to(table: Table, device: str, *, step: bool = False) -> Table:
 
 
 @STEPS
+@pytest.mark.parametrize("momentum", [True, False])
 @pytest.mark.parametrize("V", [1, 1501])
 @pytest.mark.parametrize("H", [1, 70, 768, 1000, 4096, 8192, 9000])
-def test_every_width_agrees_with_torch_operations(kernels: ModuleType, take_step: Any, H: int, V: int) -> None:
+def test_every_width_agrees_with_torch_operations(
+    kernels: ModuleType, take_step: Any, H: int, V: int, momentum: bool
+) -> None:
     # A single row without its mean is zero.
-    expected = make_table((V, H), padding=V // 100, weight_decay=0.1, mean_free=V > 1)
+    expected = make_table((V, H), padding=V // 100, momentum=momentum, weight_decay=0.1, mean_free=V > 1)
     value = to(expected, "cuda")
     for _ in range(2):
         take_step(kernels, value)
@@ -67,6 +70,9 @@ def test_every_width_agrees_with_torch_operations(kernels: ModuleType, take_step
         {"row_exponent": 0.0, "eps": 0.0},
         {"row_exponent": 1.0, "column_exponent": 0.0, "maximize": True, "second_moment_scale": 0.125},
         {"beta1": 0.0, "beta2": 0.0, "padding": 1501},
+        {"momentum": False, "row_exponent": 1.0},
+        {"momentum": False, "mean_free": False, "maximize": True},
+        {"momentum": False, "row_moment": False, "padding": 3},
     ],
     ids=str,
 )
@@ -152,12 +158,14 @@ def test_an_empty_shard_has_sums_of_zero(kernels: ModuleType, shape: tuple[int, 
 
 
 @STEPS
+@pytest.mark.parametrize("momentum", [True, False])
 @pytest.mark.parametrize("mean_free", [True, False])
-def test_found_inf_writes_nothing(kernels: ModuleType, take_step: Any, mean_free: bool) -> None:
-    value = to(make_table((1501, 768), mean_free=mean_free), "cuda", step=True)
+def test_found_inf_writes_nothing(kernels: ModuleType, take_step: Any, mean_free: bool, momentum: bool) -> None:
+    value = to(make_table((1501, 768), mean_free=mean_free, momentum=momentum), "cuda", step=True)
     before = to(value, "cuda", step=True)
     take_step(kernels, value, found_inf=torch.ones((), device="cuda"))
-    assert all(torch.equal(getattr(value, name), getattr(before, name)) for name in STATE)
+    names = [name for name in ("grad", *STATE) if momentum or name != "exp_avg"]
+    assert all(torch.equal(getattr(value, name), getattr(before, name)) for name in names)
     take_step(kernels, value, found_inf=torch.zeros((), device="cuda"))
     assert not torch.equal(value.param, before.param)
     assert value.step.item() == 4
@@ -174,8 +182,11 @@ def test_two_runs_are_bitwise_equal(kernels: ModuleType, take_step: Any) -> None
 
 
 @STEPS
-def test_the_host_never_waits_and_no_temporary_has_the_size_of_a_table(kernels: ModuleType, take_step: Any) -> None:
-    table = to(make_table((50_304, 768)), "cuda", step=True)
+@pytest.mark.parametrize("momentum", [True, False])
+def test_the_host_never_waits_and_no_temporary_has_the_size_of_a_table(
+    kernels: ModuleType, take_step: Any, momentum: bool
+) -> None:
+    table = to(make_table((50_304, 768), momentum=momentum), "cuda", step=True)
     take_step(kernels, table)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -190,10 +201,13 @@ def test_the_host_never_waits_and_no_temporary_has_the_size_of_a_table(kernels: 
 
 
 @STEPS
+@pytest.mark.parametrize("momentum", [True, False])
 @pytest.mark.parametrize("mean_free", [True, False])
-def test_a_graph_rereads_learning_rate_and_exponents(kernels: ModuleType, take_step: Any, mean_free: bool) -> None:
+def test_a_graph_rereads_learning_rate_and_exponents(
+    kernels: ModuleType, take_step: Any, mean_free: bool, momentum: bool
+) -> None:
     numbers = {"lr": torch.tensor(0.01), "row_exponent": torch.tensor(0.25), "column_exponent": torch.tensor(1.0)}
-    plain = make_table((1501, 768), weight_decay=0.1, mean_free=mean_free, **numbers)
+    plain = make_table((1501, 768), weight_decay=0.1, mean_free=mean_free, momentum=momentum, **numbers)
     value = to(plain, "cuda", step=True)
     take_step(kernels, to(value, "cuda", step=True))  # compiles
     torch.cuda.synchronize()

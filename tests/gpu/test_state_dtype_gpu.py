@@ -40,6 +40,12 @@ def bfloat16_state(param: nn.Parameter, **options: Any) -> Any:
     return coupled(param, state_dtype=torch.bfloat16, state_seed=11, **options)
 
 
+def forget_moments(*optimizers: torch.optim.Optimizer) -> None:
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            state["exp_avg"].zero_()
+
+
 def bits(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().view(torch.int16)
 
@@ -50,11 +56,12 @@ def bits(tensor: Tensor) -> Tensor:
 def test_the_same_float32_is_rounded_as_on_the_cpu(
     path: None, shape: tuple[int, int], options: dict[str, Any], flags: dict[str, Any]
 ) -> None:
-    # With beta1 = 0 the moment is bitwise equal to the gradient.
+    # From a moment of 0 and with beta1 = 0.5, the moment is bitwise equal to half the gradient.
     param, on_cpu = table(shape, device="cuda"), table(shape)
-    optimizer = bfloat16_state(param, betas=(0.0, 0.9), **options, **flags)
-    expected = bfloat16_state(on_cpu, betas=(0.0, 0.9), **options)
+    optimizer = bfloat16_state(param, betas=(0.5, 0.9), **options, **flags)
+    expected = bfloat16_state(on_cpu, betas=(0.5, 0.9), **options)
     for grad in gradients(shape, 3):
+        forget_moments(optimizer, expected)
         run(optimizer, param, [grad.cuda()])
         run(expected, on_cpu, [grad])
         assert torch.equal(bits(optimizer.state[param]["exp_avg"]), bits(expected.state[on_cpu]["exp_avg"]))
@@ -62,9 +69,10 @@ def test_the_same_float32_is_rounded_as_on_the_cpu(
 
 def test_rounding_matches_the_literal_one(path: None) -> None:
     param = table((53, 19), device="cuda")
-    optimizer = bfloat16_state(param, betas=(0.0, 0.9))
+    optimizer = bfloat16_state(param, betas=(0.5, 0.9))
     for t, grad in enumerate(gradients((53, 19), 3), start=1):
-        run(optimizer, param, [grad.cuda()])
+        forget_moments(optimizer)
+        run(optimizer, param, [2 * grad.cuda()])
         expected = rounded_table(grad, seed=11, table=0, step=t)
         assert torch.equal(optimizer.state[param]["exp_avg"].cpu().double(), expected)
 
@@ -72,7 +80,7 @@ def test_rounding_matches_the_literal_one(path: None) -> None:
 def test_numbers_without_two_neighbours_are_rounded_to_nearest(path: None) -> None:
     param = table((2, len(SPECIAL)), device="cuda")
     grad = torch.tensor([SPECIAL, SPECIAL])
-    optimizer = bfloat16_state(param, betas=(0.0, 0.9))
+    optimizer = bfloat16_state(param, betas=(2.0**-30, 0.9))  # 1 - beta1 is 1 in float32: the moment is the gradient
     run(optimizer, param, [grad.cuda()])
     value = optimizer.state[param]["exp_avg"].cpu().float()
     exact = grad.bfloat16().float()
@@ -149,11 +157,12 @@ def test_a_skipped_step_does_not_change_the_moments(options: dict[str, Any]) -> 
 def test_the_compiled_step_has_the_same_bits() -> None:
     shape = (230, 60)
     param, eager = table(shape, device="cuda"), table(shape, device="cuda")
-    optimizer = bfloat16_state(param, betas=(0.0, 0.9))
-    eager_optimizer = bfloat16_state(eager, betas=(0.0, 0.9))
+    optimizer = bfloat16_state(param, betas=(0.5, 0.9))
+    eager_optimizer = bfloat16_state(eager, betas=(0.5, 0.9))
     torch._dynamo.reset()
     compiled_step = torch.compile(optimizer.step)
     for grad in gradients(shape, 3, device="cuda"):
+        forget_moments(optimizer, eager_optimizer)
         param.grad, eager.grad = grad.clone(), grad.clone()
         compiled_step()
         eager_optimizer.step()
@@ -177,8 +186,9 @@ def test_elements_beyond_index_2_to_the_32_have_their_own_bits() -> None:
     # 2^32 + 2^20 elements: 16 GiB for the table, 16 GiB for its gradient, 8 GiB for the moments.
     V, H = 2**20 + 2**8, 2**12
     param = nn.Parameter(torch.zeros(V, H, device="cuda"))
-    param.grad = torch.full((V, H), 1 + 2.0**-8, device="cuda")  # halfway between two bfloat16 numbers
-    optimizer = bfloat16_state(param, betas=(0.0, 0.9), fused=True)
+    # Half of it is halfway between two bfloat16 numbers.
+    param.grad = torch.full((V, H), 2 * (1 + 2.0**-8), device="cuda")
+    optimizer = bfloat16_state(param, betas=(0.5, 0.9), fused=True)
     optimizer.step()
     moments = optimizer.state[param]["exp_avg"]
     first, last = moments[:256] != 1, moments[-256:] != 1

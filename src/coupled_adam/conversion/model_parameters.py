@@ -166,7 +166,7 @@ def _from_names(state_dict: StateDict, names: Sequence[str], origin: str) -> Mod
     ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
     states = [state_dict["state"].get(saved_id) for saved_id in ids]
     empty = torch.empty(0)
-    # A coupled table with beta1 = 0 has no first moment. Its AdamW needs the order of the parameters, so a model, anyway.
+    # A coupled table with beta1 = 0 has no first moment. Its conversion to AdamW needs a model in any case.
     firsts = [state.get("exp_avg", empty) if state else empty for state in states]
     named = {name: _parameter(first) for name, first in zip(names, firsts, strict=True)}
     return ModelParameters(named, None, in_order=False, origin=origin)

@@ -26,7 +26,7 @@ class ScaleByCoupledAdamState(NamedTuple):
     """
 
     count: jax.Array  # t, () int32
-    mu: optax.Updates  # first moment, (V, H) in the dtype of the table or mu_dtype
+    mu: optax.Updates | None  # first moment, (V, H) in the dtype of the table or mu_dtype; None if b1 is the number 0
     column_nu: optax.Updates  # mean squares of the columns, (1, H) float32; float64 for float64 tables
     row_nu: optax.Updates | None  # mean squares of the rows, (V, 1) float32; None if the row exponent is the number 0
 
@@ -59,7 +59,8 @@ def scale_by_coupled_adam(
     squares of column :math:`h` and row :math:`i`, and :math:`s` is their common mean.
 
     Args:
-        b1: decay rate :math:`\beta_1` of the first moment.
+        b1: decay rate :math:`\beta_1` of the first moment. With the number 0, the state has no first moment, which
+            would be a copy of the gradient.
         b2: decay rate :math:`\beta_2` of the second moments.
         eps: :math:`\epsilon`, added to the square roots.
         row_exponent: :math:`y` in [0, 1], or a schedule. 0 is Coupled Adam; 1 gives each row its own second moment. A
@@ -91,6 +92,7 @@ def scale_by_coupled_adam(
         vocabulary_axis=vocabulary_axis,
     )
     keeps_rows = not is_number(row_exponent) or row_exponent != 0
+    keeps_mu = not is_number(b1) or b1 != 0
     over_vocabulary, over_width = vocabulary_axis, 1 - vocabulary_axis
 
     def init(params: optax.Params) -> ScaleByCoupledAdamState:
@@ -101,8 +103,8 @@ def scale_by_coupled_adam(
             # Sums of the zeros in mu inherit the sharding of its rows or columns; new zeros would be on one device.
             return jax.tree.map(lambda table, m: m.sum(axis, dtype=_wide(table), keepdims=True), params, mu)
 
-        row_nu = zeros(over_width) if keeps_rows else None
-        return ScaleByCoupledAdamState(jnp.zeros([], jnp.int32), mu, zeros(over_vocabulary), row_nu)
+        column_nu, row_nu = zeros(over_vocabulary), zeros(over_width) if keeps_rows else None
+        return ScaleByCoupledAdamState(jnp.zeros([], jnp.int32), mu if keeps_mu else None, column_nu, row_nu)
 
     def update(
         updates: optax.Updates, state: ScaleByCoupledAdamState, params: optax.Params | None = None
@@ -113,11 +115,15 @@ def scale_by_coupled_adam(
                 f"row_exponent is {row_exponent!r}, but the state was created with row_exponent=0 and has no row "
                 "moments. Call init again, or start the run with a schedule, which has row moments from the start"
             )
+        if keeps_mu and state.mu is None:
+            raise ValueError(f"b1 is {b1!r}, but the state was created with b1=0 and has no mu. Call init again")
         y, x = (value(state.count) if callable(value) else value for value in (row_exponent, column_exponent))
         t = optax.safe_increment(state.count)
         g = jax.tree.map(lambda grad: grad.astype(_wide(grad)), updates)
 
-        mu = jax.tree.map(lambda g, m: b1 * m.astype(g.dtype) + (1 - b1) * g, g, state.mu)
+        mu = g
+        if state.mu is not None:
+            mu = jax.tree.map(lambda g, m: b1 * m.astype(g.dtype) + (1 - b1) * g, g, state.mu)
         column_nu = jax.tree.map(
             lambda g, c: b2 * c + (1 - b2) * _mean(g**2, over_vocabulary, vocabulary_size), g, state.column_nu
         )
@@ -134,13 +140,13 @@ def scale_by_coupled_adam(
 
         moments = (mu, column_nu) if row_nu is None else (mu, column_nu, row_nu)
         new_updates = jax.tree.map(
-            lambda grad, old_mu, u: u.astype(jnp.promote_types(grad.dtype, old_mu.dtype)),
+            lambda grad, old_mu, u: u.astype(jnp.promote_types(grad.dtype, mu_dtype or old_mu.dtype)),
             updates,
-            state.mu,
+            updates if state.mu is None else state.mu,
             jax.tree.map(update_of, *moments),
         )
         # Scans and checkpoints need a state whose dtypes do not depend on gradients and options.
-        new_state = ScaleByCoupledAdamState(t, mu, column_nu, row_nu)
+        new_state = ScaleByCoupledAdamState(t, None if state.mu is None else mu, column_nu, row_nu)
         return new_updates, jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, state)
 
     return optax.GradientTransformation(init, update)

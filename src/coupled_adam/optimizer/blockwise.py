@@ -175,24 +175,27 @@ def _works_in_place(table: Table, factor: float | Tensor) -> bool:
     dtype = table.exp_avg_sq.dtype
     if table.exp_avg is not None:
         return table.param.dtype == table.exp_avg.dtype == dtype
-    return table.param.dtype == table.grad.dtype == dtype and not isinstance(factor, Tensor) and factor == 1.0
+    return table.param.dtype == table.grad.dtype == dtype and not isinstance(factor, Tensor)
 
 
 def _update(table: Table, block: slice, coefficient: Tensor, factor: float | Tensor, keys: StepKeys | None) -> None:
     """Update the given rows of a table, without temporaries if no conversion is needed."""
     hyper, compute_dtype = table.hyper, coefficient.dtype
-    param, exp_avg = table.param[block], None if table.exp_avg is None else table.exp_avg[block]
-    embedding = param.to(compute_dtype)  # the tensor itself if no conversion is needed, also below
-    if exp_avg is None:
-        moment = weighted_gradient(table, block, factor)
-    else:
-        moment = exp_avg.to(compute_dtype)
-        advance_moment(moment, table.grad[block].to(compute_dtype), hyper.beta1, factor)
+    param = table.param[block]
+    embedding = param.to(compute_dtype)  # the tensor itself if no conversion is needed
     if hyper.weight_decay != 0:
         embedding.mul_(1 - hyper.lr * hyper.weight_decay)
-    embedding.addcmul_(moment, coefficient)
-    if exp_avg is not None and moment is not exp_avg:
-        store_moment(table, exp_avg, block, moment, keys)
+    if table.exp_avg is not None:
+        exp_avg = table.exp_avg[block]
+        moment = exp_avg.to(compute_dtype)
+        advance_moment(moment, table.grad[block].to(compute_dtype), hyper.beta1, factor)
+        embedding.addcmul_(moment, coefficient)
+        if moment is not exp_avg:
+            store_moment(table, exp_avg, block, moment, keys)
+    elif isinstance(factor, Tensor):
+        embedding.addcmul_(weighted_gradient(table, block, factor), coefficient)
+    else:  # the same, without a temporary
+        embedding.addcmul_(table.grad[block].to(compute_dtype), coefficient, value=factor)
     if embedding is not param:
         param.copy_(embedding)
 

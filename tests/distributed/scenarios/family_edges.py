@@ -27,7 +27,7 @@ from scenarios.common import (
     random_tensor,
     runs_on,
 )
-from scenarios.family import PARTIAL, family_table
+from scenarios.family import PARTIAL, WITHOUT_MOMENTUM, family_table
 from scenarios.placements import meshes_and_placements
 from scenarios.zero_redundancy import ranks_with_tables, zero
 
@@ -56,7 +56,7 @@ def zero_with_mean_free_updates_equals_single_process() -> None:
 @runs_on(2)
 def a_skipped_step_changes_nothing_and_no_rank_waits() -> None:
     for mesh, placements in meshes_and_placements():
-        for options in (PARTIAL, {**PARTIAL, "max_grad_norm": 0.1}):
+        for options in (PARTIAL, {**PARTIAL, "max_grad_norm": 0.1}, WITHOUT_MOMENTUM):
             table, optimizer = family_table(mesh, placements, (V, H), **options)
             table.grad = place(random_tensor(V, H, seed=1), mesh, placements)
             optimizer.step()

@@ -27,10 +27,13 @@ def moments_under_any_placement_have_the_bits_of_the_literal_rounding() -> None:
         for member in MEMBERS:
             table = nn.Parameter(place(random_tensor(*shape, seed=0), mesh, placements))
             group = {"params": [("table", table)], "coupled": True}
-            optimizer = CoupledAdamW([group], lr=LR, betas=(0.0, 0.9), **STATE, **member)
+            optimizer = CoupledAdamW([group], lr=LR, betas=(0.5, 0.9), **STATE, **member)
             for step in (1, 2):
                 gradient = random_tensor(*shape, seed=step)
-                table.grad = place(gradient, mesh, placements)
+                # From a moment of 0, half of twice the gradient is exactly the gradient.
+                if step == 2:
+                    optimizer.state[table]["exp_avg"].zero_()
+                table.grad = place(2 * gradient, mesh, placements)
                 optimizer.step()
                 moment = optimizer.state[table]["exp_avg"]
                 assert moment.dtype == torch.bfloat16, moment.dtype
