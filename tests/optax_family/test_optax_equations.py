@@ -160,6 +160,15 @@ def test_a_narrow_table_does_not_stop_the_second_moment() -> None:
     assert relative_error(state.column_nu, expected.second_moment.mean(0, keepdim=True)) < 1e-6
 
 
+@pytest.mark.parametrize("mu_dtype", [None, "float32", np.dtype("float32")], ids=str)
+def test_without_a_first_moment_updates_have_the_dtype_that_they_would_have_with_it(mu_dtype: Any) -> None:
+    grad = gradients((53, 19), 1, np.float32)[0].astype(jax.numpy.bfloat16)
+    transformations = [scale_by_coupled_adam(b1=b1, mu_dtype=mu_dtype) for b1 in (0.0, 0.5)]
+    updates = [each.update(grad, each.init(grad))[0] for each in transformations]
+    assert updates[0].dtype == updates[1].dtype == ("bfloat16" if mu_dtype is None else "float32")
+    assert relative_error(*(np.asarray(each, np.float64) for each in updates)) < 1e-2
+
+
 def test_mu_dtype_applies_only_to_the_first_moment() -> None:
     params, grads = table((53, 19), np.float32), gradients((53, 19), 3, np.float32)
     optimizer = coupled_adam(1e-3, mu_dtype="bfloat16", **PARTIAL)

@@ -153,6 +153,18 @@ def test_a_table_keeps_a_number_for_each_row_and_column() -> None:
     assert {moment.dtype.name for moment in moments} == {"float32"}
     state = scale_by_coupled_adam().init(jnp.zeros((V, H)))
     assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(), (V, H), (1, H)]
+    state = scale_by_coupled_adam(b1=0.0, row_exponent=1.0).init(jnp.zeros((V, H)))
+    assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(), (1, H), (V, 1)]
+
+
+def test_a_state_without_a_first_moment_cannot_continue_with_momentum_but_the_reverse_can() -> None:
+    params, grads = table((V, H), np.float32), gradients((V, H), 4, np.float32)
+    _, state = run(coupled_adam(0.1, b1=0.0), params, grads[:2])
+    with pytest.raises(ValueError, match=r"b1 is 0\.9"):
+        run(coupled_adam(0.1), params, grads[2:], state=state)
+    _, state = run(coupled_adam(0.1), params, grads[:2])
+    _, (state, *_) = run(coupled_adam(0.1, b1=0.0), params, grads[2:], state=state)
+    assert relative_error(state.mu, grads[-1]) < 1e-6
 
 
 def test_weight_decay_can_be_enabled_later_with_the_same_state() -> None:

@@ -1,6 +1,7 @@
 """Runs with members of the family of second moments: updates, annealing, resuming, old checkpoints."""
 
 import os
+import shutil
 import signal
 from contextlib import nullcontext
 from pathlib import Path
@@ -58,7 +59,17 @@ def assert_resumes_bitwise(
     return saved
 
 
-@pytest.mark.parametrize("optimizer", [PARTIAL, ANNEALED, FROM_ZERO, {"column_exponent": 0.0}, {"mean_free": True}])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        PARTIAL,
+        ANNEALED,
+        FROM_ZERO,
+        {"column_exponent": 0.0},
+        {"mean_free": True},
+        {**PARTIAL, "tables": {"beta1": 0.0, "beta2": 0.99}},
+    ],
+)
 def test_resumed_run_is_bitwise_equal(
     optimizer: dict[str, Any], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +245,29 @@ def test_a_checkpoint_with_row_moments_resumes_as_coupled_adam(corpus: Path, tmp
     outcome, _ = train(load_config(str(run)), run, resume=True)
     assert outcome.is_finished
     assert not any("row_avg_sq" in name for name in saved_tensors(run, 12))
+
+
+@pytest.mark.parametrize("first", [0.0, 0.9])
+def test_beta1_of_the_table_may_change_on_resume(corpus: Path, tmp_path: Path, first: float) -> None:
+    """A first moment that the run does not need is not read; one that the checkpoint lacks starts at 0."""
+    run, moment = tmp_path / "run", f"optimizer.{TABLE}.exp_avg"
+    tables = {"tables": {"beta1": first, "beta2": 0.99}}
+    train(small_config(corpus, optimizer={**PARTIAL, **tables}, checkpoints={"every": 8, "keep": 2}), run)
+    assert (moment in saved_tensors(run, 8)) == (first != 0)
+    remove_checkpoint(run, 12)
+    config = (run / "config.toml").read_text()
+    own = config.index("[optimizer.tables]")
+    changed = config[own:].replace(f"beta1 = {first}", f"beta1 = {0.9 - first}", 1)
+    (run / "config.toml").write_text(config[:own] + changed)
+    outcome, shown = train(load_config(str(run)), run, resume=True)
+    assert outcome.is_finished
+    assert (moment in saved_tensors(run, 12)) == (first == 0)
+    assert ("first moments start at 0" in " ".join(shown.split())) == (first == 0)
+
+
+def remove_checkpoint(run: Path, step: int) -> None:
+    (last,) = (path for path in (run / "checkpoints").iterdir() if path.name.endswith(str(step)))
+    shutil.rmtree(last)
 
 
 def test_other_exponents_are_refused_on_resume(corpus: Path, tmp_path: Path) -> None:

@@ -140,9 +140,9 @@ def scale_by_coupled_adam(
 
         moments = (mu, column_nu) if row_nu is None else (mu, column_nu, row_nu)
         new_updates = jax.tree.map(
-            lambda grad, old_mu, u: u.astype(jnp.promote_types(grad.dtype, mu_dtype or old_mu.dtype)),
+            lambda grad, old_mu, u: u.astype(jnp.promote_types(grad.dtype, old_mu.dtype)),
             updates,
-            updates if state.mu is None else state.mu,
+            _as_mu(updates, mu_dtype) if state.mu is None else state.mu,
             jax.tree.map(update_of, *moments),
         )
         # Scans and checkpoints need a state whose dtypes do not depend on gradients and options.
@@ -208,6 +208,11 @@ def _bias_correction(decay: float | jax.Array, count: jax.Array) -> jax.Array:
     if isinstance(decay, jax.Array):
         return -jnp.expm1(count * jnp.log(decay))
     return -jnp.expm1(count * (math.log(decay) if decay > 0 else -math.inf))
+
+
+def _as_mu(updates: optax.Updates, mu_dtype: Any) -> optax.Updates:
+    """Shapes and dtypes of the first moment that a state with b1 = 0 does not have."""
+    return jax.tree.map(lambda g: jax.ShapeDtypeStruct(g.shape, g.dtype if mu_dtype is None else mu_dtype), updates)
 
 
 def _wide(array: jax.Array) -> Any:
