@@ -300,7 +300,7 @@ def _state_bytes(group: dict[str, Any], param: nn.Parameter) -> int:
     if not group.get("coupled"):
         return 2 * param.nbytes
     V, H = param.shape
-    options = {"betas": (0.9, 0.999), "row_exponent": 0.0, "state_dtype": None} | group
+    options: dict[str, Any] = {"betas": (0.9, 0.999), "row_exponent": 0.0, "state_dtype": None} | group
     first = V * H * (options["state_dtype"] or param.dtype).itemsize if needs_first_moment(options) else 0
     rows = V if needs_row_moments(options) else 0
     return first + (H + rows) * max(param.itemsize, 4)  # second moments are float32, or float64 for a float64 table

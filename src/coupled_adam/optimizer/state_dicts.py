@@ -38,7 +38,7 @@ def convert_state_dict(
     """Rearrange a state dict, by parameter name, for an optimizer with other groups.
 
     Works in both directions. For CoupledAdamW, the (V, H) second moment of a coupled table is averaged over its rows,
-    and its first moment is dropped if beta1 is 0. For torch.optim.AdamW, a coupled (1, H) second moment is repeated for
+    and its first moment dropped if beta1 is 0. For torch.optim.AdamW, a coupled (1, H) second moment is repeated for
     every row, and a missing first moment starts at 0.
 
     Args:
@@ -226,10 +226,9 @@ class SavedMoments:
         """Return the state in the live optimizer's shapes."""
         if not self.group.get("coupled"):
             return self._of_adamw()
-        fitted = self._of_coupled()
-        if not needs_first_moment(self.group):
-            fitted = {key: value for key, value in fitted.items() if key != "exp_avg"}
-        return fitted  # a step creates what is still missing
+        # A step creates what is still missing.
+        dropped = set() if needs_first_moment(self.group) else {"exp_avg"}
+        return {key: value for key, value in self._of_coupled().items() if key not in dropped}
 
     def _of_coupled(self) -> dict[str, Any]:
         """Build the second moments of a coupled table."""

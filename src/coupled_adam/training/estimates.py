@@ -117,8 +117,11 @@ def optimizer_bytes(config: Config) -> int:
     """
     model, section = config.to_model_config(), config.optimizer
     adamw = 8 * parameter_count(model)
-    output, of_input = [section.tables], [section.input_table]
-    tables = {"output": output, "input": of_input, "all": output + of_input}[section.couple]
+    tables: list[TableSection] = []
+    if section.couple in ("output", "all"):
+        tables.append(section.tables)
+    if section.couple in ("input", "all"):
+        tables.append(section.input_table)
     of_tables = sum(8 * model.vocabulary_size * model.width - table_bytes(config, table) for table in tables)
     of_muon = 4 * sum(m * n for m, n in hidden_matrices(config)) if section.matrices == "muon" else 0
     return adamw - of_tables - of_muon
