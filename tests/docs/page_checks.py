@@ -105,6 +105,19 @@ def _(names: Names) -> None:
     assert float((moment.double() != trained.table.first_moment).double().mean()) < 0.01
 
 
+@after("No first moments")
+def _(names: Names) -> None:
+    model, expected = names["model"], fresh_model()
+    train_by_algorithm_1(expected, tokens_of(3), **names["without_momentum"])
+    assert_same_weights(model, expected)
+    state = names["optimizer"].state[model.embedding.weight]
+    assert {key: tuple(value.shape) for key, value in state.items()} == {
+        "step": (),
+        "exp_avg_sq": (1, model.embedding.weight.shape[1]),
+        "row_avg_sq": (model.embedding.weight.shape[0], 1),
+    }
+
+
 @after("Clipping")
 def _(names: Names) -> None:
     from tiny import loss_of

@@ -50,9 +50,12 @@ def train_by_algorithm_1(
     max_norm: float | None = None,
     learning_rates: Iterable[float] | None = None,
     adamw: torch.optim.Optimizer | None = None,
-    state_seed: int | None = None,
+    **options: Any,
 ) -> Trained:
-    """Train one table by the literal Algorithm 1 and the rest by torch's AdamW, continuing from `adamw` if given."""
+    """Train one table by the literal Algorithm 1 and the rest by torch's AdamW, continuing from `adamw` if given.
+
+    `options` are those of the table, as in `reference_step`.
+    """
     from tiny import loss_of as loss_of_tiny
 
     loss_of = loss_of or loss_of_tiny
@@ -77,7 +80,7 @@ def train_by_algorithm_1(
         for group in rest.param_groups:
             group["lr"] = lr
         rest.step()
-        state = reference_step(state, weight.grad, lr=lr, state_seed=state_seed)
+        state = reference_step(state, weight.grad, lr=lr, **options)
         weight.data.copy_(state.embeddings)
     return Trained(state, rest)
 
