@@ -89,13 +89,15 @@ def test_every_entry_has_the_same_number_of_trials_on_a_seed_that_is_not_reporte
 def test_all_entries_under_muon_train_the_matrices_by_muon() -> None:
     cells = cells_of(load_study("muon"))
     assert {cell.config.optimizer.matrices for cell in cells} == {"muon"}
-    own_beta2 = {cell.optimizer: cell.config.optimizer.tables.beta2 for cell in cells}
-    assert own_beta2 == {
-        "standard": None,
-        "coupled": None,
-        "partial y=0.25 mean-free": None,
-        "standard b2=0.99": 0.99,
-        "partial y=0.25 mean-free b2=0.99": 0.99,
+    tables = {cell.optimizer: cell.config.optimizer.tables for cell in cells}
+    assert {name: (own.beta1, own.beta2) for name, own in tables.items()} == {
+        "standard": (None, None),
+        "coupled": (None, None),
+        "partial y=0.25 mean-free": (None, None),
+        "standard b2=0.99": (None, 0.99),
+        "partial y=0.25 mean-free b2=0.99": (None, 0.99),
+        "standard b1=0 b2=0.99": (0.0, 0.99),
+        "factored mean-free b1=0 b2=0.99": (0.0, 0.99),
     }
 
 

@@ -133,9 +133,10 @@ def test_untied_heads_couple_each_table_and_both() -> None:
 def test_single_gpu_125m_is_the_papers_smallest_model_in_a_short_run() -> None:
     found = shipped("single-gpu-125m")
     assert grid(found) == {("125M", 250_000_000)}
-    assert {(cell.optimizer, cell.seed) for cell in found} == {
-        (o, s) for o in ("standard", "coupled", "partial y=0.25 mean-free") for s in (1, 2, 3)
-    }
+    longer_memory = ("standard b2=0.99", "standard b1=0 b2=0.99", "factored mean-free b1=0 b2=0.99")
+    names = ("standard", "coupled", "partial y=0.25 mean-free", *longer_memory)
+    assert {(cell.optimizer, cell.seed) for cell in found} == {(o, s) for o in names for s in (1, 2, 3)}
+    assert {cell.optimizer for cell in found if cell.config.optimizer.tables.beta2 == 0.99} == set(longer_memory)
     paper = next(cell.config.model for cell in shipped("paper-small-scale") if cell.model == "125M")
     for cell in found:
         assert cell.config.model == paper
