@@ -11,7 +11,7 @@ from page_examples import USING_PAGE, read_examples, run_here, save_files
 from page_text import ROOT, section, words
 from paired_differences import interval
 
-from coupled_adam.study.results import Result, merge_results
+from coupled_adam.study.results import Result, merge_results, read_results
 
 STORED = ROOT / "docs" / "results"
 SHORT, LONG = 82_000_000, 262_000_000
@@ -19,6 +19,7 @@ PARTIAL = "partial y=0.25 mean-free"
 FACTORED = "factored mean-free b1=0 b2=0.99"
 LONGER = "standard b2=0.99"
 SAME_BETAS = "standard b1=0 b2=0.99"
+CELL, SAME_BETAS_CELL = "factored-mean-free-b10-b20.99", "standard-b10-b20.99"
 NAMES = ("standard", "coupled", PARTIAL)
 
 
@@ -101,6 +102,43 @@ def test_the_predictions_came_true_with_the_commit_that_made_them() -> None:
                for run in runs(study) if run.optimizer in (FACTORED, SAME_BETAS)}  # fmt: skip
     assert commits == {"1f59359"}
     assert "committed (1f59359) before the runs" in text()
+
+
+def test_the_counterexample_of_the_tiny_model_is_on_the_page() -> None:
+    tiny = {(run.optimizer, run.seed): run.metrics for run in runs("table-beta2")}
+    own, adamw = ([tiny[name, seed] for seed in (1, 2, 3)] for name in ("y=1 b1=0 b2=0.99", "standard"))
+    above = [(each["loss"] or 0.0) - (other["loss"] or 0.0) for each, other in zip(own, adamw, strict=True)]
+    assert min(above) > 0
+    by_seed = f"{above[0]:.2f}, {above[1]:.2f} and {above[2]:.2f}"
+    assert f"it is {by_seed} above AdamW with the three seeds" in text()
+    assert f"above AdamW with every seed: by {by_seed}" in section("Which beta2")
+    iso = [each["iso"] or 0.0 for each in own]
+    assert f"ISO of {min(iso):.2f} to {max(iso):.2f}" in text()
+    trials = {
+        run.cell: run.metrics["val_loss"] or 0.0 for run in read_results(STORED / "table-beta2") if run.is_candidate
+    }
+    for factor in (1, 3, 9):
+        names = ("y1-b10-b20.99", "standard")
+        plain, other = (next(v for c, v in trials.items() if c.endswith(f"-{n}-lr_factor{factor}")) for n in names)
+        assert plain < other
+
+
+def test_trials_and_calibration_without_momentum_match_the_stored_runs() -> None:
+    def trial(study: str, cell: str) -> float:
+        return next(run.metrics["val_loss"] or 0.0 for run in read_results(STORED / study) if run.cell == cell)
+
+    short = [trial("table-beta2-30m", f"30M-20.5M-{name}-lr_factor3") for name in (CELL, SAME_BETAS_CELL)]
+    assert f"after 20.5M tokens AdamW was {short[0] - short[1]:.2f} lower" in text()
+    assert f"mean-free {short[0]:.3f}, and AdamW with both betas {short[1]:.3f}" in words("docs/should-i-use-it.md")
+    own, other = trial("muon", f"30M-82M-{CELL}-lr_factor3"), trial("muon", f"30M-82M-{SAME_BETAS_CELL}-lr_factor9")
+    assert f"(validation loss, seed 0) AdamW is {other - own:.3f} higher" in text()
+    few = {run.optimizer: run.metrics["loss"] or 0.0 for run in runs("few-steps")}
+    assert f"where AdamW is {few[FACTORED] - few[SAME_BETAS]:.3f} lower" in text()
+    shares = [np.mean(list(values(name, "frequency_calibration_10").values())) for name in (FACTORED, "standard")]
+    assert f"e^{shares[0]:.2f} of the observed share with 82M tokens (e^{shares[1]:.2f} with AdamW)" in text()
+    muon = {name: [run.metrics["frequency_calibration_10"] for run in runs("muon") if run.optimizer == name]
+            for name in (FACTORED, "standard")}  # fmt: skip
+    assert f"e^{np.mean(muon[FACTORED]):.2f} with Muon (e^{np.mean(muon['standard']):.2f})" in text()
 
 
 def test_the_example_trains_only_the_table_without_momentum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
