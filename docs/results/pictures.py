@@ -55,7 +55,7 @@ PICTURES: Mapping[str, Picture] = {
     "muon-validation-loss": Picture("validation_loss", ("muon",)),
     "muon-loss-by-frequency": Picture("loss_by_frequency", ("muon",)),
     "rivals-ranking": Picture("ranking", ("rivals",)),
-    "rivals-loss-by-frequency": Picture("loss_by_frequency", ("rivals",)),
+    "rivals-loss-by-frequency": Picture("loss_by_frequency", ("rivals", "table-beta2-30m")),
     "rivals-quantised": Picture("quantised_costs", ("rivals",)),
     "table-beta2": Picture("primary_differences", ("table-beta2",)),
     "table-beta2-30m": Picture("ranking", ("table-beta2-30m",)),

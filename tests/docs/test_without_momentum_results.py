@@ -77,6 +77,13 @@ def test_the_gains_by_frequency_and_the_cost_of_int4_match_the_stored_runs() -> 
     assert min(gap.min() for gap in bins) > 0  # "in all ten bins"
     frequent = f"by {bins[0].mean():.2f} nats in bin 1 ({interval(bins[0])})"
     assert f"{frequent} and by {bins[8].mean():.1f} in bin 9 ({interval(bins[8], 2)})" in text()
+    several = {run.optimizer for run in runs("rivals", "table-beta2-30m") if run.seed == 3} - {FACTORED}
+    assert len(several) == 7
+    for i in range(1, 11):
+        own, *others = (
+            np.mean(list(values(name, f"frequency_loss_{i}").values())) for name in (FACTORED, *sorted(several))
+        )
+        assert own < min(others)
     lost = [values(FACTORED, "loss_int4_row")[seed] - values(FACTORED)[seed] for seed in (1, 2, 3)]
     assert f"its table loses {np.mean(lost):.2f}" in text()
 

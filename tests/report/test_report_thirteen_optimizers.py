@@ -142,6 +142,18 @@ def test_loss_by_frequency_is_a_map_with_the_numbers_of_every_optimizer_and_bin(
     assert set(FORMS) == {"markers", "maps"}
 
 
+def test_a_map_gets_wider_with_long_names_so_that_no_number_touches_another(results: list[Result]) -> None:
+    long = "factored mean-free b1=0 b2=0.99"
+    renamed = [replace(run, optimizer=long) if run.optimizer == "factored" else run for run in results]
+    with figure_style():
+        figure = laid_out(draw_by_frequency(gather_grid(renamed)))
+    for axes in figure.axes:
+        boxes = [text.get_window_extent() for text in axes.texts]
+        beside = [(a, b) for a, b in itertools.pairwise(boxes) if abs(a.y0 - b.y0) < 2]
+        assert not any(a.overlaps(b) for a, b in beside)
+        assert inside(figure, [axes.title.get_window_extent(), axes._left_title.get_window_extent()])
+
+
 def test_differences_in_validation_loss_are_those_between_runs_with_the_same_seed(
     grid: Grid, results: list[Result]
 ) -> None:

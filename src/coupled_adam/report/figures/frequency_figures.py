@@ -26,6 +26,7 @@ MOST_BESIDE = 5
 ROW, FRAME = 0.19, 0.55  # inches: a row of a map, and its title and axis
 STRONGEST = 0.75  # opacity of the largest values, which leaves the numbers readable
 SMALL = 7.5  # points: the numbers of a map
+USUAL_NAME, LETTER = 24, 0.07  # letters of a name that fit beside the numbers, and inches for each further one
 FORMS = {
     "markers": "Top: difference in loss from {baseline}, with the one-sided 95% threshold as bars; a filled marker is "
     "significant, a hollow one is not. Bottom: calibration, log(predicted / observed); 0 is calibrated, and below 0 "
@@ -80,6 +81,8 @@ def _draw_maps(cells: Sequence[CellRuns]) -> Figure:
     """
     first, others = cells[0], cells[1:]
     figure, [[upper], [lower]] = panels(2, 1, FRAME + ROW * len(cells))
+    longest = max(len(cell.variant.name) for cell in cells)
+    figure.set_figwidth(figure.get_figwidth() + LETTER * max(0, longest - USUAL_NAME))
     compared = {
         (row, number): compare_bin(first, cell, number) for row, cell in enumerate(others) for number in NUMBERS
     }
