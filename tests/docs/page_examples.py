@@ -14,10 +14,12 @@ import ast
 import contextlib
 import io
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
@@ -107,3 +109,12 @@ def run_here(example: Example) -> dict[str, Any]:
     if example.output is not None:
         assert printed.getvalue() == example.output
     return namespace
+
+
+def run_beside_tiny(example: Example, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Like `run_here`, with the page's tiny.py in a folder of its own."""
+    save_files(USING_PAGE, folder)
+    monkeypatch.syspath_prepend(folder)
+    names = run_here(example)
+    sys.modules.pop("tiny", None)
+    return names

@@ -2,13 +2,12 @@
 
 import json
 import re
-import sys
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from page_examples import USING_PAGE, read_examples, run_here, save_files
+from page_examples import read_examples, run_beside_tiny
 from page_text import ROOT, cells_of, lines_of, section, table_lines, words
 from paired_differences import contains_zero, interval
 
@@ -216,11 +215,8 @@ def test_the_advice_on_beta2_matches_the_stored_runs() -> None:
 
 
 def test_the_example_gives_only_the_table_a_longer_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_files(USING_PAGE, tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     _, example = read_examples(ROOT / "docs/should-i-use-it.md")
-    names = run_here(example)
-    sys.modules.pop("tiny", None)
+    names = run_beside_tiny(example, tmp_path, monkeypatch)
     by_betas: dict[tuple[float, float], set[int]] = {}
     for group in names["optimizer"].param_groups:
         by_betas.setdefault(group["betas"], set()).update(id(tensor) for tensor in group["params"])

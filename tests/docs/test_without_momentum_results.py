@@ -1,13 +1,12 @@
 """docs/results.md on tables without momentum and on beta2 = 0.99 with 262M tokens: its text matches the stored runs."""
 
-import sys
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from page_examples import USING_PAGE, read_examples, run_here, save_files
+from page_examples import read_examples, run_beside_tiny
 from page_text import ROOT, section, words
 from paired_differences import interval
 
@@ -149,11 +148,8 @@ def test_trials_and_calibration_without_momentum_match_the_stored_runs() -> None
 
 
 def test_the_example_trains_only_the_table_without_momentum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_files(USING_PAGE, tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     example, _ = read_examples(ROOT / "docs/should-i-use-it.md")
-    names = run_here(example)
-    sys.modules.pop("tiny", None)
+    names = run_beside_tiny(example, tmp_path, monkeypatch)
     model, optimizer = names["model"], names["optimizer"]
     [table] = [group for group in optimizer.param_groups if group["coupled"]]
     assert (table["lr"], table["betas"], table["row_exponent"], table["mean_free"]) == (3e-3, (0.0, 0.99), 1.0, True)
