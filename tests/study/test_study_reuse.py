@@ -1,5 +1,6 @@
 """`study run --reuse`: finished runs of other study folders count, and are copied into the new folder."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ def rows(out: str) -> set[tuple[str, int]]:
 def test_runs_of_another_folder_count_as_finished_and_only_the_others_are_trained(tmp_path: Path) -> None:
     first = write_study(tmp_path, optimizers("best 0.002"), more=SELECT)
     run(str(first), "--out", "first")
-    second = write_study(tmp_path, optimizers("best 0.002", "best 0.001"), more=SELECT)
+    other = optimizers("best 0.001", more='set = { "optimizer.beta2" = 0.9 }\n')
+    second = write_study(tmp_path, optimizers("best 0.002") + other, more=SELECT)
     run(str(second), "--out", "second", "--reuse", "first")
     assert trained("second")
     assert all("best-0.001" in label for label in trained("second"))
@@ -70,6 +72,38 @@ def test_runs_with_other_settings_are_not_reused(tmp_path: Path) -> None:
     run(study, "--out", "first")
     run(study, "--out", "second", "--reuse", "first", "--set", "optimizer.lr=0.001")
     assert len(trained("second")) == 2
+
+
+def with_losses(study_folder: Path, **losses: float) -> None:
+    """Change the test losses of a study folder; keys are the first words of the optimizers' names."""
+    lines = []
+    for result in read_results(study_folder):
+        metrics = {**result.metrics, "loss": losses[result.optimizer.split()[0]]}
+        lines.append(to_json(replace(result, metrics=metrics)) + "\n")
+    (study_folder / "results.jsonl").write_text("".join(lines))
+
+
+def losses_of(out: str) -> set[tuple[str, float | None]]:
+    return {(result.optimizer, result.metrics["loss"]) for result in read_results(Path(out))}
+
+
+def test_a_run_with_another_name_and_the_same_settings_is_reused_under_the_new_name(tmp_path: Path) -> None:
+    run(str(write_study(tmp_path, optimizers("old 0.002"))), "--out", "first")
+    with_losses(tmp_path / "first", old=3.5)
+    study = write_study(tmp_path, optimizers("new 0.001"))
+    run(str(study), "--out", "second", "--reuse", "first")
+    assert trained("second") == set()
+    assert rows("second") == {(cell.id, cell.seed) for cell in plan(study)[1]}
+    assert losses_of("second") == {("new 0.001", 3.5)}
+
+
+def test_of_two_runs_with_the_same_settings_the_one_of_the_same_name_is_reused(tmp_path: Path) -> None:
+    study = str(write_study(tmp_path, optimizers("one 0.002", "two 0.001")))
+    run(study, "--out", "first")
+    with_losses(tmp_path / "first", one=1.5, two=2.5)
+    run(study, "--out", "second", "--reuse", "first")
+    assert trained("second") == set()
+    assert losses_of("second") == {("one 0.002", 1.5), ("two 0.001", 2.5)}
 
 
 def test_a_run_that_was_started_in_the_folder_is_not_replaced(tmp_path: Path) -> None:

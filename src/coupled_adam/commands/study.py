@@ -130,7 +130,7 @@ def run_and_report(
     from coupled_adam.study.expansion import cells_of, chosen
     from coupled_adam.study.folder import RUNS_HERE, StudyFolder
     from coupled_adam.study.overview import GPU_HOURS_WORTH_SAYING, gpu_hours, hours
-    from coupled_adam.study.results import merge_results, read_results
+    from coupled_adam.study.results import read_results
     from coupled_adam.study.runner import LAUNCHERS, prepare_data, run_study
     from coupled_adam.study.selection import cells_now, with_candidates
     from coupled_adam.study.study_display import StudyDisplay
@@ -144,7 +144,7 @@ def run_and_report(
         all_cells = cells_of(study, of_runs)
         study = with_override(study, of_runs)
         cells = with_candidates(chosen(all_cells, only), all_cells)
-        folder = StudyFolder(out or RUNS_HERE / study.name, merge_results(reuse))
+        folder = StudyFolder(out or RUNS_HERE / study.name, [result for path in reuse for result in read_results(path)])
         known = cells_now(all_cells, folder, study)
         labels = {cell.label for cell in cells}
         planned = [cell for cell in known if cell.label in labels]

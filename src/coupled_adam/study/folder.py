@@ -51,11 +51,13 @@ class StudyFolder:
         """
         Args:
             path: of the study folder.
-            reused: results from other study folders. They count as finished runs if their settings are the same, unless
-                the run was started in this folder.
+            reused: results from other study folders. They count as finished runs if their settings are the same,
+                whatever their names, unless the run was started in this folder.
         """
         self.path = path
-        self._reused = {(result.cell, result.seed): result for result in reused}
+        self._reused: dict[str, list[Result]] = {}
+        for result in reused:
+            self._reused.setdefault(result.config_hash, []).append(result)
 
     def run(self, cell: Cell) -> Path:
         """The run folder of a cell."""
@@ -113,12 +115,27 @@ class StudyFolder:
         """The result of a finished run; None if it is unfinished or lacks a measurement that the study now asks for."""
         if cell.is_open:
             return None
-        result = read_evaluation(self.run(cell), self.path)
-        if result is None and not (self.run(cell) / CONFIG_FILE).is_file():
-            result = self._reused.get((cell.id, cell.seed))
-        if result is None or result.config_hash != cell.config_hash:
-            return None
-        return result if is_measured(result.metrics, asked_of(cell, evaluation)) else None
+        own = read_evaluation(self.run(cell), self.path)
+        found = [own] if own is not None else self._reused_for(cell)
+        fits = [each for each in found if each.config_hash == cell.config_hash]
+        return next((each for each in fits if is_measured(each.metrics, asked_of(cell, evaluation))), None)
+
+    def _reused_for(self, cell: Cell) -> list[Result]:
+        """Runs of other folders that may stand for a run that was not started here, those of the same name first."""
+        if (self.run(cell) / CONFIG_FILE).is_file():
+            return []
+        same = sorted(self._reused.get(cell.config_hash, []), key=lambda each: each.cell != cell.id)
+        return [
+            replace(
+                each,
+                cell=cell.id,
+                optimizer=cell.optimizer,
+                settings=cell.settings,
+                model=cell.model,
+                trial=cell.trial,
+            )
+            for each in same
+        ]
 
     def copy_reused(self, cells: Sequence[Cell], evaluation: EvaluationSection) -> None:
         """Copy reused runs into the folder, so that it no longer needs the other folders: results, curves and
