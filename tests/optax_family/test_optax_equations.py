@@ -1,5 +1,6 @@
 """Every member of the family as an optax transformation, compared with the literal equations in float64."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch  # noqa: E402
 from optax_runs import PARTIAL, gradients, oracle, relative_error, run, table  # noqa: E402
 
 from coupled_adam import CoupledAdamW  # noqa: E402
-from coupled_adam.jax import coupled_adam, scale_by_coupled_adam  # noqa: E402
+from coupled_adam.jax import coupled_adam, coupled_adamw, scale_by_coupled_adam  # noqa: E402
 from coupled_adam.optimizer.reference import reference_init, reference_step  # noqa: E402
 
 MEMBERS: list[dict[str, Any]] = [
@@ -160,13 +161,41 @@ def test_a_narrow_table_does_not_stop_the_second_moment() -> None:
     assert relative_error(state.column_nu, expected.second_moment.mean(0, keepdim=True)) < 1e-6
 
 
-@pytest.mark.parametrize("mu_dtype", [None, "float32", np.dtype("float32")], ids=str)
-def test_without_a_first_moment_updates_have_the_dtype_that_they_would_have_with_it(mu_dtype: Any) -> None:
-    grad = gradients((53, 19), 1, np.float32)[0].astype(jax.numpy.bfloat16)
-    transformations = [scale_by_coupled_adam(b1=b1, mu_dtype=mu_dtype) for b1 in (0.0, 0.5)]
-    updates = [each.update(grad, each.init(grad))[0] for each in transformations]
-    assert updates[0].dtype == updates[1].dtype == ("bfloat16" if mu_dtype is None else "float32")
+@pytest.mark.parametrize("mu_dtype", [None, "bfloat16", "float32", np.dtype("float32")], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("build", [scale_by_coupled_adam, functools.partial(coupled_adam, 1.0)])
+def test_without_a_first_moment_updates_have_the_dtype_that_they_would_have_with_it(
+    build: Any, dtype: str, mu_dtype: Any
+) -> None:
+    params = jax.numpy.asarray(table((53, 19)), dtype)
+    grad = jax.numpy.asarray(gradients((53, 19), 1)[0], "bfloat16")
+    optimizers = [build(b1=b1, mu_dtype=mu_dtype) for b1 in (0.0, 0.5)]
+    updates = [each.update(grad, each.init(params), params)[0] for each in optimizers]
+    expected = jax.numpy.dtype(dtype if mu_dtype is None else mu_dtype)
+    assert updates[0].dtype == updates[1].dtype == expected
     assert relative_error(*(np.asarray(each, np.float64) for each in updates)) < 1e-2
+
+
+def test_without_params_a_missing_first_moment_counts_as_having_the_dtype_of_the_gradient() -> None:
+    grad = jax.numpy.asarray(gradients((53, 19), 1)[0], "bfloat16")
+    optimizer = scale_by_coupled_adam(b1=0.0)
+    updates, _ = optimizer.update(grad, optimizer.init(jax.numpy.zeros((53, 19))))
+    assert updates.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_narrow_gradients_leave_the_mean_embedding_of_a_wide_table_in_place_without_a_first_moment(
+    wrapped: bool,
+) -> None:
+    options = {"b1": 0.0, "row_exponent": 1.0, "mean_free": True}
+    optimizer: Any = coupled_adamw(1.0, lambda path, leaf: path == "wte", **options)
+    optimizer = optax.MultiSteps(optimizer, 1) if wrapped else optimizer
+    params = {"wte": jax.numpy.asarray(table((53, 19), np.float32)), "bias": jax.numpy.zeros(19)}
+    grad = jax.numpy.asarray(gradients((53, 19), 1)[0], "bfloat16")
+    updates, _ = optimizer.update({"wte": grad, "bias": grad[0]}, optimizer.init(params), params)
+    assert updates["wte"].dtype == np.float32
+    assert np.abs(np.asarray(updates["wte"]).mean(0)).max() < 1e-6
+    assert np.abs(np.asarray(updates["wte"])).max() > 0.1
 
 
 def test_mu_dtype_applies_only_to_the_first_moment() -> None:

@@ -77,6 +77,8 @@ def scale_by_coupled_adam(
     Returns:
         A transformation of trees whose leaves are all tables. As in optax.adam, updates have the wider dtype of
         gradient and first moment: with mu_dtype=float32, a narrower table is rounded only when they are added to it.
+        With b1=0 they have the same dtype, for which `update` needs params unless mu_dtype is given. Without params,
+        the missing first moment counts as having the dtype of the gradient.
 
     Example:
         >>> params = {"embedding": jnp.ones((5, 2))}
@@ -100,7 +102,8 @@ def scale_by_coupled_adam(
         mu = jax.tree.map(lambda table: jnp.zeros_like(table, dtype=mu_dtype), params)
 
         def zeros(axis: int) -> optax.Updates:
-            # Sums of the zeros in mu inherit the sharding of its rows or columns; new zeros would be on one device.
+            # Sums of the zeros in mu inherit the sharding of its rows or columns; new zeros would be on one device. With
+            # b1=0, mu is needed only for that, and freed afterwards.
             return jax.tree.map(lambda table, m: m.sum(axis, dtype=_wide(table), keepdims=True), params, mu)
 
         column_nu, row_nu = zeros(over_vocabulary), zeros(over_width) if keeps_rows else None
@@ -109,7 +112,6 @@ def scale_by_coupled_adam(
     def update(
         updates: optax.Updates, state: ScaleByCoupledAdamState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, ScaleByCoupledAdamState]:
-        del params
         if keeps_rows and state.row_nu is None:
             raise ValueError(
                 f"row_exponent is {row_exponent!r}, but the state was created with row_exponent=0 and has no row "
@@ -142,7 +144,7 @@ def scale_by_coupled_adam(
         new_updates = jax.tree.map(
             lambda grad, old_mu, u: u.astype(jnp.promote_types(grad.dtype, old_mu.dtype)),
             updates,
-            _as_mu(updates, mu_dtype) if state.mu is None else state.mu,
+            _as_mu(updates if params is None else params, mu_dtype) if state.mu is None else state.mu,
             jax.tree.map(update_of, *moments),
         )
         # Scans and checkpoints need a state whose dtypes do not depend on gradients and options.
@@ -210,9 +212,9 @@ def _bias_correction(decay: float | jax.Array, count: jax.Array) -> jax.Array:
     return -jnp.expm1(count * (math.log(decay) if decay > 0 else -math.inf))
 
 
-def _as_mu(updates: optax.Updates, mu_dtype: Any) -> optax.Updates:
+def _as_mu(tables: optax.Params, mu_dtype: Any) -> optax.Updates:
     """Shapes and dtypes of the first moment that a state with b1 = 0 does not have."""
-    return jax.tree.map(lambda g: jax.ShapeDtypeStruct(g.shape, g.dtype if mu_dtype is None else mu_dtype), updates)
+    return jax.tree.map(lambda e: jax.ShapeDtypeStruct(e.shape, e.dtype if mu_dtype is None else mu_dtype), tables)
 
 
 def _wide(array: jax.Array) -> Any:
