@@ -102,8 +102,8 @@ def scale_by_coupled_adam(
         mu = jax.tree.map(lambda table: jnp.zeros_like(table, dtype=mu_dtype), params)
 
         def zeros(axis: int) -> optax.Updates:
-            # Sums of the zeros in mu inherit the sharding of its rows or columns; new zeros would be on one device. With
-            # b1=0, mu is needed only for that, and freed afterwards.
+            # Sums of the zeros in mu inherit the sharding of its rows or columns; new zeros would be on one device.
+            # With b1=0, mu is made only for this, and freed when init returns.
             return jax.tree.map(lambda table, m: m.sum(axis, dtype=_wide(table), keepdims=True), params, mu)
 
         column_nu, row_nu = zeros(over_vocabulary), zeros(over_width) if keeps_rows else None
