@@ -1,11 +1,14 @@
 """Coupled tables with beta1 = 0: no first moment in the state, untouched gradients, and changes of beta1."""
 
 import copy
+import warnings
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import coupled, gradients, oracle, relative_error, run, table
@@ -13,6 +16,7 @@ from test_against_adamw import LanguageModel
 from test_grad_scaler import train_plainly
 from test_torch_features import peak_bytes
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from coupled_adam import CoupledAdamW, convert_state_dict, param_groups
 from coupled_adam.optimizer.reference import reference_init, reference_step
@@ -197,9 +201,65 @@ def test_a_moment_that_the_file_lacks_starts_at_zero_and_the_step_count_continue
     )
     expected = reference_step(expected, GRADS[3], betas=(0.9, 0.99))
     other = coupled(param, betas=(0.9, 0.99))
-    other.load_state_dict(file)
+    with pytest.warns(UserWarning, match="'parameter 0'.* starts at 0"):
+        other.load_state_dict(file)
     run(other, param, GRADS[3:4])
     assert relative_error(param, expected.embeddings) < 1e-6
+
+
+def trained_model(betas: tuple[float, float], steps: int = 4) -> tuple[LanguageModel, CoupledAdamW]:
+    torch.manual_seed(0)
+    model = LanguageModel()
+    optimizer = CoupledAdamW(model, options={"output_embeddings": {"betas": betas}})
+    if steps:
+        train_plainly(model, optimizer, skipped=None)
+    return model, optimizer
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("remedy", [None, "betas of the file before", "betas of the run after"])
+def test_a_moment_that_dcp_does_not_read_is_warned_about(tmp_path: Path, remedy: str | None) -> None:
+    model, optimizer = trained_model((0.9, 0.99))
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=tmp_path)
+    moment = optimizer.state[model.embedding.weight]["exp_avg"]
+
+    model, optimizer = trained_model(BETAS, steps=0)
+    if remedy == "betas of the file before":
+        optimizer.param_groups[0]["betas"] = (0.9, 0.99)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=tmp_path)
+    if remedy == "betas of the run after":
+        optimizer_state["param_groups"][0]["betas"] = BETAS
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    warned = [str(warning.message) for warning in caught if "CoupledAdamW" in str(warning.message)]
+    assert len(warned) == (0 if remedy else 1)
+    assert all("'embedding.weight'" in message for message in warned)
+    found = optimizer.state[model.embedding.weight].get("exp_avg")
+    assert (found is not None) == (remedy == "betas of the file before")
+    assert found is None or torch.equal(found, moment)
+
+
+@pytest.mark.parametrize("live", [BETAS, (0.9, 0.99)], ids=str)
+@pytest.mark.parametrize("saved", [BETAS, (0.9, 0.99)], ids=str)
+def test_loading_a_file_with_its_betas_warns_of_nothing(
+    saved: tuple[float, float], live: tuple[float, float], recwarn: pytest.WarningsRecorder
+) -> None:
+    _, optimizer = trained_model(saved)
+    _, other = trained_model(live, steps=0)
+    other.load_state_dict(optimizer.state_dict())
+    assert not recwarn.list
+
+
+def test_a_moment_missing_in_a_file_matched_by_name_is_warned_about_once() -> None:
+    model, optimizer = trained_model(BETAS)
+    other = CoupledAdamW(model, couple="all")
+    with pytest.warns(UserWarning, match=r"'embedding\.weight'") as caught:
+        other.load_state_dict(convert_state_dict(optimizer.state_dict(), other))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
 
 
 def test_conversion_to_adamw_and_back() -> None:

@@ -19,7 +19,7 @@ from coupled_adam.optimizer import checks, state_dicts
 from coupled_adam.optimizer.groups import ParamGroups, param_groups
 from coupled_adam.optimizer.step import GradientNorm, GroupTensors, coupled_adamw_step, idle_tables, table_numbers
 from coupled_adam.optimizer.table import needs_first_moment
-from coupled_adam.optimizer.table_state import prepare_state
+from coupled_adam.optimizer.table_state import prepare_state, warn_of_missing_first_moments
 from coupled_adam.optimizer.torch_versions import (
     check_graph_capture,
     collect_adamw_group,
@@ -272,8 +272,8 @@ class CoupledAdamW(AdamW):
 
         A (V, H) second moment of a coupled table is averaged over its rows, and over its columns for the row moments,
         so an AdamW run continues as if coupled from here on. Missing row moments start at the mean of the column
-        moments, a missing first moment at 0. A first moment is dropped if the group has beta1 = 0 after loading. A
-        group keeps `coupled`, `vocabulary_size` and `state_dtype`; a coupled group keeps its weight decay if
+        moments. A missing first moment starts at 0, with a warning. It is dropped if the group has beta1 = 0 after
+        loading. A group keeps `coupled`, `vocabulary_size` and `state_dtype`; a coupled group keeps its weight decay if
         the file is from AdamW. The file sets other options, such as `lr`, the exponents and `max_grad_norm`.
 
         Args:
@@ -298,6 +298,7 @@ class CoupledAdamW(AdamW):
             before.remove()
             after.remove()
         self.defaults["max_grad_norm"] = self.param_groups[0]["max_grad_norm"]
+        warn_of_missing_first_moments(self)
 
     def _init_group(
         self,
