@@ -287,19 +287,6 @@ def a_checkpoint_of_adamw_with_other_keys() -> None:
 
 
 @cause
-def a_first_moment_that_was_not_loaded() -> None:
-    model = language_model()
-    optimizer = CoupledAdamW(model, betas=(0.0, 0.99))
-    backward(model)
-    optimizer.step()
-    state = optimizer.state_dict()
-    state["param_groups"][0]["betas"] = (0.9, 0.99)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.load_state_dict(state)
-
-
-@cause
 def a_nan_in_a_gradient() -> None:
     model = language_model()
     optimizer = CoupledAdamW(model, error_if_nonfinite=True)
