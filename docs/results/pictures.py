@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/results.md from the stored runs:
+"""Draw the pictures of docs/results.md and docs/results-further.md from the stored runs:
 
     python docs/results/pictures.py
 
@@ -64,6 +64,7 @@ PICTURES: Mapping[str, Picture] = {
     "unigram-bias": Picture("ranking", (*PARTIAL, "unigram-bias")),
     "few-steps": Picture("ranking", ("few-steps",)),
     "125m-validation-loss": Picture("validation_loss", ("single-gpu-125m",)),
+    "262m-validation-loss": Picture("validation_loss", ("single-gpu-beta2",)),
     "125m-ranking": Picture("ranking", ("single-gpu-125m",)),
     "untied-heads": Picture("mean_ratio_over_training", ("untied-heads",)),
     "scale-exponent": Picture("ablation_scale", ("single-gpu", "single-gpu-scaled")),

@@ -26,7 +26,11 @@ def test_the_readme_shows_the_lead_with_muon_and_its_interval() -> None:
     test = stats.ttest_rel(losses("standard"), losses(PARTIAL))
     low, high = test.confidence_interval(0.95)
     lead = (losses("standard") - losses(PARTIAL)).mean()
-    assert f"{lead:.2f} with Muon (95% interval {low:.3f} to {high:.3f})" in words("README.md")
+    assert f"{lead:.2f} below with Muon ({low:.3f} to {high:.3f})" in words("README.md")
+    coupled = losses("standard") - losses("coupled")
+    assert f"{coupled.mean():.2f} below AdamW's with Muon ({interval(coupled)})" in words("README.md")
+    longer = losses("standard b2=0.99") - losses(FACTORED)
+    assert f"{longer.mean():.2f} with Muon ({interval(longer)})" in section("# Results")
 
 
 def test_the_advice_page_shows_the_losses_with_muon() -> None:

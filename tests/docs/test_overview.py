@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from page_text import words
+from page_text import section, words
 from scipy import stats
 from svg_files import DOCS, assert_same_picture, load_script, texts_of
 
@@ -77,7 +77,7 @@ TESTED = {
     "30M, 82M tokens, best table lr each": (
         ("rivals", "table-beta2-30m"),
         82_000_000,
-        ("standard", PARTIAL, FACTORED, LONGER),
+        ("standard", "coupled", PARTIAL, FACTORED, LONGER),
     ),
     "30M, 262M tokens, lr 1e-3": (MAIN, 262_000_000, ("standard", "coupled", PARTIAL)),
     "30M, 82M tokens, Muon for the matrices, best table lr each": (
@@ -97,12 +97,12 @@ def test_differences_are_those_of_the_stored_runs_and_corrected_as_one_family(
         first = losses(folders, tokens, baseline)
         assert output[0][setting][1] == str(len(first))
         found |= {(setting, name): paired(first, losses(folders, tokens, name)) for name in names}
-    assert len(found) == 13
+    assert len(found) == 14
     decided = [p < 0.05 for p in corrected([p for _, p in found.values()])]
     for ((setting, _), (text, _)), is_bold in zip(found.items(), decided, strict=True):
         assert (f"**{text}**" if is_bold else text) in output[0][setting]
-    assert sum(decided) == sum(cell.startswith("**") for row in output[0].values() for cell in row) == 9
-    assert "over the thirteen comparisons of this table with two seeds and more" in words("docs/results.md")
+    assert sum(decided) == sum(cell.startswith("**") for row in output[0].values() for cell in row) == 10
+    assert "over the fourteen comparisons of this table with two seeds and more" in words("docs/results.md")
 
 
 def test_a_difference_of_fewer_seeds_than_adamw_has_names_their_number(
@@ -152,13 +152,13 @@ def test_the_committed_picture_is_what_the_script_draws(output: tuple[dict[str, 
 
 
 def test_the_table_of_the_results_page_is_what_the_script_prints(output: tuple[dict[str, list[str]], str]) -> None:
-    summary, _, rest = (DOCS / "results.md").read_text().partition("<!-- table overview -->")
+    _, _, rest = (DOCS / "results.md").read_text().partition("<!-- table overview -->")
     _, _, *lines = [line for line in rest.split("\n\n")[0].splitlines() if line.startswith("|")]
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert {name: cells for name, *cells in shown} == output[0]
     longer = [cells for _, steps, *cells in shown if int(steps.replace(",", "")) >= 5000]
     assert len(longer) == 6
-    said = " ".join(summary.split())
+    said = section("# Results")
     leads = [-float(cells[3].strip("*").split()[0]) for cells in longer]
     assert f"{min(leads):.2f} to {max(leads):.2f} below AdamW; three of these six leads are significant" in said
     assert sum(cells[3].startswith("**") for cells in longer) == 3
@@ -167,5 +167,5 @@ def test_the_table_of_the_results_page_is_what_the_script_prints(output: tuple[d
     leads = [-float(cell.strip("*").split()[0].rstrip(",")) for cell in factored]
     assert len(leads) == 5
     assert min(leads) > 0
-    assert "ends 0.07 to 0.16 below AdamW" in said
+    assert "ended 0.07 to 0.16 below AdamW in all five settings" in said
     assert [cell.startswith("**") for cell in factored].count(True) == 2  # "two of the five leads have three seeds"

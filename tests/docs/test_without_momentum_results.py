@@ -1,5 +1,6 @@
 """docs/results.md on tables without momentum and on beta2 = 0.99 with 262M tokens: its text matches the stored runs."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def test_the_leads_with_82m_tokens_match_the_stored_runs() -> None:
     assert f"{by_seed} (mean {longer.mean():.3f}, {interval(longer)})" in text()
     assert f"{partial.mean():.2f} below partially coupled Adam with the same tuning ({interval(partial)})" in text()
     assert f"{without.mean():.2f} below `factored b1=0` ({interval(without)})" in text()
+    closer = values(PARTIAL, "r_cos")
+    gain = [closer[seed] - values(FACTORED, "r_cos")[seed] for seed in (1, 2, 3)]
+    assert f"({np.mean(gain):.1f} above factored without momentum, {interval(gain, 1)})" in words("README.md")
+    summary = section("# Results")
+    long = values(LONGER, tokens=LONG)[1] - values(FACTORED, tokens=LONG)[1]
+    assert f"is smaller: {longer.mean():.2f} with 82M tokens ({interval(longer)})" in summary
+    assert f"and {long:.2f} after 262M tokens (one seed)" in summary
     for page in ("README.md", "docs/should-i-use-it.md", "docs/using-coupledadamw.md"):
         assert f"({interval(lead)})" in words(page) or f"(95% interval {interval(lead)})" in words(page), page
 
@@ -77,7 +85,7 @@ def test_the_gains_by_frequency_and_the_cost_of_int4_match_the_stored_runs() -> 
     frequent = f"by {bins[0].mean():.2f} nats in bin 1 ({interval(bins[0])})"
     assert f"{frequent} and by {bins[8].mean():.1f} in bin 9 ({interval(bins[8], 2)})" in text()
     several = {run.optimizer for run in runs("rivals", "table-beta2-30m") if run.seed == 3} - {FACTORED}
-    assert len(several) == 7
+    assert len(several) == 8
     for i in range(1, 11):
         own, *others = (
             np.mean(list(values(name, f"frequency_loss_{i}").values())) for name in (FACTORED, *sorted(several))
@@ -91,16 +99,35 @@ def test_the_changes_by_a_longer_memory_match_the_stored_runs() -> None:
     longer, plain = values(f"{PARTIAL} b2=0.99"), values(PARTIAL)
     change = np.array([longer[seed] - plain[seed] for seed in (1, 2, 3)])
     assert f"row exponent 0.25 by {change.mean():.3f} ({interval(change)})" in text()
-    assert f"Coupled Adam by {values('coupled b2=0.99')[1] - values('coupled')[1]:.3f} (one seed)" in text()
+    [repeat] = [run for run in runs("best-learning-rates") if (run.optimizer, run.seed) == ("coupled lr=0.001", 1)]
+    repeats = values("coupled")[1], repeat.metrics["loss"] or 0.0
+    changes = [f"{values('coupled b2=0.99')[1] - loss:.3f}" for loss in repeats]
+    assert f"Coupled Adam by {changes[0]} or {changes[1]} (one seed" in text()
     gains = [values(name, tokens=LONG)[1] - values(f"{name} b2=0.99", tokens=LONG)[1] for name in NAMES]
-    shown = (
-        f"AdamW by {gains[0]:.3f}, of Coupled Adam by {gains[1]:.3f}, and of partially coupled Adam by {gains[2]:.3f}"
-    )
-    assert shown in section("Which beta2")
+    assert f"lowers the loss of AdamW by {gains[0]:.3f}." in text()
+    assert f"Coupled Adam falls by {gains[1]:.3f} and that of partially coupled Adam by {gains[2]:.3f}" in text()
     ahead = values(LONGER, tokens=LONG)[1] - values(f"{PARTIAL} b2=0.99", tokens=LONG)[1]
-    assert f"with 0.99 is then {ahead:.3f} below AdamW with 0.99" in section("Which beta2")
+    assert f"with 0.99 is then {ahead:.3f} below AdamW with 0.99" in text()
     pair = [values(name, tokens=LONG)[1] for name in (f"{PARTIAL} b2=0.99", FACTORED)]
-    assert f"level with factored without momentum, {pair[0]:.3f} and {pair[1]:.3f} (one seed)" in section("Which beta2")
+    assert f"level with factored without momentum: {pair[0]:.3f} and {pair[1]:.3f} (one seed)" in text()
+
+
+def test_the_lead_that_vanishes_in_the_longest_run_matches_the_stored_curves() -> None:
+    curves = []
+    for cell in (CELL, "partial-y0.25-mean-free-b20.99"):
+        lines = (STORED / f"single-gpu-beta2/runs/30M-262M-{cell}/seed-1/metrics.jsonl").read_text().splitlines()
+        curves.append({row["step"]: row["loss"] for row in map(json.loads, lines)})
+    leads = {step: curves[1][step] - loss for step, loss in curves[0].items()}
+    assert f"is {leads[500]:.2f} lower at step 500 and {leads[5000]:.2f} lower at step 5,000" in text()
+    assert leads[max(leads)] < 0 < leads[10_000]
+
+
+def test_the_gain_over_adamw_with_the_same_betas_by_frequency_matches_the_stored_runs() -> None:
+    bins = [
+        values(SAME_BETAS, f"frequency_loss_{i}")[1] - values(FACTORED, f"frequency_loss_{i}")[1] for i in range(1, 11)
+    ]
+    assert [f"{gap:.2f}" for gap in bins[:2]] == ["-0.01", "-0.01"]
+    assert f"and {min(bins[5:]):.2f} to {max(bins[5:]):.2f} higher in bins 6 to 10" in text()
 
 
 def test_the_predictions_came_true_with_the_commit_that_made_them() -> None:
@@ -145,6 +172,10 @@ def test_trials_and_calibration_without_momentum_match_the_stored_runs() -> None
     muon = {name: [run.metrics["frequency_calibration_10"] for run in runs("muon") if run.optimizer == name]
             for name in (FACTORED, "standard")}  # fmt: skip
     assert f"e^{np.mean(muon[FACTORED]):.2f} with Muon (e^{np.mean(muon['standard']):.2f})" in text()
+    [large] = [run.metrics["frequency_calibration_10"] for run in runs("single-gpu-125m") if run.optimizer == FACTORED]
+    short = {run.optimizer: run.metrics["frequency_calibration_10"] for run in runs("few-steps")}
+    said = f"it is e^{large:.2f} after 250M tokens and e^{short[FACTORED]:.2f} after 500 steps"
+    assert f"{said} (e^{short['standard']:.2f} with AdamW)" in text()
 
 
 def test_the_example_trains_only_the_table_without_momentum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
