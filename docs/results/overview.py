@@ -3,7 +3,7 @@
     python docs/results/overview.py
 
 Every block is one setting in which Coupled Adam and partially coupled Adam were compared with AdamW, in some blocks
-also a table without momentum and AdamW with a larger beta2 for the table. All comparisons of the table are one family
+also a table without momentum and AdamW with other betas for the table. All comparisons of the table are one family
 for Holm's correction.
 """
 
@@ -33,11 +33,18 @@ OPTIMIZERS = {
     "partial y=0.25 mean-free": ("partially coupled Adam", COLOURS["family"][0]),
     "y=1 mean-free": ("row exponent 1, mean-free", COLOURS["family"][0]),
     "standard b2=0.99": ("AdamW, β₂ = 0.99 for the table", COLOURS["standard"][0]),
+    "standard b1=0 b2=0.99": ("AdamW, β₁ = 0, β₂ = 0.99 for the table", COLOURS["standard"][1]),
     "factored mean-free b1=0 b2=0.99": ("factored without momentum", COLOURS["family"][1]),
 }
 """Label and colour by the name in the study, without the learning rate."""
-COLUMNS = ("coupled", "partial y=0.25 mean-free", "factored mean-free b1=0 b2=0.99", "standard b2=0.99")
-COUPLED, PARTIAL, FACTORED, LONGER_MEMORY = COLUMNS
+COLUMNS = (
+    "coupled",
+    "partial y=0.25 mean-free",
+    "factored mean-free b1=0 b2=0.99",
+    "standard b2=0.99",
+    "standard b1=0 b2=0.99",
+)
+COUPLED, PARTIAL, FACTORED, LONGER_MEMORY, BOTH_BETAS = COLUMNS
 NOT_MEASURED = "\N{EN DASH}"
 LIMITS = (-0.3, 0.42)
 WIDTH = 8.2  # inches
@@ -50,7 +57,7 @@ class Block:
     heading: str
     folders: tuple[str, ...]
     tokens: int
-    optimizers: tuple[str | None, ...] = (COUPLED, PARTIAL, None, None)
+    optimizers: tuple[str | None, ...] = (COUPLED, PARTIAL, None, None, None)
 
 
 @dataclass(frozen=True)
@@ -66,14 +73,14 @@ class BlockResult:
 
 AT_ONE_RATE = ("single-gpu", "partially-coupled", "single-gpu-beta2")
 BLOCKS = (
-    Block("125M GPT-2, 500 steps", ("few-steps",), 49_152_000, (COUPLED, "y=1 mean-free", FACTORED, None)),
+    Block("125M GPT-2, 500 steps", ("few-steps",), 49_152_000, (COUPLED, "y=1 mean-free", FACTORED, None, BOTH_BETAS)),
     Block("30M, 41M tokens, best lr each", ("learning-rates",), 41_000_000),
     Block("30M, 82M tokens, lr 1e-3", AT_ONE_RATE, 82_000_000),
     Block("30M, 82M tokens, best lr each", ("best-learning-rates",), 82_000_000),
     Block("30M, 82M tokens, best table lr each", ("rivals", "table-beta2-30m"), 82_000_000, COLUMNS),
-    Block("30M, 262M tokens, lr 1e-3", AT_ONE_RATE, 262_000_000, COLUMNS),
-    Block("30M, 82M tokens, Muon for the matrices, best table lr each", ("muon",), 82_000_000, COLUMNS),
-    Block("125M, 250M tokens", ("single-gpu-125m",), 250_000_000, (COUPLED, PARTIAL, FACTORED, None)),
+    Block("30M, 262M tokens, lr 1e-3", AT_ONE_RATE, 262_000_000, (*COLUMNS[:4], None)),
+    Block("30M, 82M tokens, Muon for the matrices, best table lr each", ("muon",), 82_000_000, (*COLUMNS[:4], None)),
+    Block("125M, 250M tokens", ("single-gpu-125m",), 250_000_000, (COUPLED, PARTIAL, FACTORED, None, None)),
 )
 
 
