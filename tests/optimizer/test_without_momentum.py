@@ -131,6 +131,36 @@ def test_beta1_may_become_zero_during_training(path: ModuleType, member: dict[st
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=str)
+def test_a_step_that_raises_keeps_a_moment_that_is_no_longer_needed(path: ModuleType, member: dict[str, Any]) -> None:
+    param = table(SHAPE)
+    optimizer = coupled(param, error_if_nonfinite=True, **member)
+    run(optimizer, param, GRADS[:3])
+    before = copy.deepcopy({"param": param.detach(), **optimizer.state[param]})
+    optimizer.param_groups[0]["betas"] = BETAS
+    with pytest.raises(RuntimeError, match="Nothing was updated"):
+        run(optimizer, param, [torch.full(SHAPE, torch.nan)])
+    after = {"param": param.detach(), **optimizer.state[param]}
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    run(optimizer, param, GRADS[3:4])
+    assert "exp_avg" not in optimizer.state[param]
+
+
+def test_a_compiled_step_drops_the_moment_too() -> None:
+    torch._dynamo.reset()
+    params = [table(SHAPE), table(SHAPE)]
+    optimizers = [coupled(param, lr=torch.tensor(1e-3)) for param in params]
+    steps = [torch.compile(optimizers[0].step, backend="eager"), optimizers[1].step]
+    for betas, grad in zip([(0.9, 0.99), BETAS, BETAS, (0.9, 0.99)], GRADS, strict=False):
+        for param, optimizer, step in zip(params, optimizers, steps, strict=True):
+            optimizer.param_groups[0]["betas"] = betas
+            param.grad = grad.clone()
+            step()
+        assert all(("exp_avg" in o.state[p]) == (betas != BETAS) for p, o in zip(params, optimizers, strict=True))
+        assert relative_error(params[0], params[1]) < 1e-6
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=str)
 def test_a_moment_made_in_the_middle_starts_at_zero(path: ModuleType, member: dict[str, Any]) -> None:
     param, initial = table(SHAPE), table(SHAPE)
     expected = oracle(initial, GRADS[:3], betas=BETAS, **member)

@@ -374,12 +374,22 @@ class CoupledAdamW(AdamW):
         )
         if gradient_norm is not None:
             self._remember(gradient_norm)
+        if any(group["coupled"] and not needs_first_moment(group) for group in self.param_groups):
+            self._drop_unneeded_moments()
         return loss
 
     @disable_dynamo  # in torch 2.11 Dynamo cannot set attributes of an optimizer
     def _remember(self, gradient_norm: GradientNorm) -> None:
         self.grad_norm = gradient_norm.norm
         self.grad_factor = None if self.max_grad_norm is None else gradient_norm.factor
+
+    @disable_dynamo
+    def _drop_unneeded_moments(self) -> None:
+        """Drop moments from before beta1 became 0. After the step, because a step that raises must change nothing."""
+        for group in self.param_groups:
+            if group["coupled"] and not needs_first_moment(group):
+                for p in group["params"]:
+                    self.state.get(p, {}).pop("exp_avg", None)
 
     @disable_dynamo
     def _warn_of_idle_tables(self, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""State of a coupled table: created at its first gradient, and kept in line with the options of its group.
+"""State of a coupled table: created at its first gradient, and extended when the options of its group need more.
 
 Legend: V vocabulary rows, H hidden size.
 """
@@ -17,12 +17,13 @@ from coupled_adam.optimizer.torch_versions import scalar_dtype
 
 
 def prepare_state(state: dict[str, Any], param: Tensor, group: dict[str, Any]) -> None:
-    """Create what the next step of a table needs and its state lacks; drop a first moment that it does not need.
+    """Create what the next step of a table needs and its state lacks.
 
     Args:
         state: state of the table, changed in place. Empty before the first step.
         param: the table, (V, H).
-        group: its group, whose options may have changed since the last step.
+        group: its group, whose options may have changed since the last step. An `exp_avg` that it no longer needs
+            stays until the step is taken.
     """
     if not state:
         is_fused = group["fused"]
@@ -36,10 +37,10 @@ def prepare_state(state: dict[str, Any], param: Tensor, group: dict[str, Any]) -
 
 
 def _prepare_first_moment(state: dict[str, Any], param: Tensor, group: dict[str, Any]) -> None:
-    """Set `exp_avg`, (V, H): none with beta1 = 0, zeros if it is missing, else converted to a new `state_dtype`."""
+    """Set `exp_avg`, (V, H): zeros if it is missing, else converted to a new `state_dtype`."""
     if not needs_first_moment(group):
-        state.pop("exp_avg", None)
-    elif "exp_avg" not in state:
+        return
+    if "exp_avg" not in state:
         state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format, dtype=group["state_dtype"])
     elif group["state_dtype"] not in (None, state["exp_avg"].dtype):
         state["exp_avg"] = state["exp_avg"].to(group["state_dtype"])
