@@ -72,7 +72,7 @@ class Peer:
     name: str
     passes: int
     build: Callable[..., torch.optim.Optimizer]
-    """Takes the table and, for CoupledAdamW, `state_dtype`."""
+    """Takes the table and, for CoupledAdamW, `betas` and `state_dtype`."""
     moment_passes: int = 2
     """Number of passes over the first moment."""
     state_dtype: torch.dtype | None = None

@@ -74,8 +74,9 @@ class CoupledAdamW(AdamW):
         params: a model, whose groups :func:`coupled_adam.param_groups` builds; or the parameter groups of torch.optim,
             at least one of them marked ``coupled=True``.
         lr: learning rate :math:`\eta`, a number or a one-element tensor.
-        betas: decay rates :math:`\beta_1, \beta_2` of the moving averages of the gradient and its square. A coupled
-            table with :math:`\beta_1 = 0` keeps no first moment, which would be a copy of the gradient.
+        betas: decay rates :math:`\beta_1, \beta_2` of the moving averages of the gradient and its square. If
+            :math:`\beta_1` is the number 0, a coupled table keeps no first moment, which would be a copy of the
+            gradient. A tensor may change at any time, so with a tensor of 0 the moment is kept.
         eps: :math:`\epsilon`, added to the square root of the second moment.
         weight_decay: decoupled weight decay :math:`\lambda`. Given a model, it applies to the group "decay" only.
         couple: tables of a model to couple: "output" (also tied ones), "input", "all", or a list of name patterns.
@@ -92,8 +93,8 @@ class CoupledAdamW(AdamW):
         vocabulary_size: number of rows that are not padding, the first of the table. All means are taken over these.
             None means all rows. Tables of another vocabulary need their own group.
         state_dtype: dtype of `exp_avg` of coupled tables: None (default) for the dtype of the parameter,
-            torch.bfloat16 for 2 bytes per number with stochastic rounding, or torch.float32. No effect with
-            :math:`\beta_1 = 0`.
+            torch.bfloat16 for 2 bytes per number with stochastic rounding, or torch.float32. No effect if
+            :math:`\beta_1` is the number 0.
         state_seed: seed of the stochastic rounding, whose result does not depend on the number of ranks.
         max_grad_norm: clip all gradients to this global norm inside the step, like torch.nn.utils.clip_grad_norm_
             before it. To include gradients of other optimizers, use :func:`coupled_adam.clip_together`.

@@ -10,8 +10,8 @@ a step is deterministic.
 | clipping: `square_sums`, `advance_row_moment`, `advance_first_moment` instead of `first_pass` | reads g again |
 | no `mean_free`: `square_sums`, both moments, `coefficients`, `apply_update` | reads g; reads g, m, e, writes m, e |
 
-With beta1 = 0 there is no m, and `move_rows` reads g instead. Four passes remain in every row of the table: reads g;
-reads g, e, writes e. mean_free with clipping reads g once more. Without mean_free, clipping needs no further pass.
+With beta1 = 0 there is no m, and `move_rows` reads g instead. The passes are then four in the first line, five in the
+second and four in the third: reads g; with clipping and mean_free, reads g again; reads g, e, writes e.
 
 Legend: V vocabulary rows on this rank, H hidden size, t optimizer step, P programs, one partial sum each.
 """
@@ -36,7 +36,7 @@ from coupled_adam.optimizer.rounding_kernels import NO_ROUNDING, RoundingArgumen
 from coupled_adam.optimizer.table import Hyperparameters, Table
 from coupled_adam.optimizer.triton_kernels import column_square_sums, log_beta
 
-# Found by benchmarks/tune_kernels.py on an H200.
+# Found by benchmarks/tune_kernels.py on an H200, with a first moment. Without one they are valid, but not tuned.
 FIRST_PASS = Tiling(MAX_WIDTH, 128, 8192, 2, 3)
 SQUARE_SUMS = Tiling(MAX_WIDTH, 256, 8192, 2, 1)
 FIRST_MOMENT = Tiling(1024, 128, 2048, 2, 3)

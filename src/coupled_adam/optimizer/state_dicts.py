@@ -231,7 +231,7 @@ class SavedMoments:
         return {key: value for key, value in self._of_coupled().items() if key not in dropped}
 
     def _of_coupled(self) -> dict[str, Any]:
-        """Build the second moments of a coupled table."""
+        """Build the state of a coupled table: average full second moments, drop empty row moments, keep the rest."""
         if self.column_sums is None:
             return self._without_empty_rows()
         dtype = torch.promote_types(self.param.dtype, torch.float32)

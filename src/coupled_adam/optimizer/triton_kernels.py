@@ -1,11 +1,11 @@
 """The coupled update as Triton kernels: six passes over a table in memory, compared with AdamW's seven.
 
-One kernel reads g for the column sums of squares; one reads g, m, e and writes m, e. With beta1 = 0 there is no m, and
-four passes remain. Clipping needs no further pass. Between the two kernels, a small one updates the H numbers of the
-second moment. All sums have a fixed order and use no float atomics, so a step is
-deterministic. Nothing here waits for the device: the kernels themselves read the loss scale, the clipping factor and
-whether to skip the step. Only numbers per column are float64, never numbers per element, because consumer GPUs are slow
-at float64. `blockwise` has the same functions in torch operations.
+One kernel reads g for the column sums of squares; one reads g, m, e and writes m, e. Between the two, a small one
+updates the H numbers of the second moment. With beta1 = 0 there is no m, and four passes remain. Clipping needs no
+further pass. All sums have a fixed order and use no float atomics, so a step is deterministic. Nothing here waits for
+the device: the kernels themselves read the loss scale, the clipping factor and whether to skip the step. Only numbers
+per column are float64, never numbers per element, because consumer GPUs are slow at float64. `blockwise` has the same
+functions in torch operations.
 
 Legend: V vocabulary rows, H hidden size, t optimizer step. A program works on tiles of BLOCK_V x BLOCK_H.
 """
@@ -30,7 +30,8 @@ from coupled_adam.optimizer.rounding_kernels import advance_moment, load_keys, l
 from coupled_adam.optimizer.table import Table
 
 # Tile shapes and numbers of programs, found by benchmarks/tune_kernels.py on an H200. SUM_PROGRAMS is eight per
-# multiprocessor there: enough to fill the chip, and few enough that their partial sums stay small.
+# multiprocessor there: enough to fill the chip, and few enough that their partial sums stay small. The shapes were found
+# with a first moment; without one they are valid, but not tuned.
 BLOCK_H = 256
 SUM_BLOCK_V, SUM_PROGRAMS = 16, 1056
 ADVANCE_BLOCK_P, ADVANCE_BLOCK_H = 64, 16
