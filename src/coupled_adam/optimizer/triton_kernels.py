@@ -30,8 +30,8 @@ from coupled_adam.optimizer.rounding_kernels import advance_moment, load_keys, l
 from coupled_adam.optimizer.table import Table
 
 # Tile shapes and numbers of programs, found by benchmarks/tune_kernels.py on an H200. SUM_PROGRAMS is eight per
-# multiprocessor there: enough to fill the chip, and few enough that their partial sums stay small. The shapes were found
-# with a first moment; without one they are valid, but not tuned.
+# multiprocessor there: enough to fill the chip, and few enough that their partial sums stay small. The shapes were
+# found with a first moment; without one they are valid, but not tuned.
 BLOCK_H = 256
 SUM_BLOCK_V, SUM_PROGRAMS = 16, 1056
 ADVANCE_BLOCK_P, ADVANCE_BLOCK_H = 64, 16
