@@ -35,6 +35,45 @@ def test_adamw_starts_with_moments_of_zero(tmp_path: Path, options: dict[str, An
     assert all(state["exp_avg_sq"].any() for state in tables)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (torch.bfloat16, {}),
+        (torch.bfloat16, {"row_exponent": 1.0}),
+        (torch.bfloat16, {"state_dtype": torch.float32}),
+        (torch.float32, {}),
+        (torch.float64, {}),
+    ],
+    ids=str,
+)
+def test_moments_have_the_dtype_of_the_table_in_the_model(
+    tmp_path: Path, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    model = llama().to(dtype)
+    optimizer = CoupledAdamW(model, couple="all", lr=1e-2, betas=(0.0, 0.99), **options)
+    train_steps(model, optimizer)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "coupled.pt")
+    assert convert(tmp_path / "coupled.pt", tmp_path / "adamw.pt", "--to", "adamw").exit_code == 0
+    states = load(tmp_path / "adamw.pt")["optimizer"]["state"].values()
+    assert {state[key].dtype for state in states for key in ("exp_avg", "exp_avg_sq")} == {dtype}
+
+
+def test_moments_of_a_float64_model_built_from_its_config_stay_float64(tmp_path: Path) -> None:
+    model = llama().double()
+    optimizer = CoupledAdamW(model, couple="all", lr=1e-2, betas=(0.0, 0.99))
+    train_steps(model, optimizer)
+    torch.save(optimizer.state_dict(), tmp_path / "coupled.pt")
+    folder = write_model(tmp_path / "model", model)
+    result = convert(tmp_path / "coupled.pt", tmp_path / "adamw.pt", "--to", "adamw", "--model", folder)
+    assert result.exit_code == 0, result.output
+    adamw = torch.optim.AdamW(model.parameters())
+    adamw.load_state_dict(load(tmp_path / "adamw.pt"))
+    for parameter, state in adamw.state.items():
+        assert state["exp_avg_sq"].dtype == torch.float64
+        row = optimizer.state[parameter]["exp_avg_sq"]
+        assert torch.equal(state["exp_avg_sq"], row.expand(parameter.shape))
+
+
 def test_a_file_without_a_model_asks_for_it(tmp_path: Path) -> None:
     model = llama()
     optimizer = CoupledAdamW(model, lr=1e-2, betas=(0.0, 0.99))

@@ -192,16 +192,21 @@ def _groups_around_tables(
 def _take_dtypes_of(state_dict: StateDict, names: Sequence[str], model: ModelParameters) -> None:
     """Give the parameters their dtypes in training, which are those of AdamW's first moments.
 
-    If the first moments have a `state_dtype`, or there are none because beta1 is 0, the parameters become float32; the
-    optimizer that loads the file converts the moments.
+    If the first moments have a `state_dtype`, the parameters become float32; the optimizer that loads the file converts
+    the moments. If there are none because beta1 is 0, the parameters keep the dtype that they have in the model, or
+    become float64 if their second moments are.
     """
     groups = chain.from_iterable([group] * len(group["params"]) for group in state_dict["param_groups"])
     of_its_own = {name for name, group in zip(names, groups, strict=True) if group.get("state_dtype") is not None}
     for name, state in _states_by_name(state_dict, names).items():
-        if name in model.named:
-            is_known = name not in of_its_own and "exp_avg" in state
-            dtype = state["exp_avg"].dtype if is_known else torch.float32
-            model.named[name].data = model.named[name].data.to(dtype)
+        if name not in model.named:
+            continue
+        parameter = model.named[name]
+        if "exp_avg" not in state:
+            dtype = torch.float64 if state["exp_avg_sq"].dtype == torch.float64 else parameter.dtype
+        else:
+            dtype = torch.float32 if name in of_its_own else state["exp_avg"].dtype
+        parameter.data = parameter.data.to(dtype)
 
 
 def _states_by_name(state_dict: StateDict, names: Sequence[str]) -> dict[str, dict[str, Any]]:
