@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from conversion_runs import V, convert, llama, load, train_steps
+from conversion_runs import V, convert, gpt2, llama, load, train_steps
 from test_convert_files import write_model
 
-from coupled_adam import CoupledAdamW
+from coupled_adam import CoupledAdamW, param_groups
 
 
 @pytest.mark.parametrize("options", [{}, {"row_exponent": 1.0}], ids=str)
@@ -84,6 +84,40 @@ def test_a_file_without_a_model_asks_for_it(tmp_path: Path) -> None:
     assert "--model" in result.output
     again = convert(tmp_path / "coupled.pt", tmp_path / "again.pt", "--to", "coupled", "--couple", "lm_head.weight")
     assert "nothing to convert" in again.output
+
+
+def test_a_table_with_its_own_betas_needs_its_own_group_of_adamw(tmp_path: Path) -> None:
+    model = llama()
+    optimizer = CoupledAdamW(model, lr=1e-2, options={"output_embeddings": {"betas": (0.0, 0.99)}})
+    train_steps(model, optimizer)
+    torch.save(optimizer.state_dict(), tmp_path / "coupled.pt")
+    arguments = (tmp_path / "coupled.pt", tmp_path / "adamw.pt", "--to", "adamw")
+    arguments += ("--model", write_model(tmp_path / "model", model))
+    refused = convert(*arguments)
+    assert refused.exit_code == 2
+    assert "betas is (0.0, 0.99), (0.9, 0.999)" in refused.output
+    remedies = [refused.output.find(remedy) for remedy in ("--adamw-groups tables", "convert_state_dict")]
+    assert 0 < remedies[0] < remedies[1]
+    assert convert(*arguments, "--adamw-groups", "tables").exit_code == 0
+    adamw = torch.optim.AdamW(param_groups(model, couple="none"))
+    adamw.load_state_dict(load(tmp_path / "adamw.pt"))
+    assert [group["betas"] for group in adamw.param_groups] == [(0.0, 0.99), *[(0.9, 0.999)] * 3]
+
+
+def test_tables_that_differ_within_a_group_of_adamw_are_converted_in_python(tmp_path: Path) -> None:
+    model = gpt2()
+    tables = [("transformer.wte.weight", model.transformer.wte.weight)]
+    others = [(name, p) for name, p in model.named_parameters() if p is not tables[0][1]]
+    groups = [{"params": tables, "coupled": True}, {"params": others[:1]}, {"params": others[1:], "betas": (0.8, 0.9)}]
+    optimizer = CoupledAdamW(groups, lr=1e-2)
+    train_steps(model, optimizer)
+    torch.save(optimizer.state_dict(), tmp_path / "coupled.pt")
+    folder = write_model(tmp_path / "model", model)
+    arguments = ("--to", "adamw", "--model", folder, "--adamw-groups", "tables")
+    refused = convert(tmp_path / "coupled.pt", tmp_path / "adamw.pt", *arguments)
+    assert refused.exit_code == 2
+    assert "convert_state_dict" in refused.output
+    assert "--adamw-groups" not in refused.output
 
 
 def test_a_table_of_adamw_loses_its_moment_when_it_is_loaded(tmp_path: Path) -> None:

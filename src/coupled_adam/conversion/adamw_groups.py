@@ -22,6 +22,8 @@ CUTS: tuple[Cut, ...] = get_args(Cut)
 class Layout:
     """The groups of an AdamW."""
 
+    cut: Cut
+    """The split that gives these groups."""
     groups: Sequence[Sequence[str]]
     """Names of the parameters of each group."""
     decayed: frozenset[int]
@@ -40,10 +42,10 @@ def layout_of(cut: Cut, model: ModelParameters) -> Layout | None:
     """Split the parameters of `model`. Returns None if the split needs modules or packages that are not available."""
     names = list(model.named)
     if cut == "single":
-        return Layout([names], frozenset({0}))
+        return Layout(cut, [names], frozenset({0}))
     if cut == "matrices":
         matrices = [name for name in names if model.named[name].ndim >= 2]
-        return Layout([matrices, [name for name in names if model.named[name].ndim < 2]], frozenset({0}))
+        return Layout(cut, [matrices, [name for name in names if model.named[name].ndim < 2]], frozenset({0}))
     if model.module is None:
         return None
     if cut == "trainer":
@@ -54,11 +56,11 @@ def layout_of(cut: Cut, model: ModelParameters) -> Layout | None:
         # The method uses only the model, not the Trainer.
         decayed = set(Trainer.get_decay_parameter_names(None, model.module))  # type: ignore[arg-type]
         split = [name for name in names if name in decayed], [name for name in names if name not in decayed]
-        return Layout(split, frozenset({0}))
+        return Layout(cut, split, frozenset({0}))
     with blaming_user():
         groups = param_groups(model.module, couple="none")
     decayed_groups = frozenset(i for i, group in enumerate(groups) if group["name"] == "decay")
-    return Layout([[name for name, _ in group["params"]] for group in groups], decayed_groups)
+    return Layout(cut, [[name for name, _ in group["params"]] for group in groups], decayed_groups)
 
 
 def names_by_position(state_dict: StateDict, model: ModelParameters, cut: Cut | None, path: Any) -> list[str]:

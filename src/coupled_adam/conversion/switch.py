@@ -28,6 +28,7 @@ from coupled_adam.optimizer.state_dicts import StateDict
 SCHEDULER_OPTIONS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
 # State of schedulers with one value per group.
 PER_GROUP = {"base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums"}
+IN_PYTHON = "convert in Python with coupled_adam.convert_state_dict and an optimizer that has the groups you want"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ def to_adamw(state_dict: StateDict, names: Sequence[str], model: ModelParameters
         {"params": [(name, model.named[name]) for name in group], "weight_decay": decay if i in layout.decayed else 0.0}
         for i, group in enumerate(layout.groups)
     ]
-    switched = _switch(state_dict, names, torch.optim.AdamW(groups))
+    first = "" if layout.cut == "tables" else "keep the tables in their own groups with --adamw-groups tables, or "
+    switched = _switch(state_dict, names, torch.optim.AdamW(groups), first + IN_PYTHON)
     for group in switched.state_dict["param_groups"]:
         # An AdamW without names would keep these, and then refuse add_param_group.
         del group["param_names"]
@@ -110,7 +112,7 @@ def switch_scheduler(scheduler: dict[str, Any], switched: Switched, groups_befor
     return converted
 
 
-def _switch(state_dict: StateDict, names: Sequence[str], optimizer: Optimizer) -> Switched:
+def _switch(state_dict: StateDict, names: Sequence[str], optimizer: Optimizer, remedy: str = IN_PYTHON) -> Switched:
     with blaming_user():
         converted = convert_state_dict(state_dict, optimizer, param_names=names)
     before = _states_by_name(state_dict, names)
@@ -128,7 +130,7 @@ def _switch(state_dict: StateDict, names: Sequence[str], optimizer: Optimizer) -
     # A group without parameters, which the Trainer may create, gets the options of the first group.
     origins = [sorted({group_of[name] for name in group}) or [0] for group in new_names]
     for group, origin in zip(converted["param_groups"], origins, strict=True):
-        group.update(_options([old_groups[i] for i in origin]))
+        group.update(_options([old_groups[i] for i in origin], remedy))
     return Switched(converted, tables, origins)
 
 
@@ -136,19 +138,16 @@ def _strongest_decay(state_dict: StateDict) -> float:
     return max(float(group["weight_decay"]) for group in state_dict["param_groups"])
 
 
-def _options(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _options(groups: Sequence[dict[str, Any]], remedy: str) -> dict[str, Any]:
     """Return the common options of `groups`: those of AdamW and of schedulers."""
     carried = (_adamw_options() | SCHEDULER_OPTIONS) - {"weight_decay", "decoupled_weight_decay"}
-    return {key: _common(key, [group.get(key) for group in groups]) for key in groups[0] if key in carried}
+    return {key: _common(key, [group.get(key) for group in groups], remedy) for key in groups[0] if key in carried}
 
 
-def _common(option: str, values: Sequence[Any]) -> Any:
+def _common(option: str, values: Sequence[Any], remedy: str = IN_PYTHON) -> Any:
     plain = [value.tolist() if isinstance(value, Tensor) else value for value in values]
     if any(value != plain[0] for value in plain):
-        raise UserError(
-            f"{option} is {', '.join(map(str, plain))} in groups that become one group; convert in Python with "
-            "coupled_adam.convert_state_dict and an optimizer that has the groups you want"
-        )
+        raise UserError(f"{option} is {', '.join(map(str, plain))} in groups that become one group; {remedy}")
     return values[0]
 
 
