@@ -314,6 +314,25 @@ def test_tensors_that_do_not_fit_are_named_and_nothing_is_loaded(
     assert_same({name: loaded[name] for name in before}, before)
 
 
+@pytest.mark.parametrize(("key", "width"), [("exp_avg", 3), ("row_avg_sq", 1)])
+@pytest.mark.parametrize("is_in", ["checkpoint", "run"])
+def test_a_moment_may_be_missing_only_for_coupled_tables(tmp_path: Path, is_in: str, key: str, width: int) -> None:
+    def tensors(name: str, rows: int, is_complete: bool) -> dict[str, Tensor]:
+        moments = {"exp_avg_sq": torch.ones(rows, 3)} | ({key: torch.ones(4, width)} if is_complete else {})
+        return {f"optimizer.{name}.{suffix}": moment for suffix, moment in moments.items()}
+
+    def complete_if(side: str) -> dict[str, Tensor]:
+        return {"model.table": torch.ones(4, 3), **tensors("table", 1, is_in == side)}
+
+    writer = CheckpointWriter(tmp_path, keep=2)
+    writer.save(1, complete_if("checkpoint"), {})
+    writer.save(2, complete_if("checkpoint") | tensors("matrix", 4, is_in == "checkpoint"), {})
+    writer.wait()
+    load(tmp_path / "step-000000001", complete_if("run"))
+    with pytest.raises(ValueError, match=rf"optimizer\.matrix\.{key}\b"):
+        load(tmp_path / "step-000000002", complete_if("run") | tensors("matrix", 4, is_in == "run"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -50,9 +51,9 @@ from coupled_adam.training.checkpoint.dcp_files import (
 from coupled_adam.training.checkpoint.training_state import RNG, Staged, StagedPlanner, Staging, restore_generators
 from coupled_adam.training.parallel import Agreement, background_group
 
-# State of a coupled table that depends on options, row_exponent and beta1, and how it starts if a checkpoint lacks it.
 STARTS = {"row_avg_sq": "row moments start at the mean of the column moments", "exp_avg": "first moments start at 0"}
-"""Suffix of the row moments. Only coupled tables with a row exponent other than 0 have them."""
+"""How state starts that a checkpoint lacks, by suffix: only coupled tables with a row exponent other than 0 have row
+moments, and those with a beta1 of 0 have no first moments."""
 
 
 @dataclass(frozen=True)
@@ -279,9 +280,9 @@ def load(
 
     Every tensor must be in the checkpoint with its shape and dtype. The model and the optimizers are each loaded
     completely or not at all: pass only `model.` tensors to evaluate or export. The random number generators are set to
-    `rng.cpu` and `rng.cuda` if both the checkpoint and `tensors` have them. As in CoupledAdamW, missing row moments of
-    coupled tables start at the mean of the column moments, and missing first moments at 0; those that the run does not
-    need are not read.
+    `rng.cpu` and `rng.cuda` if both the checkpoint and `tensors` have them. Coupled tables are an exception: as in
+    CoupledAdamW, their missing row moments start at the mean of the column moments, and their missing first moments at
+    0; those that the run does not need are not read.
 
     Args:
         path: an intact checkpoint, from :func:`newest_good`.
@@ -330,12 +331,14 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
     """Describe why these tensors cannot be loaded; None if they can."""
     stored = {name: tensor for name, tensor in metadata.state_dict_metadata.items() if not name.startswith(RNG)}
     live = {name: tensor for name, tensor in tensors.items() if not name.startswith(RNG)}
+    stored_shapes = {name: tensor.size for name, tensor in stored.items() if isinstance(tensor, TensorStorageMetadata)}
+    live_shapes = {name: tensor.shape for name, tensor in live.items()}
     families = {name.partition(".")[0] for name in live}
     other = "it was saved by another model or other optimizers"
-    if missing := sorted(name for name in live.keys() - stored.keys() if not _is_optional(name, stored)):
+    if missing := sorted(name for name in live.keys() - stored.keys() if not _is_optional(name, stored_shapes)):
         return f"has no {some_of(missing, 3)}; {other}"
     of_families = (name for name in stored.keys() - live.keys() if name.partition(".")[0] in families)
-    if unused := sorted(name for name in of_families if not _is_optional(name, live)):
+    if unused := sorted(name for name in of_families if not _is_optional(name, live_shapes)):
         return f"has {some_of(unused, 3)}, which this run does not have; {other}"
     for name, tensor in live.items():
         if name not in stored:
@@ -352,10 +355,14 @@ def _mismatch(metadata: Metadata, tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _is_optional(name: str, others: Mapping[str, Any]) -> bool:
-    """Whether only one of checkpoint and run needs a tensor; `others` are the names on the other side."""
+def _is_optional(name: str, others: Mapping[str, torch.Size]) -> bool:
+    """Whether only one of checkpoint and run needs a tensor; `others` are the shapes on the other side.
+
+    Only state of a coupled table is optional. Its second moment is (1, H).
+    """
     state, _, key = name.rpartition(".")
-    return key in STARTS and f"{state}.exp_avg_sq" in others
+    second_moment = others.get(f"{state}.exp_avg_sq", ())
+    return key in STARTS and len(second_moment) == 2 and second_moment[0] == 1
 
 
 def _start_moments(tensors: Mapping[str, Tensor], name: str) -> None:
