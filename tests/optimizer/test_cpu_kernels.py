@@ -277,6 +277,30 @@ def test_compiled_loops_run_even_if_they_cannot_be_cached_on_disk(
     assert calls == ["column_square_sums", "apply_update"] * 2
 
 
+def test_a_cached_loop_is_compiled_again_if_the_code_it_shares_with_others_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numba_elements = pytest.importorskip("coupled_adam.optimizer.numba_elements")
+    assert numba_elements.__file__ in numba_elements.SHARED_FILES
+    shared = tmp_path / "shared.py"
+    monkeypatch.setattr(numba_elements, "SHARED_FILES", (str(shared),))
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"loops_of_{tmp_path.name}"
+    imports = "from coupled_adam.optimizer.numba_elements import compiled_loop"
+    (tmp_path / f"{name}.py").write_text(f"{imports}\n@compiled_loop\ndef loop(x):\n    return x\n")
+
+    def is_cached() -> bool:
+        sys.modules.pop(name, None)
+        loop = importlib.import_module(name).loop
+        assert loop(2.0) == 2.0
+        return bool(loop.stats.cache_hits)
+
+    shared.write_text("FACTOR = 1")
+    assert [is_cached(), is_cached()] == [False, True]
+    shared.write_text("FACTOR = 2")
+    assert [is_cached(), is_cached()] == [False, True]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(60_000, 256), (2048, 768), (401, 64), (3, 5000)], ids=str)
 def test_partial_sums_of_the_loops_stay_within_the_memory_limit(

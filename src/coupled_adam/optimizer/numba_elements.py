@@ -4,6 +4,8 @@ A loop processes a table in pieces, each a range of rows. Its last argument is a
 the next piece until none is left.
 """
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -20,6 +22,8 @@ from coupled_adam.optimizer.row_threads import run_on_threads
 from coupled_adam.optimizer.stochastic_rounding import StepKeys
 from coupled_adam.optimizer.table import Table
 
+# Files with code or constants that are compiled into loops of other files.
+SHARED_FILES = (__file__, str(stochastic_rounding.__file__))
 INT16, INT32 = ir.IntType(16), ir.IntType(32)
 LARGEST_BITS = 0x7F7F0000  # of the largest finite bfloat16, as a float32
 
@@ -215,6 +219,13 @@ def compiled_loop(function):
     """
     options = {"nogil": True, "error_model": "numpy"}
     try:
+        # numba only notices changes of the loop's own file. The hash of the shared files is added to the loop's name,
+        # which is part of the name of its cache file.
+        function.__qualname__ += f"_{_hash_of_shared_files()}"
         return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # numba found no writable folder
+    except (OSError, RuntimeError):  # no source, or numba found no writable folder
         return numba.njit(**options)(function)
+
+
+def _hash_of_shared_files() -> str:
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in SHARED_FILES)).hexdigest()[:16]
