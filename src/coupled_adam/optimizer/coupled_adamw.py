@@ -17,9 +17,14 @@ from torch.optim.optimizer import ParamsT
 
 from coupled_adam.optimizer import checks, state_dicts
 from coupled_adam.optimizer.groups import ParamGroups, param_groups
+from coupled_adam.optimizer.load_warnings import (
+    replaced_settings,
+    warn_of_missing_first_moments,
+    warn_of_replaced_settings,
+)
 from coupled_adam.optimizer.step import GradientNorm, GroupTensors, coupled_adamw_step, idle_tables, table_numbers
 from coupled_adam.optimizer.table import needs_first_moment
-from coupled_adam.optimizer.table_state import prepare_state, warn_of_missing_first_moments
+from coupled_adam.optimizer.table_state import prepare_state
 from coupled_adam.optimizer.torch_versions import (
     check_graph_capture,
     collect_adamw_group,
@@ -275,7 +280,8 @@ class CoupledAdamW(AdamW):
         so an AdamW run continues as if coupled from here on. Missing row moments start at the mean of the column
         moments. A missing first moment starts at 0, with a warning. It is dropped if the group has beta1 = 0 after
         loading. A group keeps `coupled`, `vocabulary_size` and `state_dtype`; a coupled group keeps its weight decay if
-        the file is from AdamW. The file sets other options, such as `lr`, the exponents and `max_grad_norm`.
+        the file is from AdamW. The file sets other options, such as `lr`, the exponents and `max_grad_norm`. A warning
+        says if AdamW's file replaces an `lr` or `betas` that only the tables have.
 
         Args:
             state_dict: result of `state_dict()`. If its groups differ from this optimizer's, see
@@ -283,9 +289,11 @@ class CoupledAdamW(AdamW):
         """
         # As hooks, so that the user's pre-hooks see the file unchanged and the post-hooks the final optimizer.
         adapted: dict[str, Any] = {}
+        replaced: list[str] = []
 
         def adapt(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             adapted.update(state_dicts.adapt_state_dict(given, self))
+            replaced.extend(replaced_settings(self.param_groups, given["param_groups"], adapted["param_groups"]))
             return adapted
 
         def keep_precision(_: torch.optim.Optimizer) -> None:
@@ -299,7 +307,8 @@ class CoupledAdamW(AdamW):
             before.remove()
             after.remove()
         self.defaults["max_grad_norm"] = self.param_groups[0]["max_grad_norm"]
-        warn_of_missing_first_moments(self)
+        if not warn_of_missing_first_moments(self):  # new betas may be the cause
+            warn_of_replaced_settings(replaced)
 
     def _init_group(
         self,

@@ -3,14 +3,11 @@
 Legend: V vocabulary rows, H hidden size.
 """
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from coupled_adam.optimizer.checks import named_params
 from coupled_adam.optimizer.sharding import row_moment_like, second_moment_like
 from coupled_adam.optimizer.table import needs_first_moment, needs_row_moments
 from coupled_adam.optimizer.torch_versions import scalar_dtype
@@ -44,25 +41,3 @@ def _prepare_first_moment(state: dict[str, Any], param: Tensor, group: dict[str,
         state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format, dtype=group["state_dtype"])
     elif group["state_dtype"] not in (None, state["exp_avg"].dtype):
         state["exp_avg"] = state["exp_avg"].to(group["state_dtype"])
-
-
-def warn_of_missing_first_moments(optimizer: Optimizer) -> None:
-    """Warn if a loaded state lacks first moments that the betas of its groups need.
-
-    torch.distributed.checkpoint reads only what the state of the live optimizer has, but takes the betas from the file.
-    """
-    missing = [
-        f"{name!r} (betas {group['betas']})"
-        for group in optimizer.param_groups
-        if group["coupled"] and needs_first_moment(group)
-        for name, param in named_params(group)
-        if (state := optimizer.state.get(param)) and "exp_avg" not in state and state["step"] > 0
-    ]
-    if missing:
-        warnings.warn(
-            f"CoupledAdamW: the loaded state has no exp_avg of {', '.join(missing)}: the first moment starts at 0. "
-            "This is right if the checkpoint was written with beta1 = 0. If it has the moment, load it again, with the "
-            "checkpoint's betas in the optimizer's group before get_state_dict. To train without momentum, set beta1 "
-            "to 0 in the state dict before set_state_dict or load_state_dict",
-            stacklevel=3,  # the caller of load_state_dict
-        )
