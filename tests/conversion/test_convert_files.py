@@ -1,5 +1,6 @@
 """`coupled-adam convert` of plain PyTorch files: other groupings, names or none, schedulers inside, dtypes."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,14 +66,16 @@ def test_groups_of_a_file_without_names_are_recognized(
             assert torch.equal(got["exp_avg_sq"], average)
         else:
             assert torch.equal(got["exp_avg_sq"], expected["exp_avg_sq"])
+        assert "row_avg_sq" not in got  # row_exponent is 0
     for group in optimizer.param_groups:  # AdamW's options are the file's, Coupled Adam's own the optimizer's
         assert (group["lr"], group["betas"]) == (1e-2, (0.8, 0.95))
         assert (group["scale_exponent"], group["max_grad_norm"]) == (2.0, 3.0)
         decayed = 0.01 if grouping == "single" else 0.1
         assert group["weight_decay"] == (decayed if group["name"] == "decay" else 0.0)
 
+    torch.save(optimizer.state_dict(), tmp_path / "resumed.pt")
     result = convert(
-        tmp_path / "coupled.pt", tmp_path / "back.pt", "--to", "adamw", "--model", folder, "--adamw-groups", grouping
+        tmp_path / "resumed.pt", tmp_path / "back.pt", "--to", "adamw", "--model", folder, "--adamw-groups", grouping
     )
     assert result.exit_code == 0, result.output
     back = torch.optim.AdamW(GROUPINGS[grouping](model))
@@ -91,8 +94,49 @@ def test_groups_of_a_file_without_names_are_recognized(
     before, after = load(tmp_path / "coupled.pt"), load(tmp_path / "again.pt")
     assert before["param_groups"] == after["param_groups"]
     for saved_id, state in before["state"].items():
-        for key, value in state.items():
-            assert torch.equal(after["state"][saved_id][key], value)  # bit for bit
+        for key in state.keys() - {"row_avg_sq"}:
+            assert torch.equal(after["state"][saved_id][key], state[key])  # bit for bit
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["with a model", "with a name"])
+def test_row_moments_are_those_that_the_optimizer_takes_from_adamw(tmp_path: Path, by_name: bool) -> None:
+    """An optimizer without a row exponent gets none, and takes the same steps as if it had loaded AdamW's file."""
+    model = llama()
+    adamw = torch.optim.AdamW(param_groups(model, couple="none"), lr=1e-2)
+    train_steps(model, adamw)
+    torch.save({"model": model.state_dict(), "optimizer": adamw.state_dict()}, tmp_path / "adamw.pt")
+    way = ("--couple", "lm_head.weight") if by_name else ("--model", write_model(tmp_path / "model", model))
+    result = convert(tmp_path / "adamw.pt", tmp_path / "coupled.pt", "--to", "coupled", *way)
+    assert result.exit_code == 0, result.output
+    new = load(tmp_path / "coupled.pt")["optimizer"]
+    for row_exponent in (1.0, 0.0):
+        direct, converted = copy.deepcopy(model), copy.deepcopy(model)
+        states = []
+        for copied, file in ((direct, adamw.state_dict()), (converted, new)):
+            optimizer = CoupledAdamW(copied, lr=1e-2, row_exponent=row_exponent)
+            optimizer.load_state_dict(file)
+            states.append({key: value.clone() for key, value in optimizer.state[copied.lm_head.weight].items()})
+            train_steps(copied, optimizer)
+        assert states[0].keys() == states[1].keys()
+        assert ("row_avg_sq" in states[0]) == (row_exponent == 1.0)
+        assert all(torch.equal(states[1][key], value) for key, value in states[0].items())
+        assert all(torch.equal(a, b) for a, b in zip(direct.parameters(), converted.parameters(), strict=True))
+
+
+def test_converting_back_at_once_keeps_the_averages_of_rows_and_columns(tmp_path: Path) -> None:
+    model = llama()
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train_steps(model, adamw)
+    torch.save(adamw.state_dict(), tmp_path / "adamw.pt")
+    folder = write_model(tmp_path / "model", model)
+    for source, out, to in (("adamw", "coupled", "coupled"), ("coupled", "back", "adamw")):
+        result = convert(tmp_path / f"{source}.pt", tmp_path / f"{out}.pt", "--to", to, "--model", folder)
+        assert result.exit_code == 0, result.output
+    back = torch.optim.AdamW(model.parameters())
+    back.load_state_dict(load(tmp_path / "back.pt"))
+    before, after = (optimizer.state[model.lm_head.weight]["exp_avg_sq"].double() for optimizer in (adamw, back))
+    for dim in (0, 1):
+        torch.testing.assert_close(after.mean(dim), before.mean(dim), rtol=1e-5, atol=0)
 
 
 def test_a_file_with_model_and_scheduler_keeps_everything_and_needs_no_config(tmp_path: Path) -> None:
@@ -149,7 +193,7 @@ def test_a_file_with_model_and_scheduler_keeps_everything_and_needs_no_config(tm
     assert back.exit_code == 0, back.output
     fresh = torch.optim.AdamW(by_dimension(model))
     fresh.load_state_dict(load(tmp_path / "back.pt")["optimizer"])
-    assert torch.equal(fresh.state[head]["exp_avg_sq"], average.expand(V, H))
+    torch.testing.assert_close(fresh.state[head]["exp_avg_sq"].mean(0, keepdim=True), average, rtol=1e-5, atol=0)
     assert load(tmp_path / "back.pt")["scheduler"]["_last_lr"] == everything["scheduler"]["_last_lr"]
 
 
@@ -201,7 +245,8 @@ def test_a_model_trained_in_bfloat16_keeps_its_dtypes(tmp_path: Path) -> None:
     states = states_by_name(load(tmp_path / "back.pt"), names_in_order(adamw, model))
     head = states["lm_head.weight"]["exp_avg_sq"]
     assert head.dtype == torch.bfloat16
-    assert torch.equal(head, coupled["exp_avg_sq"].bfloat16().expand(V, H))
+    columns, rows = coupled["exp_avg_sq"], coupled["row_avg_sq"]
+    torch.testing.assert_close(head, (columns * rows / columns.mean()).bfloat16())
 
 
 def test_frozen_parameters_are_excluded_by_pattern(tmp_path: Path) -> None:
@@ -228,10 +273,12 @@ def test_the_summary_shows_tables_bytes_and_groups(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", model)
     result = convert(tmp_path / "adamw.pt", tmp_path / "coupled.pt", "--to", "coupled", "--model", folder)
     table = V * H * 4
-    for words in ("lm_head.weight", f"{(2 * table + 4) / 1000:.2f} KB", f"{(table + 4 * H + 4) / 1000:.2f} KB"):
+    for words in ("lm_head.weight", f"{(2 * table + 4) / 1000:.2f} KB", f"{(table + 4 * (H + V) + 4) / 1000:.2f} KB"):
         assert words in result.stdout
     for name in ("output_embeddings", "input_embeddings", "decay", "no_decay", "0.01"):
         assert name in result.stdout
+    assert "your own row_exponent, mean_free and options" in result.stdout
+    assert "The file sets lr and betas" in result.stdout
 
 
 def test_the_page_and_the_help_list_every_option() -> None:

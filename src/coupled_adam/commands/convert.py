@@ -90,6 +90,10 @@ def convert(
     typer.echo(f"Written: {printable(str(out))}. To resume from it:\n")
     for line in _next_lines(conversion, out, to, chosen, adamw_groups):
         typer.echo(f"    {line}")
+    if to == "coupled":
+        typer.echo("\nPass CoupledAdamW your own row_exponent, mean_free and options, if any.", nl=False)
+        sets = " The file sets lr and betas of all groups; a warning says if it replaces those of the tables."
+        typer.echo(sets if conversion.has_modules else "")
 
 
 def _print_summary(conversion: "Conversion", to: str) -> None:

@@ -54,7 +54,9 @@ class Switched:
 def to_coupled(
     state_dict: StateDict, names: Sequence[str], model: ModelParameters, couple: str | Sequence[str]
 ) -> Switched:
-    """Convert AdamW to CoupledAdamW: average the second moments of the tables over their rows.
+    """Convert AdamW to CoupledAdamW: average the second moments of the tables over their rows, and over their columns.
+
+    The exponents of the optimizer that loads the file are unknown. With `row_exponent` 0, it drops the row moments.
 
     Args:
         state_dict: state dict of an AdamW.
@@ -63,11 +65,13 @@ def to_coupled(
         couple: as in CoupledAdamW; must be a list of name patterns if the modules of the model are not known.
     """
     _take_dtypes_of(state_dict, names, model)
+    options: dict[str, Any] = {"row_exponent": 1.0}  # keeps the row moments
     with blaming_user():
         if model.module is not None:
-            optimizer = CoupledAdamW(model.module, weight_decay=_strongest_decay(state_dict), couple=couple)
+            decay = _strongest_decay(state_dict)
+            optimizer = CoupledAdamW(model.module, weight_decay=decay, couple=couple, **options)
         else:
-            optimizer = CoupledAdamW(_groups_around_tables(state_dict, names, model, couple))
+            optimizer = CoupledAdamW(_groups_around_tables(state_dict, names, model, couple), **options)
     switched = _switch(state_dict, names, optimizer)
     new = {option for option in optimizer.defaults if option not in _adamw_options()} - {"coupled"}
     for group in switched.state_dict["param_groups"]:

@@ -82,7 +82,9 @@ def convert_state_dict(
         for live_id, name in zip(live_ids, live_names, strict=True)
         if saved_id[name] in state_dict["state"]
     }
-    _fit_states(converted, optimizer)
+    spare = _rows_without_exponent(state_dict)
+    live_spare = {live_id for live_id, name in zip(live_ids, live_names, strict=True) if saved_id[name] in spare}
+    _fit_states(converted, optimizer, live_spare)
     return converted
 
 
@@ -112,7 +114,7 @@ def adapt_state_dict(state_dict: StateDict, optimizer: Optimizer) -> StateDict:
         _adapted_group(saved, live)
         for saved, live in zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
     ]
-    _fit_states(adapted, optimizer)
+    _fit_states(adapted, optimizer, _rows_without_exponent(state_dict))
     return adapted
 
 
@@ -174,8 +176,21 @@ def _adapted_group(saved: dict[str, Any], live: dict[str, Any]) -> dict[str, Any
     return group
 
 
-def _fit_states(state_dict: StateDict, optimizer: Optimizer) -> None:
-    """Convert the moments of `state_dict`, whose groups have their final options, to those of the live optimizer."""
+def _rows_without_exponent(state_dict: StateDict) -> set[Any]:
+    """Parameters whose group has no `row_exponent`: `coupled-adam convert` writes row moments for any exponent."""
+    return {
+        saved_id for group in state_dict["param_groups"] if "row_exponent" not in group for saved_id in group["params"]
+    }
+
+
+def _fit_states(state_dict: StateDict, optimizer: Optimizer, spare_rows: set[Any]) -> None:
+    """Convert the moments of `state_dict` to those of the live optimizer.
+
+    Args:
+        state_dict: its groups have their final options; its states are replaced.
+        optimizer: the live optimizer.
+        spare_rows: parameters whose row moments are dropped if their group has no use for them.
+    """
     groups = zip(optimizer.param_groups, state_dict["param_groups"], strict=True)
     live = [(name, p, final) for group, final in groups for name, p in named_params(group)]
     moments: list[tuple[Any, SavedMoments]] = []
@@ -183,6 +198,8 @@ def _fit_states(state_dict: StateDict, optimizer: Optimizer) -> None:
         state = state_dict["state"].get(saved_id)
         if state:
             _check_shapes(name, param, state)
+            if saved_id in spare_rows and group.get("coupled") and not needs_row_moments(group):
+                state = {key: value for key, value in state.items() if key != "row_avg_sq"}
             moments.append((saved_id, SavedMoments(state, param, group)))
     Reduction([partial_sum for _, saved in moments for partial_sum in saved.sums]).wait()
     for saved_id, saved in moments:
