@@ -110,16 +110,29 @@ def test_bad_input_is_one_clear_message(run: Path, tmp_path: Path) -> None:
     assert re.search(r"step 7\b.* 6, 12$", refusal(run, "--checkpoint", 7))
     assert "twice" in refusal(run, run)
     assert "twice" in refusal(run, run / ".." / run.name)
-    bare = milestone_run(tmp_path, checkpoints={"every": None, "milestones": 0, "keep": 1})
-    message = refusal(bare)
-    assert str(bare) in message
-    assert "--set checkpoints.milestones=10" in message
-    assert "--checkpoint STEP (12)" in message
+
+
+def test_a_run_without_milestones_is_measured_at_its_newest_checkpoint(tmp_path: Path) -> None:
+    bare = milestone_run(tmp_path, checkpoints={"every": 5, "milestones": 0, "keep": 2})
+    for _ in range(2):  # measured, then read from the folder
+        code, output = theory(bare, "--batches", 1, "--no-page")
+        assert code == 0, output
+        found = TheoryFolder(bare).read_run()
+        assert [numbers.step for numbers in found.checkpoints] == [12]
+        assert "Note: the run has no milestones" in output
+        assert "step 12" in output
+        assert "--set checkpoints.milestones=10" in output
     code, output = theory(bare, "--checkpoint", 12, "--batches", 1, "--no-page")
     assert code == 0, output
+    assert "milestones" not in output
     shutil.rmtree(tmp_path / "corpus")
     message = refusal(bare, "--fresh", "--checkpoint", 12)
     assert re.search(r"corpus: .*'small'.*`coupled-adam data prepare`", message)
+    shutil.rmtree(bare / "checkpoints")
+    shutil.rmtree(bare / "theory")
+    message = refusal(bare)
+    assert str(bare) in message
+    assert "no milestones to measure" in message
 
 
 def test_a_page_without_its_packages_is_refused_before_anything_is_measured(

@@ -24,12 +24,18 @@ if TYPE_CHECKING:
 def theory(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Run folder with milestones; several are compared.", show_default=False),
+        typer.Argument(
+            metavar="RUN", help="Run folder, best with milestones; several are compared.", show_default=False
+        ),
     ],
     batches: Annotated[int, typer.Option(min=1, metavar="K", help="Batches per checkpoint.")] = 20,
     checkpoint: Annotated[
         list[int] | None,
-        typer.Option(metavar="STEP", min=0, help="Checkpoint to measure; may be repeated.  [default: all milestones]"),
+        typer.Option(
+            metavar="STEP",
+            min=0,
+            help="Checkpoint to measure; may be repeated.  [default: all milestones, or the newest checkpoint]",
+        ),
     ] = None,
     device: Annotated[
         str | None,

@@ -49,7 +49,7 @@ def theory_of_run(
 
     Args:
         run: the run folder.
-        checkpoints: steps; None for all milestones.
+        checkpoints: steps; None for all milestones, or the newest checkpoint if there are none.
         batches: K of the pseudo-training, the batches after the checkpoint in the run's own order.
         device: "cpu", "cuda" or "auto" (the default).
         precision: of the forward pass, "float32" (the default) or "bf16".
@@ -67,7 +67,7 @@ def theory_of_run(
     if batches < 1:
         raise UserError(f"batches is {batches}; expected 1 or more; the paper uses 20")
     folder = TheoryFolder(run)
-    steps = milestones(run, folder) if checkpoints is None else sorted(set(checkpoints))
+    steps, notes = _default_steps(run, folder) if checkpoints is None else (sorted(set(checkpoints)), [])
     origins = {step: _origin(run, step, batches, precision) for step in steps}
     stored = {} if fresh else {step: _stored_numbers(folder, run, origins[step], step) for step in steps}
     known = {step: numbers for step, numbers in stored.items() if numbers is not None}
@@ -100,7 +100,7 @@ def theory_of_run(
         precision=precision,
         checkpoints=measured,
         summary=summarise(measured),
-        notes=list(_notes(config, precision, measured)),
+        notes=[*notes, *_notes(config, precision, measured)],
         own=own_of(config),
         member=member_name(config.optimizer.model_dump()) if own_of(config) == "own" else "",
     )
@@ -180,16 +180,29 @@ def own_of(config: Config) -> Optimizer:
     return "coupled" if is_coupled_adam(optimizer.model_dump()) else "own"
 
 
+def _default_steps(run: Path, folder: TheoryFolder) -> tuple[list[int], list[str]]:
+    """Steps of the milestones, or of the newest complete checkpoint, with notes about it."""
+    try:
+        return milestones(run, folder), []
+    except UserError:
+        if not checkpoints_in(RunFolder(run).checkpoints):
+            raise
+    notes: list[str] = []
+    step = read_record(find_checkpoint(run, None, on_skip=notes.append)).step
+    notes.append(
+        f"the run has no milestones, so only its newest checkpoint is measured, step {step:,}. For the course of the "
+        "training, train it again in another folder with --set checkpoints.milestones=10 --out FOLDER"
+    )
+    return [step], notes
+
+
 def milestones(run: Path, folder: TheoryFolder) -> list[int]:
-    """Steps of a run's milestones: those that still exist, and those already measured."""
+    """Steps of a run's milestones: those that still exist, and those already measured. Raises a UserError without any."""
     records = [record for path in checkpoints_in(RunFolder(run).checkpoints) if (record := _record(path)) is not None]
     steps = {record.step for record in records if record.milestone}
     steps |= {step for step, origin in folder.origins().items() if origin.get("milestone")}
     if not steps:
-        others = ", ".join(str(record.step) for record in records)
         remedy = "train it again in another folder with --set checkpoints.milestones=10 --out FOLDER"
-        if others:
-            remedy = f"choose one of its checkpoints with --checkpoint STEP ({others}), or {remedy}"
         raise UserError(f"{run}: no milestones to measure; {remedy}")
     return sorted(steps)
 
