@@ -197,7 +197,7 @@ def _default_steps(run: Path, folder: TheoryFolder) -> tuple[list[int], list[str
 
 
 def milestones(run: Path, folder: TheoryFolder) -> list[int]:
-    """Steps of a run's milestones: those that still exist, and those already measured. Raises a UserError without any."""
+    """Steps of a run's milestones: those that still exist, and those already measured. UserError if there are none."""
     records = [record for path in checkpoints_in(RunFolder(run).checkpoints) if (record := _record(path)) is not None]
     steps = {record.step for record in records if record.milestone}
     steps |= {step for step, origin in folder.origins().items() if origin.get("milestone")}
