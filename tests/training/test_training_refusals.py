@@ -86,6 +86,19 @@ def test_a_folder_with_a_run_is_refused_without_resume(whole_run: Path, corpus: 
         train(small_config(corpus), whole_run)
 
 
+def test_a_folder_with_a_run_of_other_settings_is_refused_with_their_names(whole_run: Path, corpus: Path) -> None:
+    before = contents_of(whole_run)
+    one = small_config(corpus, optimizer={"row_exponent": 0.5})
+    with pytest.raises(ValueError, match=r"other settings \(optimizer\.row_exponent\); choose another .*--out$"):
+        train(one, whole_run)
+    many = small_config(corpus, optimizer={"row_exponent": 0.5, "lr": 0.1, "beta1": 0.5, "beta2": 0.5, "eps": 1e-3})
+    with pytest.raises(ValueError, match=r"other settings \((optimizer\.\w+, ){3}optimizer\.\w+ and 1 more\)"):
+        train(many, whole_run)
+    with pytest.raises(ValueError, match=r"already holds a run; continue it with --resume"):
+        train(small_config(corpus, training={"threads": 1}), whole_run)  # does not change what is trained
+    assert contents_of(whole_run) == before
+
+
 def test_a_folder_with_something_else_is_refused(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match=rf"^{tmp_path} .*config\.toml.*--out"):

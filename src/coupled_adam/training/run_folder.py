@@ -24,7 +24,14 @@ from coupled_adam.base.errors import UserError
 from coupled_adam.base.files import read_json, remove_leftover, require_writable, write_whole
 from coupled_adam.base.locks import LockHeld, lock_names, locked
 from coupled_adam.config.builtin_files import CONFIG_FILE
-from coupled_adam.config.run_config import Config, load_config, require_resumable, to_toml
+from coupled_adam.config.run_config import (
+    MATTERS_FOR_RESUME,
+    Config,
+    differences,
+    load_config,
+    require_resumable,
+    to_toml,
+)
 from coupled_adam.training.checkpoint.checkpoint_folder import checkpoints_in
 from coupled_adam.training.logbook import METRICS_FILE
 
@@ -45,6 +52,12 @@ class RunFolder:
         """Raise a UserError if the folder cannot be used for this run; write nothing."""
         if self.config.exists():
             if self.has_begun() and not resume:
+                if others := self._other_settings(config):
+                    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+                    raise UserError(
+                        f"{self.path} already holds a run with other settings ({', '.join(others[:4])}{more}); choose "
+                        "another folder with --out"
+                    )
                 raise UserError(
                     f"{self.path} already holds a run; continue it with --resume, or choose another folder with --out"
                 )
@@ -52,6 +65,17 @@ class RunFolder:
                 require_resumable(load_config(str(self.config), []), config)
         elif self.path.is_dir() and any(not _is_ours(entry) for entry in self.path.iterdir()):
             raise UserError(f"{self.path} exists and is not a run folder (no {CONFIG_FILE}); choose another --out")
+
+    def _other_settings(self, config: Config) -> list[str]:
+        """Keys with which the stored run trains something else than `config`; empty if its config is unreadable."""
+        try:
+            keys = differences(load_config(str(self.config), []), config)
+        except UserError:
+            return []
+        counting = MATTERS_FOR_RESUME | {"data.source"}
+        if config.model.vocabulary_size == "auto":  # the run folder has the resulting number
+            counting -= {"model.vocabulary_size"}
+        return [key for key in keys if key in counting]
 
     def begin(self, config: Config) -> None:
         """Write the config; call it after all checks have passed."""
