@@ -164,6 +164,9 @@ def _closest_key(key: str, model: type[BaseModel]) -> str | None:
     section, _, name = key.rpartition(".")
     by_name = {each.rpartition(".")[2]: each for each in reversed(known)}
     by_name |= {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == section}
+    for each in known:  # such as optimizer.tables.lr for optimizer.tables.lr_factor
+        if section and each.startswith(f"{key}_"):
+            return each
     if name in by_name:  # in the wrong section
         return by_name[name]
     meant = SYNONYMS.get(name.lower().replace("-", "_"))
