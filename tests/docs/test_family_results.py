@@ -13,7 +13,7 @@ from scipy import stats
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.table_formats import to_markdown_table
-from coupled_adam.study.results import Result, read_results
+from coupled_adam.study.results import Result, merge_results, read_results
 
 DOCS = Path(__file__).parents[2] / "docs"
 STORED = DOCS / "results"
@@ -24,7 +24,26 @@ OPTIMIZERS = ("standard", "coupled", PARTIAL)
 LENGTHS = {"82M": SHORT, "262M": 262_000_000}
 BEST_RATES = {"standard": "0.002", "coupled": "0.001", PARTIAL: "0.002"}
 ROUNDINGS = ("int8_row", "int8_group", "int4_row", "int4_group")
-STUDIES_WITH_ROUNDING = ("learning-rates", "unigram-bias", "best-learning-rates", "rivals", "table-beta2-30m")
+BEST = {kind: f" lr={rate}" for kind, rate in BEST_RATES.items()}
+ROUNDED = {
+    "41M tokens, lr 1e-3": (["learning-rates"], " lr=0.001"),
+    "41M, best lr each": (["learning-rates"], BEST),
+    "82M, with the bias": (["unigram-bias"], " unigram"),
+    "82M, best lr each": (["best-learning-rates"], BEST),
+    "82M, best table lr each": (["rivals", "table-beta2-30m"], ""),
+    "82M, with Muon": (["muon"], ""),
+}
+"""Studies and the ends of the optimizers' names in each setting of the table on rounding."""
+LABELS = {
+    "AdamW": "standard",
+    "AdamW, β₂ = 0.99": "standard b2=0.99",
+    "AdamW, β₁ = 0, β₂ = 0.99": "standard b1=0 b2=0.99",
+    "Coupled Adam": "coupled",
+    "partially coupled": PARTIAL,
+    "partially coupled, β₂ = 0.99": f"{PARTIAL} b2=0.99",
+    "`factored`": "factored",
+    "factored without momentum": "factored mean-free b1=0 b2=0.99",
+}
 
 
 def main_runs() -> list[Result]:
@@ -63,7 +82,6 @@ def table_of(results: list[Result], name: str) -> list[str]:
         ("best primary", ["best-learning-rates"], "primary"),
         ("muon main", ["muon"], "main"),
         ("muon primary", ["muon"], "primary"),
-        ("muon quantised", ["muon"], "quantised"),
         ("table-beta2-30m main", ["table-beta2-30m"], "main"),
         ("table-beta2-muon main", ["table-beta2-muon"], "main"),
         ("table-beta2-muon primary", ["table-beta2-muon"], "primary"),
@@ -75,15 +93,19 @@ def test_a_table_matches_the_stored_runs(mark: str, studies: list[str], name: st
     assert lines_of(mark) == table_of(runs, name)
 
 
-def test_quantised_losses_match_the_stored_runs() -> None:
-    shown = lines_of("quantised")
-    made = [line for study in STUDIES_WITH_ROUNDING for line in stored_table(study, "quantised")]
-    assert len(shown) == 19
-    assert set(shown) <= set(made)
-
-
-def stored_table(study: str, name: str) -> list[str]:
-    return table_of([run for run in read_results(STORED / study) if not run.is_candidate], name)
+def test_what_rounding_adds_matches_the_stored_runs() -> None:
+    head, _, *rows = cells_of("quantised")
+    assert head[-4:] == ["int8, by row", "int8, by 32", "int4, by row", "int4, by 32"]
+    for setting, label, seeds, *shown in rows:
+        studies, ending = ROUNDED[setting]
+        found = merge_results([STORED / study for study in studies])
+        rate = ending[LABELS[label]] if isinstance(ending, dict) else ending
+        own = [run.metrics for run in found if not run.is_candidate and run.optimizer == LABELS[label] + rate]
+        added = [np.mean([(each[f"loss_{key}"] or 0.0) - (each["loss"] or 0.0) for each in own]) for key in ROUNDINGS]
+        assert (seeds, shown[0]) == (str(len(own)), f"{np.mean([each['loss'] or 0.0 for each in own]):.3f}")
+        assert shown[1:] == [f"{value:.3f}".replace("-0.000", "0.000") for value in added]
+    assert [row[0] for row in rows] == sorted((row[0] for row in rows), key=list(ROUNDED).index)
+    assert len(rows) == 25
 
 
 def test_paired_differences_and_their_intervals_match_the_stored_runs() -> None:
@@ -205,7 +227,7 @@ def test_rounded_tables_of_the_best_runs_lose_what_the_text_says() -> None:
     assert all((cost["int4_row"][PARTIAL] < cost["int4_row"][kind]).all() for kind in ("standard", "coupled"))
     by_group = {kind: f"{cost['int4_group'][kind].mean():.2f}" for kind in OPTIMIZERS}
     assert by_group["coupled"] == by_group[PARTIAL]
-    assert f"without Muon AdamW loses {by_group['standard']} and the other two {by_group[PARTIAL]}" in text
+    assert f"best learning rates AdamW loses {by_group['standard']} and the other two {by_group[PARTIAL]}" in text
 
 
 def test_the_text_about_the_bias_matches_the_stored_runs() -> None:
@@ -243,8 +265,8 @@ def test_the_text_about_rounding_matches_the_stored_runs() -> None:
     assert f"41M tokens and the best learning rates it {best_rates}" in text
     for kind in ("coupled", PARTIAL):
         assert f"With the bias it loses {by_row[f'{kind} unigram']}, compared with {by_row['standard unigram']}" in text
-    shown = [name for name in runs if any(f"| {name} |" in line for line in lines_of("quantised"))]
-    assert len(shown) == 8
+    shown = [*(f"{kind} unigram" for kind in OPTIMIZERS), *(kind + rate for kind, rate in BEST.items())]
+    shown += [f"{kind} lr=0.001" for kind in ("standard", PARTIAL)]
     assert all(abs(cost[name, f"int8_{scale}"]) < 0.001 for name in shown for scale in ("row", "group"))
     assert all(0.005 < cost[name, "int4_group"] < 0.035 for name in shown)
 

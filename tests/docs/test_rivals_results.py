@@ -212,7 +212,10 @@ def test_the_advice_on_beta2_matches_the_stored_runs() -> None:
     shown = f"by {gains[0]:.2f} nats on the most frequent half of the text ({interval(by_seed[0])}), and by"
     assert f"{shown} {min(rarest):.1f} to {max(rarest):.1f}" in text
     assert not any(contains_zero(each) for each in by_seed[5:])  # "where all intervals exclude zero"
-    assert f"three seeds; 95% interval {from_adamw(LONGER, sign=-1)})" in text
+    later = -differences(LONGER, "standard")[1:]
+    said = f"three seeds; 95% interval {from_adamw(LONGER, sign=-1)}; {interval(later)} on seeds 2 and 3 alone"
+    assert said in text
+    assert f"; mean {-later.mean():.3f}, {interval(-later)})" in rivals_section()
     assert f"it was 0.03 ahead ([{from_adamw(PARTIAL, sign=-1)}]" in text
     trials = {run.cell: run.metrics["val_loss"] or 0.0 for run in read_results(STORED) if run.is_candidate}
     names = ("standard", "standard-b20.99", "factored-b10")

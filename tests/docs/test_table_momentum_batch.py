@@ -7,7 +7,7 @@ from page_text import ROOT, cells_of, section, words
 from paired_differences import interval, mean_and_interval
 
 from coupled_adam.report.grid import gather_grid
-from coupled_adam.report.primary_comparisons import primary_comparisons
+from coupled_adam.report.primary_comparisons import primary_comparisons, tested_count
 from coupled_adam.study.results import Result, read_results
 
 STORED = ROOT / "docs" / "results" / "table-momentum-batch"
@@ -59,15 +59,35 @@ def test_adamw_with_both_betas_is_lowest_at_every_batch_size() -> None:
         names = {run.optimizer for run in reported() if run.model == model}
         assert min(names, key=lambda name: values(model, name).mean()) == BOTH
     small, large = min(gap.mean() for gap in gaps), max(gap.mean() for gap in gaps)
+    intervals = [interval(gap) for gap in reversed(gaps)]
+    said = f"{small:.2f} to {large:.2f}", f"(intervals {intervals[0]}, {intervals[1]} and {intervals[2]})"
     for page in ("docs/results.md", "docs/should-i-use-it.md", "README.md"):
-        assert f"{small:.2f} to {large:.2f}" in words(page), page
+        assert all(each in words(page) for each in said), page
+
+
+def test_leads_over_adamw_and_the_cost_of_mean_free_updates_match_the_stored_runs() -> None:
+    advice = words("docs/should-i-use-it.md")
+    leads = [f"{-gap.mean():.2f} ({interval(-gap)})" for gap in (above(model, BOTH, "standard") for model in TOKENS)]
+    assert f"by {leads[0]}, {leads[1]} and {leads[2]}" in advice
+    longer = -above("batch-32", LONGER, "standard")
+    assert f"{longer.mean():.2f} ({interval(longer)}) in another" in advice
+    small, middle = (above(model, WITH_MEAN, BOTH) for model in ("batch-2", "batch-8"))
+    assert f"({small.mean():.3f} above, {interval(small)})" in text()
+    assert f"({small.mean():.3f} above, {interval(small)})" in advice
+    for page in (text(), advice):
+        assert f"{middle.mean():.2f} above at 1,024 ({interval(middle)})" in page
+    costs = [above(model, FACTORED, WITH_MEAN) for model in ("batch-2", "batch-8")]
+    shown = [f"{cost.mean():.2f} ({interval(cost)})" for cost in costs]
+    assert f"Mean-free updates cost {shown[0]} at 256 and {shown[1]} at 1,024" in text()
+    assert f"it is {costs[0].mean():.2f} and {costs[1].mean():.2f} below" in text()
 
 
 def test_the_corrected_comparisons_are_named() -> None:
     found = primary_comparisons(gather_grid(reported()))
     decided = {(each.optimizer.size.model, each.optimizer.variant.name): each.outcome for each in found}
+    tested = tested_count(found)
     better = {key for key, outcome in decided.items() if outcome == "better"}
-    assert f"over these {len(decided)} comparisons, {len(better)} losses are significantly lower" in text()
+    assert f"over the {tested} comparisons with three seeds, {len(better)} losses are significantly lower" in text()
     assert "worse" not in decided.values()
     assert {(model, BOTH) for model in TOKENS} <= better
 
