@@ -7,7 +7,7 @@ from page_text import ROOT, cells_of, section, words
 from paired_differences import interval, mean_and_interval
 
 from coupled_adam.report.grid import gather_grid
-from coupled_adam.report.primary_comparisons import primary_comparisons, tested_count
+from coupled_adam.report.primary_comparisons import corrected_count, primary_comparisons
 from coupled_adam.study.results import Result, read_results
 
 STORED = ROOT / "docs" / "results" / "table-momentum-batch"
@@ -85,7 +85,7 @@ def test_leads_over_adamw_and_the_cost_of_mean_free_updates_match_the_stored_run
 def test_the_corrected_comparisons_are_named() -> None:
     found = primary_comparisons(gather_grid(reported()))
     decided = {(each.optimizer.size.model, each.optimizer.variant.name): each.outcome for each in found}
-    tested = tested_count(found)
+    tested = corrected_count(found)
     better = {key for key, outcome in decided.items() if outcome == "better"}
     assert f"over the {tested} comparisons with three seeds, {len(better)} losses are significantly lower" in text()
     assert "worse" not in decided.values()

@@ -69,6 +69,6 @@ def as_one_family(comparisons: Sequence[PrimaryComparison]) -> list[PrimaryCompa
     return found
 
 
-def tested_count(comparisons: Sequence[PrimaryComparison]) -> int:
+def corrected_count(comparisons: Sequence[PrimaryComparison]) -> int:
     """Number of comparisons that the correction covers."""
     return sum(each.corrected_p is not None for each in comparisons)

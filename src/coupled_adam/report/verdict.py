@@ -13,7 +13,7 @@ from dataclasses import replace
 from coupled_adam.base.text import short
 from coupled_adam.config.study_sections import DEFAULT_REPORT, ReportSection
 from coupled_adam.report.grid import CellRuns, Grid, Size, Variant, model_labels
-from coupled_adam.report.primary_comparisons import PrimaryComparison, primary_comparisons, tested_count
+from coupled_adam.report.primary_comparisons import PrimaryComparison, corrected_count, primary_comparisons
 from coupled_adam.report.result_notes import loss_name
 from coupled_adam.report.several_optimizers import AgainstBaseline, verdict_against_baseline, verdict_of_many
 from coupled_adam.report.significance import Values
@@ -57,7 +57,7 @@ def compared_pair(grid: Grid) -> tuple[Variant, Variant] | None:
 def _verdict(grid: Grid, compared: Sequence[PrimaryComparison]) -> Verdict:
     pair = compared_pair(grid)
     primary = [each for each in compared if each.comparison.difference is not None]
-    tested = tested_count(primary)
+    tested = corrected_count(primary)
     corrected = f", corrected for {tested} comparisons" if tested > 1 else ""
     name = loss_name(grid.results)
     if pair is not None:
