@@ -62,8 +62,10 @@ def main() -> None:
             for child in children:
                 child.start()
             deadline = time.monotonic() + SECONDS_PER_SCENARIO
-            for child in children:
+            for rank, child in enumerate(children):
                 child.join(max(0, deadline - time.monotonic()))
+                if child.exitcode:  # a crash leaves no traceback; a rank that hangs has no exit code
+                    (folder / f"{name}.rank{rank}").write_text(f"exit code {child.exitcode}")
                 child.kill()
 
 

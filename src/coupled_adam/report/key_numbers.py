@@ -28,8 +28,6 @@ class KeyNumber:
 
     label: str
     meaning: str
-    note: str
-    """Caveat for the reader."""
     first: Markup
     second: Markup
     claim: str
@@ -75,7 +73,6 @@ def key_numbers(grid: Grid, report: ReportSection) -> KeyNumbers | None:
             numbers.append(
                 KeyNumber(
                     *label_and_meaning(METRICS[key], place.results),
-                    (report.loss_note or "") if key == "loss" else "",
                     *_shown(key, comparison),
                     claim_text(comparison),
                     "" if comparison.p_value is None else p_of_claim(comparison.p_value),

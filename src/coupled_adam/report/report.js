@@ -209,7 +209,7 @@ addEventListener("beforeprint", () => document.querySelectorAll("details").forEa
     const line = style.getPropertyValue("--line");
     const [c, s, d, t] = [Math.cos(yaw), Math.sin(yaw), Math.cos(pitch), Math.sin(pitch)];
     for (const { cloud, canvas } of shown) {
-      const W = canvas.clientWidth || 300, H = Math.round(W * Math.max(0.9, Math.min(1.1, (top - bottom) / (right - left))));
+      const W = canvas.clientWidth || 300, H = Math.round(W * Math.max(0.9, Math.min(1, (top - bottom) / (right - left))));
       const ratio = window.devicePixelRatio || 1;
       canvas.style.height = `${H}px`;
       canvas.width = W * ratio;
