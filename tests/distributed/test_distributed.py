@@ -46,10 +46,9 @@ def test_scenario(outcomes: Path, ranks: int, scenario: str) -> None:
     failures = []
     for rank in range(ranks):
         file = outcomes / str(ranks) / f"{scenario}.rank{rank}"
-        if not file.exists():
-            log = (outcomes / "log").read_text()
-            failures.append(f"rank {rank}: no outcome; killed, or never started. End of the log:\n{log[-2000:]}")
-        elif (outcome := file.read_text()) != "ok":
+        outcome = file.read_text() if file.exists() else "no outcome; killed, or never started"
+        if outcome != "ok":
             failures.append(f"rank {rank}: {outcome}")
     if failures:
-        pytest.fail("\n".join(failures), pytrace=False)
+        log = (outcomes / "log").read_text()
+        pytest.fail("\n".join([*failures, f"End of the log:\n{log[-4000:]}"]), pytrace=False)

@@ -7,6 +7,7 @@ Usage: python worker.py FOLDER [SCENARIO ...]
 """
 
 import contextlib
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -50,6 +51,7 @@ def run_rank(name: str, scenario: Callable[[], None], folder: Path, rank: int, r
 
 
 def main() -> None:
+    faulthandler.enable()  # a rank that crashes writes its stack to the log
     fork = multiprocessing.get_context("fork")
     gc.freeze()  # otherwise every fork soon owns a copy of all imported modules
     for ranks in LAUNCHES:

@@ -18,6 +18,7 @@ STUDIES = (
     "table-beta2",
     "table-beta2-30m",
     "table-beta2-batch",
+    "table-momentum-length",
     "learning-rates",
     "muon",
     "single-gpu-scaled",
