@@ -1,10 +1,11 @@
-"""Draw docs/images/results-overview.svg from the stored results, and print the same numbers as a Markdown table:
+"""Draw the overview of the stored results, and print the same numbers as a Markdown table:
 
     python docs/results/overview.py
 
 Every block is one setting in which Coupled Adam and partially coupled Adam were compared with AdamW, in some blocks
 also a table without momentum and AdamW with other betas for the table. All comparisons of the table are one family
-for Holm's correction.
+for Holm's correction. results-overview.svg shows all blocks; results-loss-and-similarity.svg shows loss and embeddings
+of those with most optimizers, for the README.
 """
 
 import argparse
@@ -13,10 +14,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coupled_adam.base.captioned_figure import captioned_figure, figure_style, standalone_svg
+from matplotlib.figure import Figure
+
+from coupled_adam.base.captioned_figure import (
+    MARKERS,
+    captioned_figure,
+    figure_style,
+    legend_above,
+    panels,
+    standalone_svg,
+)
 from coupled_adam.base.files import write_whole
 from coupled_adam.base.notation import MINUS, to_markdown
 from coupled_adam.base.text import shorthand
+from coupled_adam.metrics import METRICS, NATS
 from coupled_adam.report.figures.forest import ForestGroup, ForestRow, draw_forest
 from coupled_adam.report.figures.style import COLOURS
 from coupled_adam.report.grid import CellRuns, Grid, gather_grid
@@ -26,14 +37,15 @@ from coupled_adam.report.significance import summarise
 from coupled_adam.study.results import merge_results
 
 STORED = Path(__file__).parent
-IMAGE = STORED.parent / "images" / "results-overview.svg"
+IMAGES = STORED.parent / "images"
 BASELINE = "standard"
 OPTIMIZERS = {
     "coupled": ("Coupled Adam", COLOURS["coupled"][0]),
     "partial y=0.25 mean-free": ("partially coupled Adam", COLOURS["family"][0]),
     "y=1 mean-free": ("row exponent 1, mean-free", COLOURS["family"][0]),
-    "standard b2=0.99": ("AdamW, β₂ = 0.99 for the table", COLOURS["standard"][0]),
-    "standard b1=0 b2=0.99": ("AdamW, β₁ = 0, β₂ = 0.99 for the table", COLOURS["standard"][1]),
+    "standard": ("AdamW", COLOURS["standard"][0]),
+    "standard b2=0.99": ("AdamW, β₂ = 0.99 for the table", COLOURS["standard"][1]),
+    "standard b1=0 b2=0.99": ("AdamW, β₁ = 0, β₂ = 0.99 for the table", COLOURS["standard"][2]),
     "factored mean-free b1=0 b2=0.99": ("factored without momentum", COLOURS["family"][1]),
 }
 """Label and colour by the name in the study, without the learning rate."""
@@ -45,9 +57,12 @@ COLUMNS = (
     "standard b1=0 b2=0.99",
 )
 COUPLED, PARTIAL, FACTORED, LONGER_MEMORY, BOTH_BETAS = COLUMNS
+DRAWN = {name: OPTIMIZERS[name] for name in (BASELINE, LONGER_MEMORY, BOTH_BETAS, COUPLED, PARTIAL, FACTORED)}
+"""The optimizers of the picture of loss and embeddings, in the order of its legend."""
 NOT_MEASURED = "\N{EN DASH}"
 LIMITS = (-0.3, 0.42)
 WIDTH = 8.2  # inches
+SIMILARITY = METRICS["r_cos"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,14 @@ class Block:
     folders: tuple[str, ...]
     tokens: int
     optimizers: tuple[str | None, ...] = (COUPLED, PARTIAL, None, None, None)
+
+
+MOST_OPTIMIZERS = {
+    "30M, 82M tokens, best table lr each": "82M tokens",
+    "30M, 82M tokens, Muon for the matrices, best table lr each": "82M tokens, Muon",
+    "30M, 262M tokens, lr 1e-3": "262M tokens",
+}
+"""The blocks of the picture of loss and embeddings, and the titles of their panels."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +162,7 @@ def signed(value: float) -> str:
 
 def markdown_table(results: Sequence[BlockResult]) -> str:
     """One row per block; significant differences are bold."""
-    labels = [f"{OPTIMIZERS[optimizer][0]}: difference (95% interval)" for optimizer in COLUMNS]
+    labels = [OPTIMIZERS[optimizer][0].removesuffix(" for the table") for optimizer in COLUMNS]
     lines = [
         f"| setting | steps | seeds | AdamW loss | {' | '.join(labels)} |",
         f"| --- | ---: | ---: | ---: |{' ---: |' * len(COLUMNS)}",
@@ -186,13 +209,54 @@ def overview_svg(results: Sequence[BlockResult]) -> str:
         return standalone_svg(captioned_figure("results-overview", "", "", figure).svg)
 
 
+def draw_loss_and_similarity(results: Sequence[BlockResult]) -> Figure:
+    """Test loss against r_cos in the blocks with most optimizers; hollow points are single seeds."""
+    shown = [found for found in results if found.block.heading in MOST_OPTIMIZERS]
+    figure, [row] = panels(1, len(shown), 2.7)
+    figure.set_figwidth(WIDTH)
+    for axes, found in zip(row, shown, strict=True):
+        cells = {BASELINE: found.baseline}
+        cells |= {
+            name: each.optimizer
+            for name, each in zip(found.block.optimizers, found.comparisons, strict=True)
+            if name is not None and each is not None
+        }
+        for number, (name, (label, colour)) in enumerate(DRAWN.items()):
+            if name not in cells:
+                continue
+            similarity, loss = (summarise(cells[name].values(key).values()) for key in (SIMILARITY.key, LOSS.key))
+            assert similarity.mean is not None
+            assert loss.mean is not None
+            axes.errorbar(
+                similarity.mean,
+                loss.mean,
+                xerr=similarity.std,
+                yerr=loss.std,
+                marker=MARKERS[number % len(MARKERS)],
+                color=colour,
+                markerfacecolor="none" if loss.count == 1 else colour,
+                markersize=7,
+                elinewidth=1,
+                capsize=2.5,
+                linestyle="none",
+                label=label,
+            )
+        axes.set(title=MOST_OPTIMIZERS[found.block.heading], xlabel=SIMILARITY.heading)
+    row[0].set(ylabel=f"{LOSS.label} ({NATS})")
+    legend_above(figure, row)
+    return figure
+
+
 def main() -> None:
-    """Write the picture and print the table."""
+    """Write the pictures and print the table."""
     parser = argparse.ArgumentParser(description="Draw the overview of the stored results, and print it as a table.")
-    parser.add_argument("--out", type=Path, default=IMAGE, help="the SVG file to write (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=IMAGES, help="the folder to write to (default: %(default)s)")
     arguments = parser.parse_args()
     results = in_one_family([read_block(block) for block in BLOCKS])
-    write_whole(arguments.out, overview_svg(results))
+    write_whole(arguments.out / "results-overview.svg", overview_svg(results))
+    with figure_style():
+        figure = captioned_figure("results-loss-and-similarity", "", "", draw_loss_and_similarity(results))
+    write_whole(arguments.out / "results-loss-and-similarity.svg", standalone_svg(figure.svg))
     print(markdown_table(results))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from check_registry import Checks, Names
-from page_reference import assert_coupled, assert_same_weights, fresh_model, tokens_of
+from page_reference import BETAS, assert_coupled, assert_same_weights, fresh_model, tokens_of
 from torch import Tensor, nn
 
 from coupled_adam import CoupledAdamW
@@ -35,6 +35,7 @@ def train_by_muon_and_algorithm_1(
     muon_lr: float = 0.02,
     muon_decay: float = 0.1,
     adjust_lr_fn: str | None = None,
+    rest_betas: tuple[float, float] = (0.9, 0.999),
     factors: Iterable[float] | None = None,
     **member: Any,
 ) -> torch.optim.Muon:
@@ -49,9 +50,8 @@ def train_by_muon_and_algorithm_1(
     weight = model.get_parameter(table)
     matrices = [p for name, p in model.named_parameters() if is_matrix(name)]
     muon = torch.optim.Muon(matrices, weight_decay=muon_decay, adjust_lr_fn=adjust_lr_fn)
-    rest = torch.optim.AdamW(
-        [p for name, p in model.named_parameters() if not is_matrix(name) and p is not weight], weight_decay=0.0
-    )
+    others = [p for name, p in model.named_parameters() if not is_matrix(name) and p is not weight]
+    rest = torch.optim.AdamW(others, betas=rest_betas, weight_decay=0.0)
     state = reference_init(weight)
     tokens = list(tokens)
     for batch, factor in zip(tokens, factors or [1.0] * len(tokens), strict=True):
@@ -81,12 +81,12 @@ def assert_trained(model: nn.Module, expected: nn.Module) -> None:
 
 @after("The whole loop")
 def _(names: Names) -> None:
-    assert_trained(names["model"], expected_model(5))
+    assert_trained(names["model"], expected_model(5, **BETAS))
     assert_coupled(names["coupled"], names["model"].head.weight, steps=5)
     assert names["muon"].param_groups[0]["param_names"] == [MATRIX]
     # The momentum shows how much gradients were clipped; Muon's step hides it.
     model = fresh_model()
-    reference = train_by_muon_and_algorithm_1(model, tokens_of(5), max_norm=1.0)
+    reference = train_by_muon_and_algorithm_1(model, tokens_of(5), max_norm=1.0, **BETAS)
     mine = names["muon"].state[names["model"].get_parameter(MATRIX)]["momentum_buffer"]
     theirs = reference.state[model.get_parameter(MATRIX)]["momentum_buffer"]
     torch.testing.assert_close(mine, theirs, rtol=0.02, atol=1e-5)

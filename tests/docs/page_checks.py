@@ -10,6 +10,7 @@ import copy
 import torch
 from check_registry import Checks, Names
 from page_reference import (
+    BETAS,
     H,
     assert_coupled,
     assert_same_weights,
@@ -30,7 +31,7 @@ after = CHECKS.after
 @after("The whole loop")
 def _(names: Names) -> None:
     expected = fresh_model()
-    trained = train_by_algorithm_1(expected, tokens_of(5), weight_decay=0.1)
+    trained = train_by_algorithm_1(expected, tokens_of(5), weight_decay=0.1, **BETAS)
     assert_same_weights(names["model"], expected)
     assert_coupled(names["optimizer"], names["model"].head.weight, steps=5)
     assert_second_moment(names["optimizer"], names["model"].head.weight, trained)

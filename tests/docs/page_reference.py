@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from coupled_adam.optimizer.reference import ReferenceState, reference_init, reference_step
 
 H = 16  # of every model in the page
+BETAS: dict[str, Any] = {"betas": (0.9, 0.95), "rest_betas": (0.9, 0.95)}
+"""The paper's betas, for the table and for all other weights."""
 
 
 class Trained(NamedTuple):
@@ -46,6 +48,7 @@ def train_by_algorithm_1(
     *,
     table: str = "embedding.weight",
     loss_of: Callable[[nn.Module, Tensor], Tensor] | None = None,
+    rest_betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 1e-2,
     max_norm: float | None = None,
     learning_rates: Iterable[float] | None = None,
@@ -54,7 +57,7 @@ def train_by_algorithm_1(
 ) -> Trained:
     """Train one table by the literal Algorithm 1 and the rest by torch's AdamW, continuing from `adamw` if given.
 
-    `options` are those of the table, as in `reference_step`.
+    `options` are those of the table, as in `reference_step`; `rest_betas` are those of the other weights.
     """
     from tiny import loss_of as loss_of_tiny
 
@@ -63,7 +66,8 @@ def train_by_algorithm_1(
     others = {name: p for name, p in model.named_parameters() if p is not weight}
     decayed = [p for name, p in others.items() if p.ndim == 2 and "embed" not in name]
     undecayed = [p for name, p in others.items() if p.ndim != 2 or "embed" in name]
-    rest = torch.optim.AdamW([{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed}], weight_decay=0)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed}]
+    rest = torch.optim.AdamW(groups, betas=rest_betas, weight_decay=0)
     state = reference_init(weight)
     if adamw is not None:
         rest.state.update({p: copy.deepcopy(adamw.state[p]) for p in others.values()})

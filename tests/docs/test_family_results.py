@@ -26,19 +26,23 @@ BEST_RATES = {"standard": "0.002", "coupled": "0.001", PARTIAL: "0.002"}
 ROUNDINGS = ("int8_row", "int8_group", "int4_row", "int4_group")
 BEST = {kind: f" lr={rate}" for kind, rate in BEST_RATES.items()}
 ROUNDED = {
-    "41M tokens, lr 1e-3": (["learning-rates"], " lr=0.001"),
-    "41M, best lr each": (["learning-rates"], BEST),
-    "82M, with the bias": (["unigram-bias"], " unigram"),
-    "82M, best lr each": (["best-learning-rates"], BEST),
-    "82M, best table lr each": (["rivals", "table-beta2-30m"], ""),
-    "82M, with Muon": (["muon"], ""),
+    "125M, 500 steps": (["few-steps"], 49_152_000, ""),
+    "41M tokens, lr 1e-3": (["learning-rates"], 41_000_000, " lr=0.001"),
+    "41M, best lr each": (["learning-rates"], 41_000_000, BEST),
+    "82M, with the bias": (["unigram-bias"], SHORT, " unigram"),
+    "82M, best lr each": (["best-learning-rates"], SHORT, BEST),
+    "82M, best table lr each": (["rivals", "table-beta2-30m"], SHORT, ""),
+    "82M, with Muon": (["muon"], SHORT, ""),
+    "262M, lr 1e-3": (["partially-coupled", "single-gpu-beta2"], LENGTHS["262M"], ""),
+    "125M, 250M tokens": (["single-gpu-125m"], 250_000_000, ""),
 }
-"""Studies and the ends of the optimizers' names in each setting of the table on rounding."""
+"""Studies, tokens and the ends of the optimizers' names in each setting of the table on rounding."""
 LABELS = {
     "AdamW": "standard",
     "AdamW, β₂ = 0.99": "standard b2=0.99",
     "AdamW, β₁ = 0, β₂ = 0.99": "standard b1=0 b2=0.99",
     "Coupled Adam": "coupled",
+    "Coupled Adam, β₂ = 0.99": "coupled b2=0.99",
     "partially coupled": PARTIAL,
     "partially coupled, β₂ = 0.99": f"{PARTIAL} b2=0.99",
     "`factored`": "factored",
@@ -97,15 +101,17 @@ def test_what_rounding_adds_matches_the_stored_runs() -> None:
     head, _, *rows = cells_of("quantised")
     assert head[-4:] == ["int8, by row", "int8, by 32", "int4, by row", "int4, by 32"]
     for setting, label, seeds, *shown in rows:
-        studies, ending = ROUNDED[setting]
+        studies, tokens, ending = ROUNDED[setting]
         found = merge_results([STORED / study for study in studies])
         rate = ending[LABELS[label]] if isinstance(ending, dict) else ending
-        own = [run.metrics for run in found if not run.is_candidate and run.optimizer == LABELS[label] + rate]
+        reported = [run for run in found if run.tokens == tokens and not run.is_candidate]
+        own = [run.metrics for run in reported if run.optimizer == LABELS[label] + rate]
         added = [np.mean([(each[f"loss_{key}"] or 0.0) - (each["loss"] or 0.0) for each in own]) for key in ROUNDINGS]
         assert (seeds, shown[0]) == (str(len(own)), f"{np.mean([each['loss'] or 0.0 for each in own]):.3f}")
         assert shown[1:] == [f"{value:.3f}".replace("-0.000", "0.000") for value in added]
     assert [row[0] for row in rows] == sorted((row[0] for row in rows), key=list(ROUNDED).index)
-    assert len(rows) == 25
+    assert len(rows) == 36
+    assert max(float(row[-1]) for row in rows) == 0.053
 
 
 def test_paired_differences_and_their_intervals_match_the_stored_runs() -> None:
@@ -228,6 +234,14 @@ def test_rounded_tables_of_the_best_runs_lose_what_the_text_says() -> None:
     by_group = {kind: f"{cost['int4_group'][kind].mean():.2f}" for kind in OPTIMIZERS}
     assert by_group["coupled"] == by_group[PARTIAL]
     assert f"best learning rates AdamW loses {by_group['standard']} and the other two {by_group[PARTIAL]}" in text
+
+
+def test_two_repeats_of_one_run_lose_different_amounts_to_rounding() -> None:
+    names = {"best-learning-rates": "coupled lr=0.001", "rivals": "coupled"}
+    repeats = [run for study, name in names.items() for run in read_results(STORED / study)
+               if (run.optimizer, run.seed, run.is_candidate) == (name, 1, False)]  # fmt: skip
+    costs = [(run.metrics["loss_int4_row"] or 0.0) - (run.metrics["loss"] or 0.0) for run in repeats]
+    assert f"(Coupled Adam, seed 1) lose {costs[0]:.3f} and {costs[1]:.3f}" in section("Is the table easier")
 
 
 def test_the_text_about_the_bias_matches_the_stored_runs() -> None:

@@ -26,7 +26,7 @@ def test_the_readme_shows_the_lead_with_muon_and_its_interval() -> None:
     test = stats.ttest_rel(losses("standard"), losses(PARTIAL))
     low, high = test.confidence_interval(0.95)
     lead = (losses("standard") - losses(PARTIAL)).mean()
-    assert f"{lead:.3f} below with Muon ({low:.3f} to {high:.3f})" in words("README.md")
+    assert f"{lead:.3f} with Muon ({low:.3f} to {high:.3f})" in words("README.md")
     coupled = losses("standard") - losses("coupled")
     assert f"{coupled.mean():.3f} below with Muon ({interval(coupled)})" in words("README.md")
     longer = losses("standard b2=0.99") - losses(FACTORED)
@@ -56,7 +56,7 @@ def test_the_pages_show_the_leads_without_momentum_and_their_intervals() -> None
     assert f"{to_longer.mean():.2f} below AdamW with β₂ = 0.99 ({interval(to_longer)})" in text
     assert f"{to_partial.mean():.2f} below partially coupled Adam ({interval(to_partial)})" in text
     for page in ("README.md", "docs/using-coupledadamw.md", "docs/should-i-use-it.md"):
-        lead = f"{to_adamw.mean():.{3 if page == 'README.md' else 2}f}"
+        lead = f"{to_adamw.mean():.3f}"
         shown = f"{lead} with Muon ({interval(to_adamw)})", f"{lead} ({interval(to_adamw)}) with Muon"
         assert any(text in words(page) for text in shown), page
     frequent = losses(LONGER, "frequency_loss_1") - losses(FACTORED, "frequency_loss_1")

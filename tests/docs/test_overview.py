@@ -30,17 +30,18 @@ def overview() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def output(overview: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[str]], str]:
-    """The rows of the printed table by setting, and the written picture."""
-    file = tmp_path_factory.mktemp("overview") / "picture.svg"
+    """The rows of the printed table by setting, and the picture of all blocks."""
+    folder = tmp_path_factory.mktemp("overview")
     with pytest.MonkeyPatch.context() as patch:
         printed: list[str] = []
-        patch.setattr(sys, "argv", ["overview.py", "--out", str(file)])
+        patch.setattr(sys, "argv", ["overview.py", "--out", str(folder)])
         patch.setattr("builtins.print", printed.append)
         overview.main()
     [table] = printed
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert rows[0][:4] == ["setting", "steps", "seeds", "AdamW loss"]
-    return {row[0]: row[1:] for row in rows[2:]}, file.read_text()
+    assert_same_picture("results-loss-and-similarity.svg", (folder / "results-loss-and-similarity.svg").read_text())
+    return {row[0]: row[1:] for row in rows[2:]}, (folder / "results-overview.svg").read_text()
 
 
 def losses(folders: tuple[str, ...], tokens: int, optimizer: str) -> dict[int, float]:
@@ -167,5 +168,5 @@ def test_the_table_of_the_results_page_is_what_the_script_prints(output: tuple[d
     leads = [-float(cell.strip("*").split()[0].rstrip(",")) for cell in factored]
     assert len(leads) == 5
     assert min(leads) > 0
-    assert "ended 0.07 to 0.16 below AdamW in all five settings" in said
+    assert f"ended {min(leads):.2f} to {max(leads):.3f} below AdamW in all five settings" in said
     assert [cell.startswith("**") for cell in factored].count(True) == 2  # "two of the five leads have three seeds"

@@ -1,5 +1,6 @@
 """The tables of docs/results.md equal those of `study report` for the stored results."""
 
+import itertools
 import json
 import math
 import re
@@ -140,7 +141,7 @@ def test_the_share_of_one_direction_matches_the_stored_singular_values() -> None
     assert re.search(said, section_of("Is it only the mean"))
 
 
-COLUMNS = ("standard", "standard b2=0.99", "standard b1=0 b2=0.99", "coupled", PARTIAL, FACTORED)
+OPTIMIZERS = ("standard", "standard b2=0.99", "standard b1=0 b2=0.99", "coupled", PARTIAL, FACTORED)
 SETTINGS = (
     (("few-steps",), 49_152_000),
     (("rivals", "table-beta2-30m"), SHORT),
@@ -148,17 +149,25 @@ SETTINGS = (
     (("single-gpu-125m",), 250_000_000),
     (("single-gpu", "partially-coupled", "single-gpu-beta2"), LONG),
 )
+BEST_RATES = (("best-learning-rates",), SHORT)
+README_SETTINGS = (BEST_RATES, SETTINGS[1], SETTINGS[2], SETTINGS[4], SETTINGS[3], SETTINGS[0])
+"""The columns of losses in README's table."""
+
+
+def optimizer_of(name: str) -> str:
+    """The name of an optimizer without its learning rate."""
+    return re.sub(r" lr=\S+$", "", name)
 
 
 def runs_of(folders: tuple[str, ...], tokens: int) -> list[Result]:
-    """The reported runs of a row of README's table."""
-    runs = merge_results([STORED / folder for folder in folders])
-    return [run for run in runs if not run.is_candidate and run.tokens == tokens and run.optimizer in COLUMNS]
+    """The reported runs behind a column of README's table."""
+    runs = [run for run in merge_results([STORED / folder for folder in folders]) if not run.is_candidate]
+    return [run for run in runs if run.tokens == tokens and optimizer_of(run.optimizer) in OPTIMIZERS]
 
 
 def shown(runs: list[Result], optimizer: str, key: str) -> str:
     """Mean and standard deviation over the seeds, as in README's table."""
-    values = [run.metrics[key] or 0.0 for run in runs if run.optimizer == optimizer]
+    values = [run.metrics[key] or 0.0 for run in runs if optimizer_of(run.optimizer) == optimizer]
     digits = {"loss": 2 if len(values) > 1 else 3, "r_cos": 0}.get(key, 2)
     if not values:
         return "\N{EN DASH}"
@@ -167,20 +176,26 @@ def shown(runs: list[Result], optimizer: str, key: str) -> str:
 
 
 def test_the_readme_shows_the_numbers_of_the_stored_runs() -> None:
-    losses, embeddings = cells_of("single-gpu", "README.md")[2:7], cells_of("single-gpu", "README.md")[7:10]
+    lines = cells_of("single-gpu", "README.md")[2:]
+    rows = {optimizer: cells[1:-1] for optimizer, cells in zip(OPTIMIZERS, lines, strict=True)}
     # The losses of the table are one family of comparisons with AdamW.
-    families = [primary_comparisons(gather_grid(runs_of(*setting))) for setting in SETTINGS]
+    families = [primary_comparisons(gather_grid(runs_of(*setting))) for setting in README_SETTINGS]
     compared = iter(as_one_family([each for family in families for each in family]))
-    for setting, family, (_, *cells) in zip(SETTINGS, families, losses, strict=True):
-        lower = {each.optimizer.variant.name: each.outcome == "better" for each in (next(compared) for _ in family)}
-        assert sum(lower.values()) == {"rivals": 2, "muon": 4, "single-gpu": 2}.get(setting[0][0], 0)
-        texts = {optimizer: shown(runs_of(*setting), optimizer, "loss") for optimizer in COLUMNS}
-        assert cells == [f"**{text}**" if lower.get(name) else text for name, text in texts.items()]
-        own = [run.metrics["loss"] or 0.0 for run in runs_of(*setting) if run.optimizer == FACTORED]
-        first = next(run.metrics["loss"] or 0.0 for run in runs_of(*setting) if run.optimizer == "standard")
-        assert np.mean(own) < first  # "below AdamW in all five settings"
-    for key, (_, *cells) in zip(("mu_norm_ratio", "iso", "r_cos"), embeddings, strict=True):
-        assert cells == [shown(runs_of(*SETTINGS[1]), optimizer, key) for optimizer in COLUMNS]
+    for column, (setting, family) in enumerate(zip(README_SETTINGS, families, strict=True)):
+        decided = [next(compared) for _ in family]
+        lower = {optimizer_of(each.optimizer.variant.name) for each in decided if each.outcome == "better"}
+        for optimizer, cells in rows.items():
+            text = shown(runs_of(*setting), optimizer, "loss")
+            assert cells[column] == (f"**{text}**" if optimizer in lower else text), (setting, optimizer)
+    for column, key in enumerate(("mu_norm_ratio", "iso", "r_cos"), len(README_SETTINGS)):
+        for optimizer, cells in rows.items():
+            assert cells[column] == shown(runs_of(*SETTINGS[1]), optimizer, key)
+
+
+def test_the_loss_without_momentum_is_below_adamw_in_all_five_settings() -> None:
+    for setting in SETTINGS:
+        losses = {run.optimizer: run.metrics["loss"] or 0.0 for run in runs_of(*setting) if run.seed == 1}
+        assert losses[FACTORED] < losses["standard"]
 
 
 def test_the_table_of_runs_without_momentum_matches_the_stored_runs() -> None:
@@ -201,3 +216,27 @@ def test_the_table_of_runs_without_momentum_matches_the_stored_runs() -> None:
 def test_the_table_of_262m_tokens_matches_the_stored_runs() -> None:
     runs = [run for folder in SETTINGS[-1][0] for run in read_results(STORED / folder) if run.tokens == LONG]
     assert lines_of("single-gpu-beta2 main") == table_lines(to_markdown_table(build_tables(gather_grid(runs))[0]))
+
+
+def test_the_noise_of_one_seed_is_that_of_the_stored_runs() -> None:
+    """The standard deviation of the difference between two optimizers, pooled over all pairs with three seeds."""
+    without_muon = [(SETTINGS[4][0][:2], SHORT), (SETTINGS[4][0][:2], LONG), BEST_RATES, SETTINGS[1]]
+    pooled, counts, largest = [], [], 0.0
+    for settings in (without_muon, [SETTINGS[2]]):
+        variances = []
+        for folders, tokens in settings:
+            losses: dict[str, dict[int, float]] = {}
+            for run in merge_results([STORED / folder for folder in folders]):
+                if run.tokens == tokens and not run.is_candidate:
+                    losses.setdefault(run.optimizer, {})[run.seed] = run.metrics["loss"] or 0.0
+            several = [[own[seed] for seed in (1, 2, 3)] for own in losses.values() if len(own) == 3]
+            variances += [np.var(np.subtract(a, b), ddof=1) for a, b in itertools.combinations(several, 2)]
+        counts.append(len(variances))
+        pooled.append(float(np.sqrt(np.mean(variances))))
+        largest = max(largest, float(np.sqrt(max(variances))))
+    text = words("docs/results.md")
+    assert f"standard deviation of {pooled[0]:.2f}, and of {pooled[1]:.3f} with Muon" in text
+    assert f"pooled over the {counts[0]} and {counts[1]} pairs of optimizers with three seeds" in text
+    assert f"Single pairs reach {largest:.2f}" in text
+    half_widths = [1.96 * deviation / np.sqrt(3) for deviation in pooled]
+    assert f"known to ±{half_widths[0]:.2f}, and to ±{half_widths[1]:.3f} with Muon" in text

