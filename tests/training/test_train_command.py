@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,14 @@ def start_long_run(config_file: Path, run: Path, **options: Any) -> subprocess.P
     return process
 
 
+@pytest.fixture
+def hangup_arrives() -> Iterator[None]:
+    """Child processes receive SIGHUP, even if the tests run under nohup."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, previous)
+
+
 def assert_saved(run: Path) -> None:
     state = json.loads((run / "run.json").read_text())
     assert state["status"] == "stopped"
@@ -162,6 +171,7 @@ def assert_saved(run: Path) -> None:
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{state['step']:09d}"]
 
 
+@pytest.mark.usefixtures("hangup_arrives")
 def test_a_hangup_saves_and_ends_with_exit_code_129(config_file: Path, tmp_path: Path) -> None:
     process = start_long_run(config_file, tmp_path / "run", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.send_signal(signal.SIGHUP)
@@ -172,6 +182,7 @@ def test_a_hangup_saves_and_ends_with_exit_code_129(config_file: Path, tmp_path:
     assert re.search(rf"^SIGHUP: .*\b{step:,} of 4,000\b", shown, re.MULTILINE), shown
 
 
+@pytest.mark.usefixtures("hangup_arrives")
 def test_a_run_whose_terminal_is_closed_saves(config_file: Path, tmp_path: Path) -> None:
     """The kernel sends SIGHUP, and the terminal can no longer be written to."""
     master, terminal = os.openpty()
