@@ -17,6 +17,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from coupled_adam.base.captioned_figure import (
+    FAINT,
     MARKERS,
     captioned_figure,
     figure_style,
@@ -80,7 +81,7 @@ MOST_OPTIMIZERS = {
     "30M, 82M tokens, Muon for the matrices, best table lr each": "82M tokens, Muon",
     "30M, 262M tokens, lr 1e-3": "262M tokens",
 }
-"""The blocks of the picture of loss and embeddings, and the titles of their panels."""
+"""The blocks of the picture of loss and embeddings, and the titles of their panels, from left to right."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,8 @@ def overview_svg(results: Sequence[BlockResult]) -> str:
 
 def draw_loss_and_similarity(results: Sequence[BlockResult]) -> Figure:
     """Test loss against r_cos in the blocks with most optimizers; hollow points are single seeds."""
-    shown = [found for found in results if found.block.heading in MOST_OPTIMIZERS]
+    by_heading = {found.block.heading: found for found in results}
+    shown = [by_heading[heading] for heading in MOST_OPTIMIZERS]
     figure, [row] = panels(1, len(shown), 2.7)
     figure.set_figwidth(WIDTH)
     for axes, found in zip(row, shown, strict=True):
@@ -242,7 +244,8 @@ def draw_loss_and_similarity(results: Sequence[BlockResult]) -> Figure:
                 label=label,
             )
         axes.set(title=MOST_OPTIMIZERS[found.block.heading], xlabel=SIMILARITY.heading)
-    row[0].set(ylabel=f"{LOSS.label} ({NATS})")
+    row[0].set(ylabel=f"{LOSS.label} (↓), {NATS}")
+    row[-1].plot([], [], "o", color=FAINT, markerfacecolor="none", markersize=7, label="hollow: one seed")
     legend_above(figure, row)
     return figure
 

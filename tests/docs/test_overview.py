@@ -99,7 +99,10 @@ def test_differences_are_those_of_the_stored_runs_and_corrected_as_one_family(
         assert output[0][setting][1] == str(len(first))
         found |= {(setting, name): paired(first, losses(folders, tokens, name)) for name in names}
     assert len(found) == 14
-    decided = [p < 0.05 for p in corrected([p for _, p in found.values()])]
+    p_values = dict(zip(found, corrected([p for _, p in found.values()]), strict=True))
+    decided = [p < 0.05 for p in p_values.values()]
+    p = p_values["30M, 82M tokens, best lr each", "coupled lr=0.001"]
+    assert f"after the correction of the [first table](#results-on-real-text) p is {p:.2f}" in words("docs/results.md")
     for ((setting, _), (text, _)), is_bold in zip(found.items(), decided, strict=True):
         assert (f"**{text}**" if is_bold else text) in output[0][setting]
     assert sum(decided) == sum(cell.startswith("**") for row in output[0].values() for cell in row) == 10

@@ -63,7 +63,7 @@ def test_the_leads_with_82m_tokens_match_the_stored_runs() -> None:
     long = values(LONGER, tokens=LONG)[1] - values(FACTORED, tokens=LONG)[1]
     assert f"is smaller: {longer.mean():.2f} with 82M tokens ({interval(longer)})" in summary
     assert f"and {long:.2f} after 262M tokens (one seed, so not evidence)" in summary
-    for page in ("README.md", "docs/should-i-use-it.md", "docs/using-coupledadamw.md"):
+    for page in ("docs/should-i-use-it.md", "docs/using-coupledadamw.md"):
         assert f"({interval(lead)})" in words(page) or f"(95% interval {interval(lead)})" in words(page), page
 
 
@@ -75,8 +75,9 @@ def test_the_share_of_the_betas_matches_the_stored_runs() -> None:
     few = {run.optimizer: run.metrics["loss"] or 0.0 for run in runs("few-steps")}
     lower = values(FACTORED)[1] - same_betas, few[FACTORED] - few[SAME_BETAS]
     shown = f"{lower[0]:.3f} and {lower[1]:.3f}"
-    assert f"ended {shown} lower still in the two settings compared" in section("# Results")
-    assert f"[{shown}](docs/results.md#a-table-without-momentum) (one seed each)" in words("README.md")
+    assert f"is level: {shown} lower in two settings" in section("# Results")
+    assert f"ranks 1 and 2 change places: {values(FACTORED)[1]:.3f} and {same_betas:.3f}" in section("# Results")
+    assert f"[{shown} lower](docs/results.md#a-table-without-momentum) in two settings" in words("README.md")
     assert f"its test loss was {shown} lower in two settings" in words("docs/should-i-use-it.md")
     assert max(values(LONGER), key=values(LONGER).__getitem__) == 1  # "seed 1 is the worst of the three"
     iso, r_cos = (values(SAME_BETAS, metric)[1] for metric in ("iso", "r_cos"))
@@ -95,8 +96,6 @@ def test_the_gains_by_frequency_and_the_cost_of_int4_match_the_stored_runs() -> 
             np.mean(list(values(name, f"frequency_loss_{i}").values())) for name in (FACTORED, *sorted(several))
         )
         assert own < min(others)
-    lost = [values(FACTORED, "loss_int4_row")[seed] - values(FACTORED)[seed] for seed in (1, 2, 3)]
-    assert f"its table loses {np.mean(lost):.2f}" in text()
 
 
 def test_the_changes_by_a_longer_memory_match_the_stored_runs() -> None:
@@ -174,19 +173,14 @@ def test_the_differences_from_adamw_with_a_longer_memory_match_the_stored_runs()
         above[name] = short, with_muon, values(name, tokens=LONG)[1] - values(LONGER, tokens=LONG)[1]
     short, with_muon, long = above["coupled"]
     assert min(short.min(), with_muon.min(), long) > 0
-    assert "AdamW with β₂ = 0.99 is lower in all three." in readme
     said = f"by {short.mean():.2f} ({interval(short)}), with Muon by {with_muon.mean():.2f} ({interval(with_muon)})"
-    assert f"{said}, and after 262M tokens by {long:.2f} (one seed)" in summary
+    assert f"{said}, and after 262M tokens by {long:.2f} (one seed, so not evidence)" in summary
     short, with_muon, long = above[PARTIAL]
-    shown = f"{short.mean():.3f} above at 82M tokens ({interval(short)}), {with_muon.mean():.3f} above with Muon"
-    assert f"{shown} ({interval(with_muon)}), and level after 262M (one seed)" in readme
     assert abs(long) < 0.01  # "level"
     said = f"(by {short.mean():.2f}, {interval(short)}, and by {with_muon.mean():.2f} with Muon, {interval(with_muon)})"
     assert f"{said}, and level after 15,991 (one seed)" in words("docs/using-coupledadamw.md")
     own, with_muon = below(LONGER), np.array([muon[LONGER, seed] - muon[FACTORED, seed] for seed in (1, 2, 3)])
-    said = (
-        f"is {own.mean():.3f} above it ({interval(own)}), and {with_muon.mean():.3f} with Muon ({interval(with_muon)})"
-    )
+    said = f"is {own.mean():.3f} lower ({interval(own)}), and {with_muon.mean():.3f} with Muon ({interval(with_muon)})"
     assert said in readme
 
 
@@ -212,7 +206,6 @@ def test_the_counterexample_of_the_tiny_model_is_on_the_page() -> None:
     assert min(above) > 0
     by_seed = f"{above[0]:.2f}, {above[1]:.2f} and {above[2]:.2f}"
     mean = f"{np.mean(above):.2f}"
-    assert f"({by_seed}; mean {mean}, {interval(above)})" in section("# Results")
     assert f"with all three seeds ({mean} on average, {interval(above)})" in words("docs/should-i-use-it.md")
     assert f"it is {by_seed} above AdamW with the three seeds" in text()
     assert f"above AdamW with every seed: by {by_seed}" in section("Which beta2")
@@ -236,6 +229,8 @@ def test_trials_and_calibration_without_momentum_match_the_stored_runs() -> None
     assert f"mean-free {short[0]:.3f}, and AdamW with both betas {short[1]:.3f}" in words("docs/should-i-use-it.md")
     own, other = trial("muon", f"30M-82M-{CELL}-lr_factor3"), trial("muon", f"30M-82M-{SAME_BETAS_CELL}-lr_factor9")
     assert f"(validation loss, seed 0) AdamW is {other - own:.3f} higher" in text()
+    for page in ("README.md", "docs/results.md"):
+        assert f"{other - own:.3f} higher in" in words(page)
     few = {run.optimizer: run.metrics["loss"] or 0.0 for run in runs("few-steps")}
     assert f"where AdamW is {few[FACTORED] - few[SAME_BETAS]:.3f} lower" in text()
     shares = [np.mean(list(values(name, "frequency_calibration_10").values())) for name in (FACTORED, "standard")]

@@ -70,7 +70,13 @@ def test_pointing_at_a_step_shows_the_values_of_all_curves(browser: Browser, dem
 
 @needs_chromium
 def test_no_curve_is_shown_twice(browser: Browser, demo: Path) -> None:
-    curves = ("mean_ratio_over_training", "iso_over_training", "training_loss", "validation_loss")
+    curves = (
+        "mean_ratio_over_training",
+        "iso_over_training",
+        "training_loss",
+        "validation_loss",
+        "validation_difference",
+    )
     seen = "['{}', 'curves'].map((id) => document.getElementById(id).getBoundingClientRect().height > 0)"
     for media, expected in (("", [False, True]), ("print", [True, False])):
         browser.open(demo, 1000, 800, media=media)
@@ -84,7 +90,7 @@ def test_without_scripts_every_curve_and_cloud_is_a_picture(browser: Browser, de
     (tmp_path / "still.html").write_text(html)
     browser.open(tmp_path / "still.html", 1000, 800)
     heights = "Array.from(document.querySelectorAll('figure svg'), (svg) => svg.getBoundingClientRect().height)"
-    assert len(browser.evaluate(heights)) == 8
+    assert len(browser.evaluate(heights)) == 9
     assert min(browser.evaluate(heights)) > 100
     assert browser.evaluate("document.getElementById('curves').getBoundingClientRect().height") == 0
 

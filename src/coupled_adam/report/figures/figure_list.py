@@ -91,7 +91,7 @@ ENTRIES = (
         "ranking",
         "Loss against the quality of the embeddings",
         "Each point is an optimizer, numbered by loss: mean over seeds, with the standard deviation as bars. "
-        "{qualities} are better. {ranked}",
+        "{qualities} are better. {beyond}{ranked}",
         ranking_figures.draw_ranking,
     ),
     _Entry(
@@ -256,6 +256,9 @@ def _caption_words(grid: Grid) -> dict[str, str]:
         "first": grid.variants[0].label,
         "qualities": " and ".join([", ".join(["Lower loss", *qualities[:-1]]), *qualities[-1:]]),
         "largest": largest,
+        "beyond": "An arrow at the upper edge: a loss above the axis. "
+        if ranking_figures.has_losses_beyond(grid)
+        else "",
         "ranked": f"Shown: {ranked[0].size.label}." if ranked and len(grid.finished.places) > 1 else "",
         "rounded": f"Shown: {rounded[0].size.label}." if rounded and len(grid.finished.places) > 1 else "",
         "form": FORMS[form_of(binned)].format(baseline=binned[0].variant.label) if binned else "",

@@ -18,6 +18,8 @@ from coupled_adam.report.significance import summarise
 
 QUALITIES = ("r_cos", "iso")
 NEAR = (14, 9)  # points across and up within which the numbers of two points would overlap
+FAR = 2.0  # a loss further above the next lower one than this many spans of the lower ones leaves the axis
+EDGE = 0.95  # height of the arrows for such losses, as a share of the axis
 
 
 def shown_place(grid: Grid) -> list[CellRuns]:
@@ -35,6 +37,17 @@ def drawn_qualities(grid: Grid) -> list[str]:
     ]
 
 
+def has_losses_beyond(grid: Grid) -> bool:
+    """Whether a loss is so high that the figure shows it as an arrow at the upper edge."""
+    losses = _losses(shown_place(grid))
+    return bool(losses) and max(losses) > highest_drawn(losses)
+
+
+def _losses(cells: Sequence[CellRuns]) -> list[float]:
+    """The mean losses of those cells that have one."""
+    return [loss for cell in cells if (loss := summarise(cell.values("loss").values()).mean) is not None]
+
+
 def draw_ranking(grid: Grid) -> Figure | None:
     """Draw the loss against r_cos and ISO: one point per optimizer, with the standard deviation over seeds as bars."""
     cells = shown_place(grid)
@@ -43,33 +56,67 @@ def draw_ranking(grid: Grid) -> Figure | None:
         return None
     figure, [row] = panels(1, len(drawn), 3.2, share_y=True)
     colours = looks(grid.variants)
+    top = highest_drawn(_losses(cells))
     points: dict[Axes, dict[int, tuple[float, float]]] = {axes: {} for axes in row}
     for axes, key in zip(row, drawn, strict=True):
         for rank, cell in enumerate(cells, 1):
             x, y = summarise(cell.values(key).values()), summarise(cell.values("loss").values())
             if x.mean is None or y.mean is None:
                 continue
+            is_beyond = y.mean > top
             axes.errorbar(
                 x.mean,
-                y.mean,
+                EDGE if is_beyond else y.mean,
                 xerr=x.std,
-                yerr=y.std,
-                marker=MARKERS[rank % len(MARKERS)],
+                yerr=None if is_beyond else y.std,
+                marker="^" if is_beyond else MARKERS[rank % len(MARKERS)],
                 color=colours[cell.variant.name].colour,
                 markersize=6,
                 elinewidth=1,
                 capsize=2.5,
                 linestyle="none",
                 label=f"{rank}  {cell.variant.name}",
+                transform=axes.get_xaxis_transform() if is_beyond else axes.transData,
             )
-            points[axes][rank] = (x.mean, y.mean)
+            if is_beyond:
+                axes.annotate(
+                    f"{rank}: {y.mean:.2f}",
+                    (x.mean, EDGE),
+                    xycoords=axes.get_xaxis_transform(),
+                    xytext=(6, -4),
+                    textcoords="offset points",
+                    fontsize=8,
+                )
+            else:
+                points[axes][rank] = (x.mean, y.mean)
         axes.set(xlabel=METRICS[key].heading)
+    if len(points[row[0]]) < len(cells):
+        low, high = row[0].get_ylim()
+        row[0].set_ylim(low, high + 0.15 * (high - low))  # room for the arrows
     row[0].set(ylabel=f"{loss_name(grid.results)} ({NATS})")
     legend_above(figure, row)
     figure.draw_without_rendering()  # lays out the panels, which decides which points are close together
     for axes, by_rank in points.items():
         _number_points(axes, by_rank)
     return figure
+
+
+def highest_drawn(losses: Sequence[float]) -> float:
+    """The highest loss on the axis: a few outliers, at most a quarter, would press all other points into a strip.
+
+    Example:
+        >>> highest_drawn([5.07, 5.1, 5.26, 6.22])
+        5.26
+        >>> highest_drawn([4.1, 4.3, 4.6])
+        4.6
+        >>> highest_drawn([4.1, 4.11, 4.5, 4.6, 4.7])
+        4.7
+    """
+    ordered = sorted(losses)
+    for low, high in itertools.pairwise(ordered[-max(1, len(ordered) // 4) - 1 :]):
+        if high - low > FAR * (low - ordered[0]):
+            return low
+    return ordered[-1]
 
 
 def _number_points(axes: Axes, by_rank: Mapping[int, tuple[float, float]]) -> None:

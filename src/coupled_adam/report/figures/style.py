@@ -20,7 +20,7 @@ from coupled_adam.report.significance import Comparison
 COLOURS: dict[Role, tuple[str, ...]] = {
     "standard": ("#e0632b", "#c98a00", "#d1557f"),
     "coupled": ("#3d87c9", "#7b6bd6", "#1fa3a3", "#8a6f5a"),
-    "family": ("#4c9a2a", "#a8479c", "#a07c00", "#5f7f8c"),
+    "family": ("#4c9a2a", "#a8479c", "#5f7f8c", "#a07c00"),
 }
 # For a study with more optimizers of a role than these: all but the first of each role take one of these.
 FURTHER_COLOURS = (

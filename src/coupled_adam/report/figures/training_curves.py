@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from coupled_adam.base.captioned_figure import legend_above
+from coupled_adam.base.captioned_figure import FAINT, legend_above
 from coupled_adam.metrics import METRICS, NATS, logged_key
 from coupled_adam.report.figures.style import looks, size_panels
 from coupled_adam.report.grid import Grid, Size, Variant
 from coupled_adam.report.run_files import MeanCurve, mean_curve, mean_difference
 
 FEW = 4
-"""Optimizers whose curves can be told apart without their differences."""
+"""Optimizers whose bands do not cover each other's lines."""
 
 
 def draw_training_loss(grid: Grid) -> Figure | None:
@@ -28,10 +28,8 @@ def draw_validation_loss(grid: Grid) -> Figure | None:
 
 
 def draw_validation_difference(grid: Grid) -> Figure | None:
-    """Draw the validation loss minus that of the first optimizer; None for few optimizers, whose losses can be told
-    apart in `draw_validation_loss`."""
-    if len(grid.variants) <= FEW:
-        return None
+    """Draw the validation loss minus that of the first optimizer, which shows what the falling curves of
+    `draw_validation_loss` hide."""
     first = grid.variants[0]
     found = {
         (size, variant): curve
@@ -39,7 +37,7 @@ def draw_validation_difference(grid: Grid) -> Figure | None:
         for variant in grid.variants[1:]
         if (curve := mean_difference(grid.runs_of(size, first), grid.runs_of(size, variant), "val", "loss")) is not None
     }
-    return _draw_curves(grid, found, f"{METRICS['val_loss'].label} minus\nthat of {first.label} ({NATS})")
+    return _draw_curves(grid, found, f"{METRICS['val_loss'].label} minus\n{first.label}'s (nats)", zero=True)
 
 
 def draw_mean_ratio(grid: Grid, table: str = "") -> Figure | None:
@@ -77,9 +75,14 @@ def draw_over_training(grid: Grid, kind: str, key: str, *, bottom: float | None 
 
 
 def _draw_curves(
-    grid: Grid, found: Mapping[tuple[Size, Variant], MeanCurve], label: str, *, bottom: float | None = None
+    grid: Grid,
+    found: Mapping[tuple[Size, Variant], MeanCurve],
+    label: str,
+    *,
+    bottom: float | None = None,
+    zero: bool = False,
 ) -> Figure | None:
-    """Draw curves by size and optimizer, one panel per size; None without any."""
+    """Draw curves by size and optimizer, one panel per size, with a line at zero if asked for; None without any."""
     if not found:
         return None
     figure, places = size_panels(sorted({size for size, _ in found}), "training step", label)
@@ -91,6 +94,8 @@ def _draw_curves(
         axes.fill_between(curve.steps, curve.low, curve.high, color=look.colour, alpha=opacity, linewidth=0)
     for axes in places.values():
         axes.set_xlim(0, None)
+        if zero:
+            axes.axhline(0, color=FAINT, linewidth=1.2)
         axes.locator_params(axis="x", nbins=4)
         if bottom is not None:
             axes.set_ylim(bottom, None)
