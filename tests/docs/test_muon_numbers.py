@@ -3,7 +3,6 @@
 import numpy as np
 from page_text import ROOT, section, words
 from paired_differences import interval
-from scipy import stats
 
 from coupled_adam.study.results import Result, read_results
 

@@ -19,6 +19,7 @@ STUDIES = (
     "table-beta2-30m",
     "table-beta2-batch",
     "table-momentum-length",
+    "input-momentum",
     "learning-rates",
     "muon",
     "single-gpu-scaled",
