@@ -57,10 +57,49 @@ def test_a_learning_rate_alone_is_named_alone() -> None:
     assert "betas" not in message
 
 
-def test_tables_that_lose_their_first_moment_to_the_betas_of_all_groups_are_named() -> None:
+@pytest.mark.parametrize(("live", "saved"), [((0.0, 0.99), (0.9, 0.95)), ((0.9, 0.95), (0.0, 0.99))])
+def test_betas_that_all_groups_share_are_replaced_silently(
+    live: tuple[float, float], saved: tuple[float, float]
+) -> None:
     model = LanguageModel()
-    [message] = warned(CoupledAdamW(model, betas=(0.0, 0.99)), adamw_file(model))
-    assert "update(betas=(0.0, 0.99))" in message
+    assert not warned(CoupledAdamW(model, betas=live), adamw_file(model, betas=saved))
+    table = model.head.weight
+    adamw = torch.optim.AdamW([table], betas=saved)
+    train(model, adamw, steps=1)
+    assert not warned(CoupledAdamW([{"params": [table], "coupled": True}], betas=live), adamw.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["LambdaLR", "ExponentialLR", "CosineAnnealingLR", "StepLR", "LinearLR"])
+def test_a_new_scheduler_continues_where_the_old_one_was(kind: str) -> None:
+    """The remedy of the warning and of docs/coupledadamw-reference.md."""
+    arguments: dict[str, dict[str, Any]] = {
+        "LambdaLR": {"lr_lambda": lambda step: 0.9**step},
+        "ExponentialLR": {"gamma": 0.9},
+        "CosineAnnealingLR": {"T_max": 20},
+        "StepLR": {"step_size": 2, "gamma": 0.5},
+        "LinearLR": {"start_factor": 1.0, "end_factor": 0.1, "total_iters": 20},
+    }
+    model = LanguageModel()
+    adamw = torch.optim.AdamW(param_groups(model, couple="none"), lr=1e-3, betas=(0.9, 0.95))
+    old = getattr(torch.optim.lr_scheduler, kind)(adamw, **arguments[kind])
+    for _ in range(5):
+        train(model, adamw, steps=1)
+        old.step()
+    optimizer = recommended(model)
+    [message] = warned(optimizer, adamw.state_dict())
+    remedy = re.search(r"call (optimizer\S+\(.*\)) after loading, and set lr to initial_lr in every group", message)
+    assert remedy is not None
+    exec(remedy.group(1), {"optimizer": optimizer})
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"]
+    new = getattr(torch.optim.lr_scheduler, kind)(optimizer, **arguments[kind])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch expects a step of the optimizer before that of a scheduler
+        for _ in range(5):
+            new.step()
+    table, *others = [group["lr"] for group in optimizer.param_groups]
+    assert others == pytest.approx([group["lr"] for group in adamw.param_groups][1:])
+    assert table == pytest.approx(3 * others[0])
 
 
 def test_every_coupled_group_is_named() -> None:

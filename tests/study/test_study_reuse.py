@@ -1,5 +1,6 @@
 """`study run --reuse`: finished runs of other study folders count, and are copied into the new folder."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,25 @@ def test_of_two_runs_with_the_same_settings_the_one_of_the_same_name_is_reused(t
     run(study, "--out", "second", "--reuse", "first")
     assert trained("second") == set()
     assert losses_of("second") == {("one 0.002", 1.5), ("two 0.001", 2.5)}
+
+
+def test_measurements_of_one_run_in_two_folders_are_put_together(tmp_path: Path) -> None:
+    study = str(write_study(tmp_path, optimizers("best 0.002")))
+    run(study, "--out", "first")
+    results = read_results(tmp_path / "first")
+    for out, missing in (("one", "iso"), ("other", "loss")):
+        halves = [{key: value for key, value in each.metrics.items() if key != missing} for each in results]
+        rows = [to_json(replace(each, metrics=half)) for each, half in zip(results, halves, strict=True)]
+        (tmp_path / out).mkdir()
+        (tmp_path / out / "results.jsonl").write_text("".join(f"{row}\n" for row in rows))
+
+    def done(*arguments: str) -> int:
+        found = re.search(r"│ all runs +│ +\d+ │ +(\d+) │", command("run", study, "--dry-run", *arguments).output)
+        assert found is not None
+        return int(found.group(1))
+
+    assert done("--out", "new", "--reuse", "one") == 0
+    assert done("--out", "new", "--reuse", "one", "--reuse", "other") == len(results)
 
 
 def test_a_run_that_was_started_in_the_folder_is_not_replaced(tmp_path: Path) -> None:

@@ -164,18 +164,18 @@ def _closest_key(key: str, model: type[BaseModel]) -> str | None:
     section, _, name = key.rpartition(".")
     by_name = {each.rpartition(".")[2]: each for each in reversed(known)}
     by_name |= {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == section}
-    for each in known:  # such as optimizer.tables.lr for optimizer.tables.lr_factor
-        if section and each.startswith(f"{key}_"):
-            return each
+    # Compare names without their section: a common "optimizer." would make any two keys similar.
+    own = [each for each in by_name if by_name[each].rpartition(".")[0] == section]
+    longer = sorted((each for each in own if section and each.startswith(f"{name}_")), key=len)
+    if name in by_name and longer:  # such as optimizer.tables.lr for optimizer.tables.lr_factor
+        return by_name[longer[0]]
     if name in by_name:  # in the wrong section
         return by_name[name]
     meant = SYNONYMS.get(name.lower().replace("-", "_"))
     if meant in known:
         return meant
-    # Compare names without their section: a common "optimizer." would make any two keys similar.
-    own = [each for each in by_name if by_name[each].rpartition(".")[0] == section]
     own += [each for each in model.model_fields if keys_of(model.model_fields[each])] if not section else []
     for names in (own, list(by_name)):
         for found in difflib.get_close_matches(name, names, n=1, cutoff=CLOSE):
             return by_name.get(found, found)
-    return None
+    return by_name[longer[0]] if longer else None

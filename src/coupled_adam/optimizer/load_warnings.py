@@ -71,13 +71,15 @@ def replaced_settings(
         if lost:
             changes = ", ".join(f"{option} {old} becomes {value}" for option, (old, value) in lost.items())
             mine = {option: old for option, (old, _) in lost.items()}
+            restart = ""
             if "lr" in lost and "initial_lr" in new:  # a new scheduler would start from the file's
                 mine["initial_lr"] = mine["lr"]
+                restart = ", and set lr to initial_lr in every group before you build a new scheduler"
             remedy = ", ".join(f"{option}={value}" for option, value in mine.items())
             name = f" ({now['name']!r})" if "name" in now else ""
             sentences.append(
                 f"in group {index}{name}, {changes}; to keep yours, call "
-                f"optimizer.param_groups[{index}].update({remedy}) after loading"
+                f"optimizer.param_groups[{index}].update({remedy}) after loading{restart}"
             )
     return sentences
 
@@ -97,11 +99,8 @@ def _loses_lr(
 def _loses_betas(
     now: dict[str, Any], new: dict[str, Any], others: Sequence[tuple[dict[str, Any], dict[str, Any]]]
 ) -> bool:
-    """Whether betas change that differ from those of the other groups, or that need no first moment."""
-    if _betas(now) == _betas(new):
-        return False
-    is_own = all(_betas(now) != _betas(other_now) for other_now, _ in others)
-    return is_own or needs_first_moment(now) != needs_first_moment(new)
+    """Whether betas change that differ from those of the other groups."""
+    return _betas(now) != _betas(new) and any(_betas(now) != _betas(other_now) for other_now, _ in others)
 
 
 def _base_lr(group: dict[str, Any]) -> float:

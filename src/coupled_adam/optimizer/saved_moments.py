@@ -20,7 +20,7 @@ from coupled_adam.optimizer.sharding import (
     local_real_rows,
     process_groups,
 )
-from coupled_adam.optimizer.table import needs_first_moment, needs_row_moments, sum_dtype
+from coupled_adam.optimizer.table import needs_row_moments, sum_dtype
 
 ROWS_AT_A_TIME = 4096
 
@@ -62,9 +62,7 @@ class SavedMoments:
         """Return the state in the live optimizer's shapes."""
         if not self.group.get("coupled"):
             return self._of_adamw()
-        # A step creates what is still missing.
-        dropped = set() if needs_first_moment(self.group) else {"exp_avg"}
-        return {key: value for key, value in self._of_coupled().items() if key not in dropped}
+        return self._of_coupled()  # a step creates what is still missing
 
     def _of_coupled(self) -> dict[str, Any]:
         """Build the state of a coupled table: average full second moments, drop empty row moments, keep the rest."""

@@ -15,7 +15,7 @@ from coupled_adam.optimizer.checks import check_exponent, named_params
 from coupled_adam.optimizer.inventory import plain_name
 from coupled_adam.optimizer.saved_moments import SavedMoments
 from coupled_adam.optimizer.sharding import Reduction, is_distributed
-from coupled_adam.optimizer.table import needs_row_moments
+from coupled_adam.optimizer.table import needs_first_moment, needs_row_moments
 
 StateDict = dict[str, Any]
 
@@ -185,21 +185,29 @@ def _fit_states(state_dict: StateDict, optimizer: Optimizer, spare_rows: set[Any
     for saved_id, (name, param, group) in zip(_saved_ids(state_dict), live, strict=True):
         state = state_dict["state"].get(saved_id)
         if state:
-            _check_shapes(name, param, state)
-            if saved_id in spare_rows and group.get("coupled") and not needs_row_moments(group):
-                state = {key: value for key, value in state.items() if key != "row_avg_sq"}
+            unused = _unused(group, saved_id in spare_rows)
+            _check_shapes(name, param, state, unused)
+            state = {key: value for key, value in state.items() if key not in unused}
             moments.append((saved_id, SavedMoments(state, param, group)))
     Reduction([partial_sum for _, saved in moments for partial_sum in saved.sums]).wait()
     for saved_id, saved in moments:
         state_dict["state"][saved_id] = saved.fitted()
 
 
-def _check_shapes(name: str, param: Tensor, state: dict[str, Any]) -> None:
+def _unused(group: dict[str, Any], has_spare_rows: bool) -> set[str]:
+    """The moments of a file for which a coupled group has no use."""
+    if not group.get("coupled"):
+        return set()
+    unused = {"row_avg_sq"} if has_spare_rows and not needs_row_moments(group) else set()
+    return unused if needs_first_moment(group) else {*unused, "exp_avg"}
+
+
+def _check_shapes(name: str, param: Tensor, state: dict[str, Any], unused: set[str]) -> None:
     # CoupledAdamW keeps no row moments with row_exponent=0, and no first moment with beta1 = 0.
     is_coupled = param.dim() == 2 and "exp_avg_sq" in state and state["exp_avg_sq"].shape[:1] == (1,)
     optional = {"row_avg_sq", "exp_avg"} if is_coupled else {"row_avg_sq"}
     for key in ("exp_avg", "exp_avg_sq", "row_avg_sq"):
-        if key not in state and key in optional:
+        if key in unused or (key not in state and key in optional):
             continue
         if key not in state:
             raise ValueError(f"state of {name!r} has no {key!r}, only {sorted(state)}; pass a state dict of AdamW")
@@ -214,8 +222,11 @@ def _check_shapes(name: str, param: Tensor, state: dict[str, Any]) -> None:
                 "the file is from a model of another size, or has its parameters in another order"
             )
         if is_distributed(param) and not is_distributed(state[key]):
+            # The function in the message distributes only the moments that the live optimizer has.
+            option = {"exp_avg": "betas", "row_avg_sq": "row_exponent"}.get(key)
+            first = f"set the file's {option} in the optimizer's group, then " if is_coupled and option else ""
             raise ValueError(
-                f"state of {name!r}: {key} is a plain tensor, but the parameter is sharded; load the file with "
+                f"state of {name!r}: {key} is a plain tensor, but the parameter is sharded; {first}load the file with "
                 "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
             )
 

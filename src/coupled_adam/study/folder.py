@@ -11,6 +11,7 @@ runs/<cell>/seed-<k>/           a run folder of training, and in addition:
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import reduce
 from pathlib import Path
 
 from coupled_adam.base.errors import UserError
@@ -28,6 +29,7 @@ from coupled_adam.study.results import (
     EMBEDDINGS_FILE,
     EVALUATION,
     Result,
+    completed,
     gather_results,
     read_evaluation,
     write_evaluation,
@@ -121,10 +123,12 @@ class StudyFolder:
         return next((each for each in fits if is_measured(each.metrics, asked_of(cell, evaluation))), None)
 
     def _reused_for(self, cell: Cell) -> list[Result]:
-        """Runs of other folders that may stand for a run that was not started here, those of the same name first."""
+        """Runs of other folders that may stand for a run that was not started here: those of the same name first, last
+        all together, because each may lack measurements that another has."""
         if (self.run(cell) / CONFIG_FILE).is_file():
             return []
         same = sorted(self._reused.get(cell.config_hash, []), key=lambda each: each.cell != cell.id)
+        together = [reduce(completed, same)] if len(same) > 1 else []
         return [
             replace(
                 each,
@@ -134,7 +138,7 @@ class StudyFolder:
                 model=cell.model,
                 trial=cell.trial,
             )
-            for each in same
+            for each in (*same, *together)
         ]
 
     def copy_reused(self, cells: Sequence[Cell], evaluation: EvaluationSection) -> None:

@@ -183,7 +183,7 @@ def merge_results(study_folders: Sequence[Path]) -> list[Result]:
         key = result.cell, result.seed
         other = found.setdefault(key, result)
         if other.config_hash == result.config_hash:
-            found[key] = _completed(other, result)
+            found[key] = completed(other, result)
         else:
             conflicts.append(
                 f"cell {result.cell}, seed {result.seed}: settings {other.config_hash} in {other.folder}, "
@@ -197,7 +197,7 @@ def merge_results(study_folders: Sequence[Path]) -> list[Result]:
     return list(found.values())
 
 
-def _completed(result: Result, other: Result) -> Result:
+def completed(result: Result, other: Result) -> Result:
     """Add metrics that the same run has in another folder. Existing values stay, except that tasks evaluated on fewer
     documents are replaced together: accuracies on all and on some documents must not be mixed."""
     found = [result.metrics, other.metrics]

@@ -1,9 +1,12 @@
 """The family of second moments on several ranks: row moments, mean-free updates and padded tables."""
 
+import copy
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -260,6 +263,31 @@ def checkpoint_with_a_first_moment_loads_without_momentum_and_back() -> None:
         assert_close("exp_avg_sq", optimizer.state[table]["exp_avg_sq"], expected_of(path, "exp_avg_sq"))
         checkpoints.backward(model, HALF)
         optimizer.step()
+
+
+@runs_on(2)
+def full_state_with_a_first_moment_loads_without_momentum() -> None:
+    """torch distributes only the moments that the live optimizer has; the moment of the file stays a plain tensor."""
+    options = StateDictOptions(full_state_dict=True)
+    model = fsdp2(GPT(tied=True), mesh_of(2))
+    optimizer = partially_coupled(model)
+    train(model, optimizer, range(HALF))
+    model_state, optimizer_state = copy.deepcopy(get_state_dict(model, optimizer, options=options))
+    other = fsdp2(GPT(tied=True), mesh_of(2))
+    live = partially_coupled(other, momentum=False)
+    betas = live.param_groups[0]["betas"]
+    load = functools.partial(
+        set_state_dict, other, live, model_state_dict=model_state, optim_state_dict=optimizer_state, options=options
+    )
+    with pytest.raises(ValueError, match="set the file's betas in the optimizer's group"):
+        load()
+    optimizer_state["param_groups"][0]["betas"] = betas
+    load()
+    state = live.state[other.wte.weight]
+    assert "exp_avg" not in state
+    assert_close("exp_avg_sq", state["exp_avg_sq"], full(optimizer.state[model.wte.weight]["exp_avg_sq"]))
+    checkpoints.backward(other, HALF)
+    live.step()
 
 
 def expected_of(path: Path, key: str) -> Tensor:
