@@ -62,6 +62,7 @@ PICTURES: Mapping[str, Picture] = {
     "beta2-batch": Picture("primary_differences", ("table-beta2-batch",)),
     "momentum-batch": Picture("primary_differences", ("table-momentum-batch",)),
     "untied-momentum": Picture("primary_differences", ("untied-momentum",)),
+    "input-momentum": Picture("primary_differences", ("input-momentum",)),
     "beta2-muon": Picture("primary_differences", ("table-beta2-muon",)),
     "unigram-bias": Picture("ranking", (*PARTIAL, "unigram-bias")),
     "few-steps": Picture("ranking", ("few-steps",)),

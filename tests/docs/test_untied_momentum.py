@@ -89,3 +89,43 @@ def test_the_text_on_the_output_table_matches_the_stored_runs() -> None:
 def test_the_trials_with_two_tables_match_the_stored_runs() -> None:
     names = ("standard", BOTH, FACTORED)
     assert_trials("untied-momentum trials", OUTPUT, "optimizer.tables.lr_factor", names)
+
+
+INPUT, UNSTABLE = "input-momentum", "input-momentum-unstable"
+OF_INPUT = ("standard", "input b2=0.99", "input b1=0 b2=0.99")
+
+
+def text_on_the_input_table() -> str:
+    return section("Which beta2").split("### The input table of two")[1].split("### ")[0]
+
+
+def test_the_losses_with_another_input_table_match_the_stored_runs() -> None:
+    _, _, *rows = cells_of("input-momentum losses")
+    expected = []
+    for name in OF_INPUT:
+        loss, iso = values(name, study=INPUT), values(name, "input_iso", study=INPUT)
+        gap = NONE if name == "standard" else mean_and_interval(loss - values("standard", study=INPUT))
+        expected.append([f"{loss.mean():.3f}({1000 * loss.std(ddof=1):.0f})", gap, f"{iso.mean():.2f}"])
+    assert [row[1:] for row in rows] == expected
+    assert_trials("input-momentum trials", INPUT, "optimizer.input_table.lr_factor", OF_INPUT)
+
+
+def test_the_text_on_the_input_table_matches_the_stored_runs() -> None:
+    longer, both = (values("standard", study=INPUT) - values(name, study=INPUT) for name in OF_INPUT[1:])
+    assert min(*longer, *both) > 0  # "with every seed"
+    assert f"lowers the loss by {both.mean():.3f} ({interval(both)})" in text_on_the_input_table()
+    assert f"{longer.mean():.3f} of it ({interval(longer)})" in text_on_the_input_table()
+    said = f"lowered the loss by {both.mean():.3f} ({interval(both)})"
+    assert said in words("docs/should-i-use-it.md")
+    found = primary_comparisons(gather_grid([run for run in runs(INPUT) if not run.is_candidate]))
+    assert [each.outcome for each in found] == ["better", "better"]
+    assert "Corrected by Holm's method over these two comparisons, both are significant." in text_on_the_input_table()
+    assert {run.commit for run in runs(INPUT)} == {"ae8d3ac"}
+    assert {run.commit for run in runs(UNSTABLE)} == {"2139f5a"}
+
+
+def test_the_first_design_of_the_input_table_was_unstable() -> None:
+    losses = {name: values(name, study=UNSTABLE) for name in OF_INPUT}
+    apart = [loss - own.min() for own in losses.values() for loss in own if loss - own.min() > 0.1]
+    assert len(apart) == 3
+    assert f"three of its nine runs ended {min(apart):.2f} to {max(apart):.2f} above" in text_on_the_input_table()

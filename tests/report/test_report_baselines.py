@@ -17,6 +17,7 @@ ADDED: dict[str, dict[str, Any]] = {
     "z-loss": {"z_loss": 1e-4},
     "capped": {"logit_cap": 30.0},
     "slower decay": {"tables": {"beta2": 0.99, "lr_factor": 3.0}},
+    "input without momentum": {"input_table": {"beta1": 0.0, "lr_factor": 3.0}},
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from coupled_adam.report.grid import CellRuns
 
 METHODS = ("centre", "mu_loss", "z_loss", "logit_cap")
+TABLES = ("tables", "input_table")
 SETUPS = ("tied", "output_bias", "matrices")
 
 
@@ -22,8 +23,12 @@ def methods_of(settings: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
         >>> sorted(methods_of({"centre": False, "mu_loss": 1e-4, "tables": {"lr_factor": 3.0, "beta2": 0.99}}))
         [('mu_loss', 0.0001), ('tables.beta2', 0.99)]
     """
-    tables = settings.get("tables") or {}
-    own = {f"tables.{key}": value for key, value in tables.items() if key != "lr_factor"}
+    own = {
+        f"{section}.{key}": value
+        for section in TABLES
+        for key, value in (settings.get(section) or {}).items()
+        if key != "lr_factor"
+    }
     return frozenset((own | {key: settings[key] for key in METHODS if settings.get(key)}).items())
 
 
