@@ -130,6 +130,7 @@ def test_the_expectation_names_every_choice(key: str, choices: str) -> None:
         ("optimizer.muon.lr=0.009", "optimizer.muon.lr_factor"),
         ("optimizer.muon.beta1=0.5", "optimizer.beta1"),
         ("optimizer.sgd=1", "optimizer.embeddings"),
+        ("optimizer.tables.betas=1", "optimizer.tables.beta1"),
         ("optimizer.row=0.25", "optimizer.row_exponent"),
         ("learning_rate=3e-4", "optimizer.lr"),
         ("optimizer.learning_rate=1", "optimizer.lr"),

@@ -173,7 +173,8 @@ def _closest_key(key: str, model: type[BaseModel]) -> str | None:
         return by_name[name]
     meant = SYNONYMS.get(name.lower().replace("-", "_"))
     if meant in known:
-        return meant
+        beside = f"{section}.{meant.rpartition('.')[2]}"  # such as optimizer.tables.beta1 for optimizer.tables.betas
+        return beside if beside in known else meant
     own += [each for each in model.model_fields if keys_of(model.model_fields[each])] if not section else []
     for names in (own, list(by_name)):
         for found in difflib.get_close_matches(name, names, n=1, cutoff=CLOSE):
