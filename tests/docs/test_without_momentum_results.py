@@ -75,7 +75,7 @@ def test_the_share_of_the_betas_matches_the_stored_runs() -> None:
     few = {run.optimizer: run.metrics["loss"] or 0.0 for run in runs("few-steps")}
     lower = values(FACTORED)[1] - same_betas, few[FACTORED] - few[SAME_BETAS]
     shown = f"{lower[0]:.3f} and {lower[1]:.3f}"
-    assert f"is level: {shown} lower in two settings" in section("# Results")
+    assert f"cannot be told from it: {shown} lower in two settings" in section("# Results")
     assert f"ranks 1 and 2 change places: {values(FACTORED)[1]:.3f} and {same_betas:.3f}" in section("# Results")
     assert f"[{shown} lower](docs/results.md#a-table-without-momentum) in two settings" in words("README.md")
     assert f"its test loss was {shown} lower in two settings" in words("docs/should-i-use-it.md")
