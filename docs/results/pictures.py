@@ -61,7 +61,7 @@ PICTURES: Mapping[str, Picture] = {
     "table-beta2-30m": Picture("ranking", ("table-beta2-30m",)),
     "beta2-batch": Picture("primary_differences", ("table-beta2-batch",)),
     "momentum-batch": Picture("primary_differences", ("table-momentum-batch",)),
-    "untied-momentum": Picture("primary_differences", ("untied-momentum",)),
+    "untied-momentum": Picture("primary_differences", ("untied-momentum-tuned",)),
     "input-momentum": Picture("primary_differences", ("input-momentum",)),
     "beta2-muon": Picture("primary_differences", ("table-beta2-muon",)),
     "unigram-bias": Picture("ranking", (*PARTIAL, "unigram-bias")),

@@ -11,9 +11,11 @@ from coupled_adam.report.primary_comparisons import corrected_count, primary_com
 from coupled_adam.study.results import Result, read_results
 
 STORED = ROOT / "docs" / "results"
-OUTPUT = "untied-momentum"
+OUTPUT, TUNED = "untied-momentum", "untied-momentum-tuned"
+OUTPUT_RATE = "optimizer.tables.lr_factor"
 BOTH, FACTORED = "standard b1=0 b2=0.99", "y=1 b1=0 b2=0.99"
 WITH_MEAN = f"{FACTORED} with mean"
+OF_OUTPUT = ("standard", BOTH, FACTORED)
 NONE = "\N{EN DASH}"
 
 
@@ -42,13 +44,12 @@ def text() -> str:
     return section("Which beta2").split("### With two tables")[1].split("### ")[0]
 
 
-def assert_trials(mark: str, study: str, key: str, names: tuple[str, ...]) -> None:
-    head, _, *rows = cells_of(mark)
+def assert_trials(rows: list[list[str]], factors: list[str], study: str, key: str, names: tuple[str, ...]) -> None:
     found = trials(study, key)
     winners = {name: min((loss, factor) for (own, factor), loss in found.items() if own == name)[1] for name in names}
-    for name, (_, *cells) in zip(names, rows, strict=True):
-        for factor, cell in zip(head[1:], cells, strict=True):
-            loss = found.get((name, "0.333333" if factor == "1/3" else factor))
+    for name, cells in zip(names, rows, strict=True):
+        for factor, cell in zip(factors, cells, strict=True):
+            loss = found.get((name, factor))
             shown = NONE if loss is None else f"{loss:.3f}"
             assert cell == (f"**{shown}**" if factor == winners[name] else shown), (name, factor)
 
@@ -56,12 +57,13 @@ def assert_trials(mark: str, study: str, key: str, names: tuple[str, ...]) -> No
 def test_the_losses_with_two_tables_match_the_stored_runs() -> None:
     _, _, *rows = cells_of("untied-momentum losses")
     expected = []
-    for name in ("standard", BOTH, FACTORED, WITH_MEAN):
-        loss, iso, ratio = (values(name, key) for key in ("loss", "iso", "mu_norm_ratio"))
-        gap = NONE if name == "standard" else mean_and_interval(loss - values("standard"))
-        shown = f"{loss.mean():.3f}({1000 * loss.std(ddof=1):.0f})"
-        expected.append([shown, gap, f"{iso.mean():.2f}", f"{ratio.mean():.2f}"])
-    assert [row[1:] for row in rows] == expected
+    for study, names in ((TUNED, OF_OUTPUT), (OUTPUT, (*OF_OUTPUT, WITH_MEAN))):
+        for name in names:
+            loss, iso, ratio = (values(name, key, study) for key in ("loss", "iso", "mu_norm_ratio"))
+            gap = NONE if name == "standard" else mean_and_interval(loss - values("standard", study=study))
+            shown = f"{loss.mean():.3f}({1000 * loss.std(ddof=1):.0f})"
+            expected.append([shown, gap, f"{iso.mean():.2f}", f"{ratio.mean():.2f}"])
+    assert [row[2:] for row in rows] == expected
 
 
 def test_mean_free_updates_change_no_loss_of_an_output_table() -> None:
@@ -69,26 +71,39 @@ def test_mean_free_updates_change_no_loss_of_an_output_table() -> None:
     assert np.abs(difference).max() < 3e-6
     assert "the losses differ by at most 3e-6" in text()
     assert (values(FACTORED, "iso") > values(WITH_MEAN, "iso") + 0.2).all()
+    found = trials(OUTPUT, OUTPUT_RATE)
+    apart = [f"{found[FACTORED, factor] - found[WITH_MEAN, factor]:.3f}" for factor in ("9", "27")]
+    assert f"(by {apart[0]} and {apart[1]} in the unstable trials at 9 and 27 times)" in text()
 
 
 def test_the_text_on_the_output_table_matches_the_stored_runs() -> None:
-    above, from_both = values(FACTORED) - values("standard"), values(FACTORED) - values(BOTH)
-    both = values(BOTH) - values("standard")
-    assert f"{both.mean():.2f} ({interval(both)}) above AdamW" in text()
-    assert f"{above.mean():.2f} ({interval(above)})" in text()
-    assert f"{from_both.mean():.2f} above AdamW with both betas ({interval(from_both)})" in text()
-    found = primary_comparisons(gather_grid([run for run in runs(OUTPUT) if not run.is_candidate]))
-    assert corrected_count(found) == 3
-    assert {each.outcome for each in found} == {"worse"}
-    assert "Corrected by Holm's method over these three comparisons, all three are significant" in text()
-    said = f"{above.mean():.2f} above AdamW ({interval(above)}"
+    gaps = {study: values(FACTORED, study=study) - values("standard", study=study) for study in (TUNED, OUTPUT)}
+    below, above = -gaps[TUNED], gaps[OUTPUT]
+    assert f"is {below.mean():.3f} below AdamW ({interval(below)})" in text()
+    assert f"AdamW leads by {above.mean():.2f} ({interval(above)})" in text()
     for page in ("README.md", "docs/should-i-use-it.md", "docs/results.md"):
-        assert said in words(page), page
+        assert f"{below.mean():.3f} below AdamW ({interval(below)})" in words(page), page
+        assert f"{above.mean():.3f} above ({interval(above)})" in words(page), page
+    higher = [values(name).mean() - values(name, study=TUNED).mean() for name in OF_OUTPUT]
+    assert f"all losses are {min(higher):.2f} to {max(higher):.2f} higher" in text()
+    tuned, other = (values(FACTORED, study=study) - values(BOTH, study=study) for study in (TUNED, OUTPUT))
+    assert f"({-tuned.mean():.2f} below with 27 times, {interval(-tuned)};" in text()
+    assert f"{other.mean():.2f} above with 1 times, {interval(other)})" in text()
+    outcomes = []
+    for study, expected in ((TUNED, "better"), (OUTPUT, "worse")):
+        found = primary_comparisons(gather_grid([run for run in runs(study) if not run.is_candidate]))
+        assert {each.outcome for each in found} == {expected}
+        outcomes += found
+    assert corrected_count(outcomes) == 5
+    assert "over the two and the three comparisons with AdamW, all five are significant" in text()
+    assert {run.commit for run in runs(TUNED)} == {"71f9f72"}
+    assert {run.commit for run in runs(OUTPUT)} == {"22774c5"}
 
 
 def test_the_trials_with_two_tables_match_the_stored_runs() -> None:
-    names = ("standard", BOTH, FACTORED)
-    assert_trials("untied-momentum trials", OUTPUT, "optimizer.tables.lr_factor", names)
+    head, _, *rows = cells_of("untied-momentum trials")
+    for study, block in ((TUNED, rows[:3]), (OUTPUT, rows[3:])):
+        assert_trials([row[2:] for row in block], head[2:], study, OUTPUT_RATE, OF_OUTPUT)
 
 
 INPUT, UNSTABLE = "input-momentum", "input-momentum-unstable"
@@ -107,7 +122,10 @@ def test_the_losses_with_another_input_table_match_the_stored_runs() -> None:
         gap = NONE if name == "standard" else mean_and_interval(loss - values("standard", study=INPUT))
         expected.append([f"{loss.mean():.3f}({1000 * loss.std(ddof=1):.0f})", gap, f"{iso.mean():.2f}"])
     assert [row[1:] for row in rows] == expected
-    assert_trials("input-momentum trials", INPUT, "optimizer.input_table.lr_factor", OF_INPUT)
+    head, _, *rows = cells_of("input-momentum trials")
+    assert_trials([row[1:] for row in rows], head[1:], INPUT, "optimizer.input_table.lr_factor", OF_INPUT)
+    gain = values("standard", study=TUNED) - values(BOTH, study=TUNED)
+    assert f"The output side gains more, {gain.mean():.3f}" in text_on_the_input_table()
 
 
 def test_the_text_on_the_input_table_matches_the_stored_runs() -> None:
