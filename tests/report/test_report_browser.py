@@ -29,7 +29,7 @@ def test_a_browser_shows_every_part_without_errors_at_any_width(
         assert browser.evaluate(f"document.getElementById('{part}').getBoundingClientRect().height") > 10, part
     pictures = "document.querySelectorAll('figure svg, figure canvas, #curves svg')"
     boxes = f"Array.from({pictures}, (each) => each.getBoundingClientRect()).filter((box) => box.width > 0)"
-    assert browser.evaluate(f"{boxes}.length") == 2 + 4 + 3  # clouds, curves, and other figures
+    assert browser.evaluate(f"{boxes}.length") == 2 + 5 + 3  # clouds, curves, and other figures
     assert browser.evaluate(f"{boxes}.every((box) => box.width > 150 && box.height > 100)")
     bottom = browser.evaluate("document.getElementById('verdict').getBoundingClientRect().bottom")
     assert bottom < height  # the verdict is on the first screen
@@ -43,8 +43,9 @@ def test_pointing_at_a_step_shows_the_values_of_all_curves(browser: Browser, dem
     browser.open(demo, 1000, 800)
     titles = "Array.from(document.querySelectorAll('.curve h3'), (title) => title.firstChild.textContent)"
     quantities = ["mean-embedding ratio", "ISO", "training loss", "validation loss"]
-    assert browser.evaluate(titles) == quantities
-    assert browser.evaluate("document.querySelectorAll('#curves polyline').length") == 2 * len(quantities)
+    difference = "validation loss minus that of standard Adam"  # has one line, the others have two
+    assert browser.evaluate(titles) == [*quantities, difference]
+    assert browser.evaluate("document.querySelectorAll('#curves polyline').length") == 2 * len(quantities) + 1
     values = (
         "Array.from(document.querySelectorAll('.at'), (at) => Array.from(at.children, (v) => Number(v.textContent)))"
     )

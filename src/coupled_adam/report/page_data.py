@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from coupled_adam.metrics import LOSSES, METRICS, logged_key
 from coupled_adam.report.figures.clouds import cloud_arrays, window
 from coupled_adam.report.figures.style import Look, looks
-from coupled_adam.report.figures.training_curves import FEW
 from coupled_adam.report.grid import Grid, Variant, size_labels
 from coupled_adam.report.run_files import MeanCurve, is_thinned, mean_curve, mean_difference
 
@@ -48,7 +47,7 @@ def curves_data(grid: Grid) -> list[dict[str, Any]]:
             curves = {variant: mean_curve(own, kind, key, MOST_OF_A_CURVE) for variant, own in runs.items()}
             plots = {metric.label: curves}
             first = grid.variants[0]
-            if metric is METRICS["val_loss"] and len(runs) > FEW:
+            if metric is METRICS["val_loss"]:
                 plots[f"{metric.label} minus that of {first.label}"] = {
                     variant: mean_difference(runs[first], own, kind, key, MOST_OF_A_CURVE)
                     for variant, own in runs.items()
