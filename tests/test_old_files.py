@@ -114,6 +114,7 @@ def test_report_of_old_results_has_every_metric_and_curve(old_files: Path) -> No
             "mean-embedding ratio",
             "training loss",
             "validation loss",
+            "validation loss minus that of standard Adam",
             "gradient norm",
         ),  # a single ISO value does not make a curve
     }

@@ -196,7 +196,7 @@ def _fit_states(state_dict: StateDict, optimizer: Optimizer, spare_rows: set[Any
 
 def _unused(group: dict[str, Any], has_spare_rows: bool) -> set[str]:
     """The moments of a file for which a coupled group has no use."""
-    if not group.get("coupled"):
+    if not group.get("coupled") or "betas" not in group:  # a file of another optimizer is refused by its moments
         return set()
     unused = {"row_avg_sq"} if has_spare_rows and not needs_row_moments(group) else set()
     return unused if needs_first_moment(group) else {*unused, "exp_avg"}

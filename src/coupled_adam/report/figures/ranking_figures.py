@@ -80,7 +80,7 @@ def draw_ranking(grid: Grid) -> Figure | None:
             )
             if is_beyond:
                 axes.annotate(
-                    f"{rank}: {y.mean:.2f}",
+                    f"{rank}: {METRICS['loss'].mean_text(y.mean, None, y.count)}",
                     (x.mean, EDGE),
                     xycoords=axes.get_xaxis_transform(),
                     xytext=(6, -4),
