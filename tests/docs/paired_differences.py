@@ -1,4 +1,5 @@
-"""The mean of differences between runs with the same seed, and its 95% interval, computed by scipy."""
+"""Means over seeds: with the standard deviation, and of differences between runs with the same seed with their 95%
+interval, computed by scipy."""
 
 from collections.abc import Iterable
 
@@ -10,6 +11,11 @@ def interval(values: Iterable[float], digits: int = 3) -> str:
     """The 95% interval of the mean, as pages write it: "-0.013 to 0.130"."""
     low, high = stats.ttest_1samp(np.array(list(values)), 0.0).confidence_interval(0.95)
     return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def mean_and_spread(values: np.ndarray) -> str:
+    """Mean with three decimals and the standard deviation in units of the last, such as "4.247(15)"."""
+    return f"{values.mean():.3f}({1000 * values.std(ddof=1):.0f})"
 
 
 def mean_and_interval(values: Iterable[float]) -> str:

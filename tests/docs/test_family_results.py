@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from page_text import cells_of, lines_of, section, table_lines, words
-from paired_differences import interval, mean_and_interval
+from paired_differences import interval, mean_and_interval, mean_and_spread
 from scipy import stats
 
 from coupled_adam.report.grid import gather_grid
@@ -352,7 +352,7 @@ def test_losses_with_bfloat16_state_are_those_of_the_stored_runs() -> None:
         spread = stats.t.ppf(0.975, 2) * values.std(ddof=1) * np.sqrt(1 + 1 / 3)
         low, high = values.mean() - spread, values.mean() + spread
         assert low < run.metrics["loss"] < high
-        mean = f"{values.mean():.3f}({1000 * values.std(ddof=1):.0f})"
+        mean = mean_and_spread(values)
         expected.append(f"| {name} | {run.metrics['loss']:.3f} | {wide[1]:.3f} | {mean} | {low:.3f} to {high:.3f} |")
     assert lines == expected
 
@@ -426,7 +426,7 @@ def test_the_test_loss_with_a_bfloat16_residual_stream_is_that_of_the_stored_run
     assert f"test loss of {narrow.metrics['loss']:.3f} with the bfloat16 stream (commit {narrow.commit})" in text
     assert f"{wide[1].metrics['loss']:.3f} with float32 (commit {wide[1].commit})" in text
     values = np.array([wide[seed].metrics["loss"] for seed in (1, 2, 3)])
-    assert f"{values.mean():.3f}({1000 * values.std(ddof=1):.0f})" in text
+    assert mean_and_spread(values) in text
 
 
 def test_the_summary_of_best_against_best_matches_the_stored_runs() -> None:

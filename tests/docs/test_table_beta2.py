@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 from page_text import ROOT, cells_of, section, words
-from paired_differences import interval, mean_and_interval
+from paired_differences import interval, mean_and_interval, mean_and_spread
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.primary_comparisons import primary_comparisons
@@ -46,7 +46,7 @@ def trials(optimizer: str) -> dict[float, float]:
 
 def shown_loss(optimizer: str) -> str:
     values = np.array(list(losses(optimizer).values()))
-    return f"{values.mean():.3f}({1000 * values.std(ddof=1):.0f})" if len(values) else NOT_RUN
+    return mean_and_spread(values) if len(values) else NOT_RUN
 
 
 def changes(optimizer: str) -> dict[int, float]:

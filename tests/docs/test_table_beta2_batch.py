@@ -6,7 +6,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from page_text import ROOT, cells_of, section, words
-from paired_differences import contains_zero, interval, mean_and_interval
+from paired_differences import contains_zero, interval, mean_and_interval, mean_and_spread
 from svg_files import DOCS, load_script
 
 from coupled_adam.report.grid import gather_grid
@@ -36,10 +36,6 @@ def losses(model: str, optimizer: str) -> np.ndarray:
     return np.array([own[seed].metrics["loss"] for seed in (1, 2, 3)])
 
 
-def shown(values: np.ndarray) -> str:
-    return f"{values.mean():.3f}({1000 * values.std(ddof=1):.0f})"
-
-
 def changes(optimizer: str) -> dict[str, np.ndarray]:
     """The difference in test loss from AdamW with beta2 = 0.95, by batch size and seed."""
     return {model: losses(model, optimizer) - losses(model, "standard") for model in TOKENS}
@@ -56,9 +52,9 @@ def test_the_losses_by_batch_size_match_the_stored_runs() -> None:
         [
             f"{tokens:,}",
             f"{tokens / ROWS:.2f}",
-            *(shown(losses(model, optimizer)) for optimizer in ("standard", LONGER)),
+            *(mean_and_spread(losses(model, optimizer)) for optimizer in ("standard", LONGER)),
             mean_and_interval(longer[model]),
-            shown(losses(model, PARTIAL)),
+            mean_and_spread(losses(model, PARTIAL)),
             mean_and_interval(partial[model]),
         ]
         for model, tokens in TOKENS.items()

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 from page_text import ROOT, cells_of, section, words
-from paired_differences import interval, mean_and_interval
+from paired_differences import interval, mean_and_interval, mean_and_spread
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.primary_comparisons import corrected_count, primary_comparisons
@@ -41,7 +41,7 @@ def test_the_losses_by_batch_size_match_the_stored_runs() -> None:
     assert rows == [
         [
             f"{tokens:,}",
-            f"{values(model, 'standard').mean():.3f}({1000 * values(model, 'standard').std(ddof=1):.0f})",
+            mean_and_spread(values(model, "standard")),
             *(
                 mean_and_interval(above(model, name, "standard")) if len(values(model, name)) else NOT_RUN
                 for name in (LONGER, BOTH, FACTORED, WITH_MEAN)

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 from page_text import ROOT, cells_of, section, words
-from paired_differences import interval, mean_and_interval
+from paired_differences import interval, mean_and_interval, mean_and_spread
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.primary_comparisons import corrected_count, primary_comparisons
@@ -38,7 +38,7 @@ def test_the_losses_by_length_match_the_stored_runs() -> None:
     for of, steps in ((SHORT, "750"), (LONG, "3,000")):
         adamw = values("standard", of)
         gaps = [mean_and_interval(values(name, of) - adamw) for name in (BOTH, FACTORED, WITH_MEAN)]
-        expected.append([steps, f"{adamw.mean():.3f}({1000 * adamw.std(ddof=1):.0f})", *gaps])
+        expected.append([steps, mean_and_spread(adamw), *gaps])
     assert rows == expected
 
 

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 from page_text import ROOT, cells_of, section, words
-from paired_differences import interval, mean_and_interval
+from paired_differences import interval, mean_and_interval, mean_and_spread
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.primary_comparisons import corrected_count, primary_comparisons
@@ -61,8 +61,7 @@ def test_the_losses_with_two_tables_match_the_stored_runs() -> None:
         for name in names:
             loss, iso, ratio = (values(name, key, study) for key in ("loss", "iso", "mu_norm_ratio"))
             gap = NONE if name == "standard" else mean_and_interval(loss - values("standard", study=study))
-            shown = f"{loss.mean():.3f}({1000 * loss.std(ddof=1):.0f})"
-            expected.append([shown, gap, f"{iso.mean():.2f}", f"{ratio.mean():.2f}"])
+            expected.append([mean_and_spread(loss), gap, f"{iso.mean():.2f}", f"{ratio.mean():.2f}"])
     assert [row[2:] for row in rows] == expected
 
 
@@ -120,7 +119,7 @@ def test_the_losses_with_another_input_table_match_the_stored_runs() -> None:
     for name in OF_INPUT:
         loss, iso = values(name, study=INPUT), values(name, "input_iso", study=INPUT)
         gap = NONE if name == "standard" else mean_and_interval(loss - values("standard", study=INPUT))
-        expected.append([f"{loss.mean():.3f}({1000 * loss.std(ddof=1):.0f})", gap, f"{iso.mean():.2f}"])
+        expected.append([mean_and_spread(loss), gap, f"{iso.mean():.2f}"])
     assert [row[1:] for row in rows] == expected
     head, _, *rows = cells_of("input-momentum trials")
     assert_trials([row[1:] for row in rows], head[1:], INPUT, "optimizer.input_table.lr_factor", OF_INPUT)

@@ -167,10 +167,8 @@ def _closest_key(key: str, model: type[BaseModel]) -> str | None:
     # Compare names without their section: a common "optimizer." would make any two keys similar.
     own = [each for each in by_name if by_name[each].rpartition(".")[0] == section]
     longer = sorted((each for each in own if section and each.startswith(f"{name}_")), key=len)
-    if name in by_name and longer:  # such as optimizer.tables.lr for optimizer.tables.lr_factor
-        return by_name[longer[0]]
-    if name in by_name:  # in the wrong section
-        return by_name[name]
+    if name in by_name:  # in the wrong section, or such as optimizer.tables.lr for optimizer.tables.lr_factor
+        return by_name[longer[0] if longer else name]
     meant = SYNONYMS.get(name.lower().replace("-", "_"))
     if meant in known:
         beside = f"{section}.{meant.rpartition('.')[2]}"  # such as optimizer.tables.beta1 for optimizer.tables.betas

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -56,41 +57,35 @@ def draw_ranking(grid: Grid) -> Figure | None:
         return None
     figure, [row] = panels(1, len(drawn), 3.2, share_y=True)
     colours = looks(grid.variants)
-    top = highest_drawn(_losses(cells))
+    losses = _losses(cells)
+    top = highest_drawn(losses)
     points: dict[Axes, dict[int, tuple[float, float]]] = {axes: {} for axes in row}
     for axes, key in zip(row, drawn, strict=True):
         for rank, cell in enumerate(cells, 1):
             x, y = summarise(cell.values(key).values()), summarise(cell.values("loss").values())
             if x.mean is None or y.mean is None:
                 continue
-            is_beyond = y.mean > top
-            axes.errorbar(
+            draw = partial(
+                axes.errorbar,
                 x.mean,
-                EDGE if is_beyond else y.mean,
                 xerr=x.std,
-                yerr=None if is_beyond else y.std,
-                marker="^" if is_beyond else MARKERS[rank % len(MARKERS)],
                 color=colours[cell.variant.name].colour,
                 markersize=6,
                 elinewidth=1,
                 capsize=2.5,
                 linestyle="none",
                 label=f"{rank}  {cell.variant.name}",
-                transform=axes.get_xaxis_transform() if is_beyond else axes.transData,
             )
-            if is_beyond:
-                axes.annotate(
-                    f"{rank}: {METRICS['loss'].mean_text(y.mean, None, y.count)}",
-                    (x.mean, EDGE),
-                    xycoords=axes.get_xaxis_transform(),
-                    xytext=(6, -4),
-                    textcoords="offset points",
-                    fontsize=8,
-                )
-            else:
+            if y.mean <= top:
+                draw(y.mean, yerr=y.std, marker=MARKERS[rank % len(MARKERS)])
                 points[axes][rank] = (x.mean, y.mean)
+                continue
+            across = axes.get_xaxis_transform()  # x in data, y as a share of the axis
+            draw(EDGE, marker="^", transform=across)
+            text = f"{rank}: {METRICS['loss'].mean_text(y.mean, None, y.count)}"
+            axes.annotate(text, (x.mean, EDGE), xycoords=across, xytext=(6, -4), textcoords="offset points", fontsize=8)
         axes.set(xlabel=METRICS[key].heading)
-    if len(points[row[0]]) < len(cells):
+    if max(losses) > top:
         low, high = row[0].get_ylim()
         row[0].set_ylim(low, high + 0.15 * (high - low))  # room for the arrows
     row[0].set(ylabel=f"{loss_name(grid.results)} ({NATS})")

@@ -37,7 +37,10 @@ def draw_validation_difference(grid: Grid) -> Figure | None:
         for variant in grid.variants[1:]
         if (curve := mean_difference(grid.runs_of(size, first), grid.runs_of(size, variant), "val", "loss")) is not None
     }
-    return _draw_curves(grid, found, f"{METRICS['val_loss'].label} minus\n{first.label}'s (nats)", zero=True)
+    figure = _draw_curves(grid, found, f"{METRICS['val_loss'].label} minus\n{first.label}'s (nats)")
+    for axes in figure.axes if figure else []:
+        axes.axhline(0, color=FAINT, linewidth=1.2)
+    return figure
 
 
 def draw_mean_ratio(grid: Grid, table: str = "") -> Figure | None:
@@ -75,14 +78,9 @@ def draw_over_training(grid: Grid, kind: str, key: str, *, bottom: float | None 
 
 
 def _draw_curves(
-    grid: Grid,
-    found: Mapping[tuple[Size, Variant], MeanCurve],
-    label: str,
-    *,
-    bottom: float | None = None,
-    zero: bool = False,
+    grid: Grid, found: Mapping[tuple[Size, Variant], MeanCurve], label: str, *, bottom: float | None = None
 ) -> Figure | None:
-    """Draw curves by size and optimizer, one panel per size, with a line at zero if asked for; None without any."""
+    """Draw curves by size and optimizer, one panel per size; None without any."""
     if not found:
         return None
     figure, places = size_panels(sorted({size for size, _ in found}), "training step", label)
@@ -94,8 +92,6 @@ def _draw_curves(
         axes.fill_between(curve.steps, curve.low, curve.high, color=look.colour, alpha=opacity, linewidth=0)
     for axes in places.values():
         axes.set_xlim(0, None)
-        if zero:
-            axes.axhline(0, color=FAINT, linewidth=1.2)
         axes.locator_params(axis="x", nbins=4)
         if bottom is not None:
             axes.set_ylim(bottom, None)
