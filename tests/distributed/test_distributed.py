@@ -7,6 +7,7 @@ outcomes of its ranks.
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [pytest.param(ranks, name, id=f"{name}-on-{ranks}") for ranks in LAUNCHES for name in scenarios_on(ranks)],
 )
 def test_scenario(outcomes: Path, ranks: int, scenario: str) -> None:
+    crashes = [file.read_text() for file in sorted((outcomes / str(ranks)).glob(f"{scenario}.crash*"))]
+    if crashes:
+        warnings.warn("a rank crashed, and the scenario was repeated:\n" + "\n".join(crashes), stacklevel=1)
     failures = []
     for rank in range(ranks):
         file = outcomes / str(ranks) / f"{scenario}.rank{rank}"
@@ -50,5 +54,6 @@ def test_scenario(outcomes: Path, ranks: int, scenario: str) -> None:
         if outcome != "ok":
             failures.append(f"rank {rank}: {outcome}")
     if failures:
+        failures.sort(key=lambda failure: "exit code" not in failure)  # the others fail because a rank has crashed
         log = (outcomes / "log").read_text()
         pytest.fail("\n".join([*failures, f"End of the log:\n{log[-4000:]}"]), pytrace=False)
