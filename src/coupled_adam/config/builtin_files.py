@@ -20,6 +20,7 @@ STUDIES = (
     "table-beta2-batch",
     "table-momentum-length",
     "input-momentum",
+    "two-tables",
     "learning-rates",
     "muon",
     "single-gpu-scaled",
