@@ -9,6 +9,7 @@ import pytest
 from study_cli import study as command
 from study_runs import SELECT, optimizers, plan, run_here, write_study
 
+from coupled_adam.config.study_config import load_study
 from coupled_adam.study import runner
 from coupled_adam.study.results import EMBEDDINGS_FILE, read_results, to_json
 from coupled_adam.training.logbook import METRICS_FILE
@@ -92,8 +93,10 @@ def test_a_run_with_another_name_and_the_same_settings_is_reused_under_the_new_n
     run(str(write_study(tmp_path, optimizers("old 0.002"))), "--out", "first")
     with_losses(tmp_path / "first", old=3.5)
     study = write_study(tmp_path, optimizers("new 0.001"))
+    study.write_text(study.read_text().replace('name = "', 'name = "another-', 1))
     run(str(study), "--out", "second", "--reuse", "first")
     assert trained("second") == set()
+    assert {result.study for result in read_results(Path("second"))} == {load_study(str(study)).name}
     assert rows("second") == {(cell.id, cell.seed) for cell in plan(study)[1]}
     assert losses_of("second") == {("new 0.001", 3.5)}
 

@@ -141,18 +141,18 @@ class StudyFolder:
             for each in (*same, *together)
         ]
 
-    def copy_reused(self, cells: Sequence[Cell], evaluation: EvaluationSection) -> None:
+    def copy_reused(self, cells: Sequence[Cell], study: Study) -> None:
         """Copy reused runs into the folder, so that it no longer needs the other folders: results, curves and
         embeddings, not checkpoints."""
         for cell in cells:
-            result, target = self.result(cell, evaluation), self.run(cell)
+            result, target = self.result(cell, study.evaluation), self.run(cell)
             if result is None or read_evaluation(target, self.path) is not None:
                 continue
             target.mkdir(parents=True, exist_ok=True)
             for name in (METRICS_FILE, EMBEDDINGS_FILE):
                 copy_whole(result.run_folder / name, target / name)
             # Last, because it marks the run as finished.
-            write_evaluation(replace(result, folder=self.path, run=cell.run.as_posix()))
+            write_evaluation(replace(result, study=study.name, folder=self.path, run=cell.run.as_posix()))
 
     def status(self, cell: Cell, evaluation: EvaluationSection) -> str:
         """Status of a run: finished, running, failed, to be measured (trained, but lacks a measurement), stopped

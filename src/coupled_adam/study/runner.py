@@ -192,7 +192,7 @@ class RunQueue:
 def _prepare(study: Study, folder: StudyFolder, runs: RunQueue) -> None:
     """Update the folder before any run starts."""
     folder.prepare(with_rows_in_numbers(study, runs.all_cells))
-    folder.copy_reused(runs.known, study.evaluation)
+    folder.copy_reused(runs.known, study)
     folder.forget_errors(runs.known, study.evaluation)
     folder.gather(runs.known)
 
@@ -292,7 +292,7 @@ def _go_on(
     """Add the runs that a selection needs next, after a candidate has finished."""
     before = {cell.label for cell in runs.wanted()}
     runs.look()
-    runs.folder.copy_reused(runs.known, runs.study.evaluation)
+    runs.folder.copy_reused(runs.known, runs.study)
     found = runs.found_finished()
     outcome.finished += len(found)
     new = [cell for cell in runs.wanted() if cell.label not in before]
