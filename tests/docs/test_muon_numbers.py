@@ -1,24 +1,18 @@
 """Numbers of the study `muon` outside the tables of docs/results.md, recomputed from the stored runs."""
 
 import numpy as np
-from page_text import ROOT, section, words
+from page_text import section, words
 from paired_differences import interval
-
-from coupled_adam.study.results import Result, read_results
+from stored_runs import of_seeds, reported
 
 PARTIAL = "partial y=0.25 mean-free"
 LONGER = "standard b2=0.99"
 FACTORED = "factored mean-free b1=0 b2=0.99"
 
 
-def reported() -> list[Result]:
-    return [run for run in read_results(ROOT / "docs/results/muon") if not run.is_candidate]
-
-
 def losses(optimizer: str, metric: str = "loss") -> np.ndarray:
     """Test losses, or another metric, of seeds 1, 2 and 3."""
-    by_seed = {run.seed: run.metrics[metric] for run in reported() if run.optimizer == optimizer}
-    return np.array([by_seed[seed] for seed in (1, 2, 3)])
+    return of_seeds(reported("muon"), optimizer, metric)
 
 
 def test_the_lead_over_adamw_with_a_longer_memory_matches_the_stored_runs() -> None:
@@ -69,7 +63,7 @@ def test_what_a_longer_memory_changes_matches_the_stored_runs() -> None:
 
 
 def test_the_results_page_names_the_commits_of_the_reported_runs() -> None:
-    commits = {(run.optimizer, run.seed): run.commit for run in reported()}
+    commits = {(run.optimizer, run.seed): run.commit for run in reported("muon")}
     assert commits.pop((PARTIAL, 3)) == "03feb3e"
     expected = {LONGER: "6780b24", f"{PARTIAL} b2=0.99": "6780b24", FACTORED: "1f59359"}
     assert all(commit == expected.get(optimizer, "37ccd74") for (optimizer, _), commit in commits.items())

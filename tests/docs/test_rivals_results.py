@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,12 @@ import pytest
 from page_examples import read_examples, run_beside_tiny
 from page_text import ROOT, cells_of, lines_of, section, table_lines, words
 from paired_differences import contains_zero, interval, mean_and_interval
+from stored_runs import reported
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.result_tables import build_tables
 from coupled_adam.report.table_formats import to_markdown_table
-from coupled_adam.study.results import Result, merge_results, read_results
+from coupled_adam.study.results import read_results
 
 STORED = ROOT / "docs" / "results" / "rivals"
 PARTIAL = "partial y=0.25 mean-free"
@@ -22,15 +22,9 @@ LONGER = "standard b2=0.99"
 BINS = range(1, 11)
 
 
-@cache
-def runs() -> list[Result]:
-    """The reported runs, without trials."""
-    return [run for run in read_results(STORED) if not run.is_candidate]
-
-
 def values(optimizer: str, metric: str = "loss") -> dict[int, float]:
     """A metric of an optimizer by seed."""
-    return {run.seed: run.metrics[metric] or 0.0 for run in runs() if run.optimizer == optimizer}
+    return {run.seed: run.metrics[metric] or 0.0 for run in reported("rivals") if run.optimizer == optimizer}
 
 
 def mean(optimizer: str, metric: str = "loss") -> float:
@@ -54,16 +48,15 @@ def rivals_section() -> str:
 
 @pytest.mark.parametrize("name", ["ranking", "primary"])
 def test_a_table_of_rivals_and_later_methods_matches_the_stored_runs(name: str) -> None:
-    found = merge_results([STORED, STORED.parent / "table-beta2-30m"])
-    grid = gather_grid([run for run in found if not run.is_candidate])
-    [table] = [table for table in build_tables(grid) if table.name == name]
+    found = reported("rivals", "table-beta2-30m")
+    [table] = [table for table in build_tables(gather_grid(found)) if table.name == name]
     assert lines_of(f"rivals {name}") == table_lines(to_markdown_table(table))
     assert f"All {len({run.optimizer for run in found})} methods" in words("docs/results.md")
 
 
 def test_the_gain_by_steps_between_occurrences_matches_the_stored_runs() -> None:
     _, _, intervals, *gains = cells_of("rivals intervals")
-    [metrics] = [run.metrics for run in runs() if (run.optimizer, run.seed) == ("standard", 1)]
+    [metrics] = [run.metrics for run in reported("rivals") if (run.optimizer, run.seed) == ("standard", 1)]
     targets = np.array([metrics[f"frequency_targets_{i}"] for i in BINS], dtype=np.float64)
     tokens = np.array([metrics[f"frequency_tokens_{i}"] for i in BINS], dtype=np.float64)
     between = tokens / (targets / targets.sum() * 16 * 1024)
@@ -147,7 +140,7 @@ def test_the_distance_to_the_best_runs_of_partially_coupled_adam_matches_the_sto
 
 
 def test_the_rank_on_the_seed_that_all_methods_have_matches_the_stored_runs() -> None:
-    first_seed = {run.optimizer: run.metrics["loss"] for run in runs() if run.seed == 1}
+    first_seed = {run.optimizer: run.metrics["loss"] for run in reported("rivals") if run.seed == 1}
     assert len(first_seed) == 13
     assert sorted(first_seed, key=lambda name: first_seed[name]).index(PARTIAL) == 4
     means = sorted(first_seed, key=mean)
@@ -184,7 +177,7 @@ def test_two_repeats_of_one_run_differ_as_the_page_says() -> None:
         for run in read_results(STORED.parent / "best-learning-rates")
         if (run.optimizer, run.seed) == ("coupled lr=0.001", 1)
     ]
-    [own] = [run for run in runs() if (run.optimizer, run.seed) == ("coupled", 1)]
+    [own] = [run for run in reported("rivals") if (run.optimizer, run.seed) == ("coupled", 1)]
     assert own.config_hash == other.config_hash
     losses = own.metrics["loss"] or 0.0, other.metrics["loss"] or 0.0
     assert f"ended at {losses[0]:.3f} and {losses[1]:.3f}" in rivals_section()

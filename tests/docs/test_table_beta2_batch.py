@@ -1,19 +1,18 @@
 """docs/results.md on beta2 with other batch sizes: its table, pictures and numbers match the stored runs."""
 
-from functools import cache
 from types import ModuleType
 
 import numpy as np
 import pytest
-from page_text import ROOT, cells_of, section, words
+from page_text import cells_of, section, words
 from paired_differences import contains_zero, interval, mean_and_interval, mean_and_spread
+from stored_runs import of_seeds, reported
 from svg_files import DOCS, load_script
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.primary_comparisons import primary_comparisons
-from coupled_adam.study.results import Result, read_results
 
-STORED = ROOT / "docs" / "results" / "table-beta2-batch"
+STUDY = "table-beta2-batch"
 TOKENS = {"batch-2": 256, "batch-8": 1024, "batch-32": 4096}
 ROWS = 4096
 LONGER, PARTIAL = "standard b2=0.99", "y=0.25"
@@ -25,15 +24,9 @@ def pictures() -> ModuleType:
     return load_script(DOCS / "results" / "pictures.py")
 
 
-@cache
-def stored() -> list[Result]:
-    return read_results(STORED)
-
-
 def losses(model: str, optimizer: str) -> np.ndarray:
     """Test losses of seeds 1, 2 and 3."""
-    own = {run.seed: run for run in stored() if (run.model, run.optimizer) == (model, optimizer)}
-    return np.array([own[seed].metrics["loss"] for seed in (1, 2, 3)])
+    return of_seeds([run for run in reported(STUDY) if run.model == model], optimizer)
 
 
 def changes(optimizer: str) -> dict[str, np.ndarray]:
@@ -76,7 +69,7 @@ def test_the_gain_shrinks_with_the_batch_as_the_text_says() -> None:
 
 
 def test_the_corrected_comparisons_are_named() -> None:
-    found = primary_comparisons(gather_grid([run for run in stored() if not run.is_candidate]))
+    found = primary_comparisons(gather_grid(reported(STUDY)))
     decided = {(each.optimizer.size.model, each.optimizer.variant.name): each.outcome for each in found}
     assert decided == {
         ("batch-2", LONGER): "better",
@@ -113,7 +106,7 @@ def test_the_gain_by_occurrence_is_the_table_of_the_rivals(pictures: ModuleType)
 
 
 def test_the_runs_have_one_commit_and_no_winner_at_an_edge() -> None:
-    commits = {run.commit for run in stored()}
+    commits = {run.commit for run in reported(STUDY)}
     assert len(commits) == 1
     assert f"commit {commits.pop()}" in text()
-    assert not any(run.trial.edge for run in stored() if run.trial is not None and not run.is_candidate)
+    assert not any(run.trial.edge for run in reported(STUDY) if run.trial is not None)

@@ -1,26 +1,17 @@
 """docs/results.md on beta2 with Muon in the tiny model: what the text says matches the stored runs."""
 
-from functools import cache
-
 import numpy as np
-from page_text import ROOT, section
+from page_text import section
 from paired_differences import contains_zero, interval
+from stored_runs import of_seeds, reported
 
-from coupled_adam.study.results import Result, read_results
-
-STORED = ROOT / "docs" / "results"
+STUDY = "table-beta2-muon"
 LONGER, PARTIAL, LONGER_PARTIAL = "standard b2=0.99", "y=0.25", "y=0.25 b2=0.99"
 
 
-@cache
-def stored(study: str = "table-beta2-muon") -> list[Result]:
-    return [run for run in read_results(STORED / study) if not run.is_candidate]
-
-
-def values(optimizer: str, metric: str = "loss", study: str = "table-beta2-muon") -> np.ndarray:
+def values(optimizer: str, metric: str = "loss", study: str = STUDY) -> np.ndarray:
     """A metric of seeds 1, 2 and 3."""
-    own = {run.seed: run for run in stored(study) if run.optimizer == optimizer}
-    return np.array([own[seed].metrics[metric] for seed in (1, 2, 3)])
+    return of_seeds(reported(study), optimizer, metric)
 
 
 def text() -> str:
@@ -46,6 +37,6 @@ def test_the_changes_with_muon_are_what_the_text_says() -> None:
 
 
 def test_every_optimizer_uses_the_same_factor_of_the_learning_rate() -> None:
-    assert {run.settings["tables"]["lr_factor"] for run in stored()} == {9.0}
-    assert {run.settings["matrices"] for run in stored()} == {"muon"}
-    assert {run.commit for run in stored()} == {"2990687"}
+    assert {run.settings["tables"]["lr_factor"] for run in reported(STUDY)} == {9.0}
+    assert {run.settings["matrices"] for run in reported(STUDY)} == {"muon"}
+    assert {run.commit for run in reported(STUDY)} == {"2990687"}

@@ -1,31 +1,23 @@
 """docs/results-further.md on tables without momentum and batch sizes: its table and numbers match the stored runs."""
 
-from functools import cache
-
 import numpy as np
-from page_text import ROOT, cells_of, section, words
+from page_text import cells_of, section, words
 from paired_differences import interval, mean_and_interval, mean_and_spread
+from stored_runs import of_seeds, reported
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.primary_comparisons import corrected_count, primary_comparisons
-from coupled_adam.study.results import Result, read_results
 
-STORED = ROOT / "docs" / "results" / "table-momentum-batch"
+STUDY = "table-momentum-batch"
 TOKENS = {"batch-2": 256, "batch-8": 1024, "batch-32": 4096}
 LONGER, BOTH, FACTORED = "standard b2=0.99", "standard b1=0 b2=0.99", "y=1 b1=0 b2=0.99"
 WITH_MEAN = f"{FACTORED} with mean"
 NOT_RUN = "\N{EN DASH}"
 
 
-@cache
-def reported() -> list[Result]:
-    return [run for run in read_results(STORED) if not run.is_candidate]
-
-
 def values(model: str, optimizer: str, metric: str = "loss") -> np.ndarray:
     """A metric of seeds 1, 2 and 3; empty if the optimizer was not run with this batch size."""
-    own = {run.seed: run.metrics[metric] for run in reported() if (run.model, run.optimizer) == (model, optimizer)}
-    return np.array([own[seed] for seed in (1, 2, 3)] if own else [], dtype=np.float64)
+    return of_seeds([run for run in reported(STUDY) if run.model == model], optimizer, metric)
 
 
 def above(model: str, optimizer: str, baseline: str) -> np.ndarray:
@@ -56,7 +48,7 @@ def test_adamw_with_both_betas_is_lowest_at_every_batch_size() -> None:
     shown = [f"{gap.mean():.2f} ({interval(gap)})" for gap in gaps]
     assert f"above it by {shown[0]}, {shown[1]} and {shown[2]}" in text()
     for model in TOKENS:
-        names = {run.optimizer for run in reported() if run.model == model}
+        names = {run.optimizer for run in reported(STUDY) if run.model == model}
         assert min(names, key=lambda name: values(model, name).mean()) == BOTH
     small, large = min(gap.mean() for gap in gaps), max(gap.mean() for gap in gaps)
     intervals = [interval(gap) for gap in reversed(gaps)]
@@ -83,7 +75,7 @@ def test_leads_over_adamw_and_the_cost_of_mean_free_updates_match_the_stored_run
 
 
 def test_the_corrected_comparisons_are_named() -> None:
-    found = primary_comparisons(gather_grid(reported()))
+    found = primary_comparisons(gather_grid(reported(STUDY)))
     decided = {(each.optimizer.size.model, each.optimizer.variant.name): each.outcome for each in found}
     tested = corrected_count(found)
     better = {key for key, outcome in decided.items() if outcome == "better"}

@@ -1,31 +1,26 @@
 """docs/results-further.md on longer runs without momentum: its table and numbers match the stored runs."""
 
-from functools import cache
-
 import numpy as np
-from page_text import ROOT, cells_of, section, words
+from page_text import cells_of, section, words
 from paired_differences import interval, mean_and_interval, mean_and_spread
+from stored_runs import of_seeds, reported
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.primary_comparisons import corrected_count, primary_comparisons
-from coupled_adam.study.results import Result, read_results
+from coupled_adam.study.results import Result
 
-STORED = ROOT / "docs" / "results"
 SHORT, LONG = ("table-momentum-batch", 768_000), ("table-momentum-length", 3_072_000)
 BOTH, FACTORED = "standard b1=0 b2=0.99", "y=1 b1=0 b2=0.99"
 WITH_MEAN = f"{FACTORED} with mean"
 
 
-@cache
 def runs(study: str, tokens: int) -> list[Result]:
-    found = [run for run in read_results(STORED / study) if run.tokens == tokens and not run.is_candidate]
-    return [run for run in found if run.model in ("tiny", "batch-8")]
+    return [run for run in reported(study) if run.tokens == tokens and run.model in ("tiny", "batch-8")]
 
 
 def values(optimizer: str, of: tuple[str, int], metric: str = "loss") -> np.ndarray:
     """A metric of seeds 1, 2 and 3."""
-    by_seed = {run.seed: run.metrics[metric] for run in runs(*of) if run.optimizer == optimizer}
-    return np.array([by_seed[seed] for seed in (1, 2, 3)], dtype=np.float64)
+    return of_seeds(runs(*of), optimizer, metric)
 
 
 def text() -> str:

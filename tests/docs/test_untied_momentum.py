@@ -1,16 +1,14 @@
 """docs/results-further.md on two tables, one of them without momentum: tables and numbers match the stored runs."""
 
-from functools import cache
-
 import numpy as np
-from page_text import ROOT, cells_of, section, words
+from page_text import cells_of, section, words
 from paired_differences import interval, mean_and_interval, mean_and_spread
+from stored_runs import STORED, of_seeds, reported
 
 from coupled_adam.report.grid import gather_grid
 from coupled_adam.report.primary_comparisons import corrected_count, primary_comparisons
-from coupled_adam.study.results import Result, read_results
+from coupled_adam.study.results import read_results
 
-STORED = ROOT / "docs" / "results"
 OUTPUT, TUNED = "untied-momentum", "untied-momentum-tuned"
 OUTPUT_RATE = "optimizer.tables.lr_factor"
 BOTH, FACTORED = "standard b1=0 b2=0.99", "y=1 b1=0 b2=0.99"
@@ -19,23 +17,16 @@ OF_OUTPUT = ("standard", BOTH, FACTORED)
 NONE = "\N{EN DASH}"
 
 
-@cache
-def runs(study: str) -> list[Result]:
-    return read_results(STORED / study)
-
-
 def values(optimizer: str, metric: str = "loss", study: str = OUTPUT) -> np.ndarray:
     """A metric of seeds 1, 2 and 3."""
-    own = [run for run in runs(study) if run.optimizer == optimizer and not run.is_candidate]
-    by_seed = {run.seed: run.metrics[metric] for run in own}
-    return np.array([by_seed[seed] for seed in (1, 2, 3)], dtype=np.float64)
+    return of_seeds(reported(study), optimizer, metric)
 
 
 def trials(study: str, key: str) -> dict[tuple[str, str], float]:
     """Validation losses of the candidates by optimizer and factor."""
     return {
         (run.optimizer, f"{run.trial.value:g}"): run.metrics["val_loss"] or 0.0
-        for run in runs(study)
+        for run in read_results(STORED / study)
         if run.trial is not None and run.is_candidate and run.trial.key == key
     }
 
@@ -90,13 +81,13 @@ def test_the_text_on_the_output_table_matches_the_stored_runs() -> None:
     assert f"{other.mean():.2f} above with 1 times, {interval(other)})" in text()
     outcomes = []
     for study, expected in ((TUNED, "better"), (OUTPUT, "worse")):
-        found = primary_comparisons(gather_grid([run for run in runs(study) if not run.is_candidate]))
+        found = primary_comparisons(gather_grid(reported(study)))
         assert {each.outcome for each in found} == {expected}
         outcomes += found
     assert corrected_count(outcomes) == 5
     assert "over the two and the three comparisons with AdamW, all five are significant" in text()
-    assert {run.commit for run in runs(TUNED)} == {"71f9f72"}
-    assert {run.commit for run in runs(OUTPUT)} == {"22774c5"}
+    assert {run.commit for run in reported(TUNED)} == {"71f9f72"}
+    assert {run.commit for run in reported(OUTPUT)} == {"22774c5"}
 
 
 def test_the_trials_with_two_tables_match_the_stored_runs() -> None:
@@ -134,11 +125,11 @@ def test_the_text_on_the_input_table_matches_the_stored_runs() -> None:
     assert f"alone gains {longer.mean():.3f} ({interval(longer)})" in text_on_the_input_table()
     said = f"lowered the loss by {both.mean():.3f} ({interval(both)})"
     assert said in words("docs/should-i-use-it.md")
-    found = primary_comparisons(gather_grid([run for run in runs(INPUT) if not run.is_candidate]))
+    found = primary_comparisons(gather_grid(reported(INPUT)))
     assert [each.outcome for each in found] == ["better", "better"]
     assert "Corrected by Holm's method over these two comparisons, both are significant." in text_on_the_input_table()
-    assert {run.commit for run in runs(INPUT)} == {"ae8d3ac"}
-    assert {run.commit for run in runs(UNSTABLE)} == {"2139f5a"}
+    assert {run.commit for run in reported(INPUT)} == {"ae8d3ac"}
+    assert {run.commit for run in reported(UNSTABLE)} == {"2139f5a"}
 
 
 def test_the_first_design_of_the_input_table_was_unstable() -> None:

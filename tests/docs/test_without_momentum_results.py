@@ -1,7 +1,6 @@
 """docs/results.md on tables without momentum and on beta2 = 0.99 with 262M tokens: its text matches the stored runs."""
 
 import json
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,10 @@ import torch
 from page_examples import read_examples, run_beside_tiny
 from page_text import ROOT, section, words
 from paired_differences import interval
+from stored_runs import STORED, reported
 
-from coupled_adam.study.results import Result, merge_results, read_results
+from coupled_adam.study.results import read_results
 
-STORED = ROOT / "docs" / "results"
 SHORT, LONG = 82_000_000, 262_000_000
 PARTIAL = "partial y=0.25 mean-free"
 FACTORED = "factored mean-free b1=0 b2=0.99"
@@ -23,16 +22,10 @@ CELL, SAME_BETAS_CELL = "factored-mean-free-b10-b20.99", "standard-b10-b20.99"
 NAMES = ("standard", "coupled", PARTIAL)
 
 
-@cache
-def runs(*folders: str) -> list[Result]:
-    """The reported runs of some studies, without trials."""
-    return [run for run in merge_results([STORED / folder for folder in folders]) if not run.is_candidate]
-
-
 def values(optimizer: str, metric: str = "loss", tokens: int = SHORT) -> dict[int, float]:
     """A metric by seed, of the studies with tuned tables (82M tokens) or of those with one learning rate (262M)."""
     tuned, at_one_rate = ("rivals", "table-beta2-30m"), ("single-gpu", "partially-coupled", "single-gpu-beta2")
-    found = runs(*(tuned if tokens == SHORT else at_one_rate))
+    found = reported(*(tuned if tokens == SHORT else at_one_rate))
     own = [run for run in found if (run.optimizer, run.tokens) == (optimizer, tokens)]
     return {run.seed: run.metrics[metric] or 0.0 for run in own}
 
@@ -72,7 +65,7 @@ def test_the_share_of_the_betas_matches_the_stored_runs() -> None:
     gains = f"β₂ = 0.99 gains AdamW {adamw - longer:.2f} and leaving out the momentum another {longer - same_betas:.2f}"
     assert gains in text()
     assert f"has {same_betas:.3f} with seed 1, the other {values(FACTORED)[1]:.3f}" in text()
-    few = {run.optimizer: run.metrics["loss"] or 0.0 for run in runs("few-steps")}
+    few = {run.optimizer: run.metrics["loss"] or 0.0 for run in reported("few-steps")}
     lower = values(FACTORED)[1] - same_betas, few[FACTORED] - few[SAME_BETAS]
     shown = f"{lower[0]:.3f} and {lower[1]:.3f}"
     assert f"cannot be told from it: {shown} lower in two settings" in section("# Results")
@@ -89,7 +82,7 @@ def test_the_gains_by_frequency_and_the_cost_of_int4_match_the_stored_runs() -> 
     assert min(gap.min() for gap in bins) > 0  # "in all ten bins"
     frequent = f"by {bins[0].mean():.2f} nats in bin 1 ({interval(bins[0])})"
     assert f"{frequent} and by {bins[8].mean():.1f} in bin 9 ({interval(bins[8], 2)})" in text()
-    several = {run.optimizer for run in runs("rivals", "table-beta2-30m") if run.seed == 3} - {FACTORED}
+    several = {run.optimizer for run in reported("rivals", "table-beta2-30m") if run.seed == 3} - {FACTORED}
     assert len(several) == 8
     for i in range(1, 11):
         own, *others = (
@@ -102,7 +95,7 @@ def test_the_changes_by_a_longer_memory_match_the_stored_runs() -> None:
     longer, plain = values(f"{PARTIAL} b2=0.99"), values(PARTIAL)
     change = np.array([longer[seed] - plain[seed] for seed in (1, 2, 3)])
     assert f"row exponent 0.25 by {change.mean():.3f} ({interval(change)})" in text()
-    [repeat] = [run for run in runs("best-learning-rates") if (run.optimizer, run.seed) == ("coupled lr=0.001", 1)]
+    [repeat] = [run for run in reported("best-learning-rates") if (run.optimizer, run.seed) == ("coupled lr=0.001", 1)]
     repeats = values("coupled")[1], repeat.metrics["loss"] or 0.0
     changes = [f"{values('coupled b2=0.99')[1] - loss:.3f}" for loss in repeats]
     assert f"Coupled Adam by {changes[0]} or {changes[1]} (one seed" in text()
@@ -164,7 +157,7 @@ def test_adamw_with_the_same_betas_is_ahead_early() -> None:
 
 def test_the_differences_from_adamw_with_a_longer_memory_match_the_stored_runs() -> None:
     """Coupled and partially coupled Adam: 82M tokens, with Muon, and after 262M tokens with one seed."""
-    muon = {(run.optimizer, run.seed): run.metrics["loss"] or 0.0 for run in runs("muon")}
+    muon = {(run.optimizer, run.seed): run.metrics["loss"] or 0.0 for run in reported("muon")}
     readme, summary = words("README.md"), section("# Results")
     above = {}
     for name in ("coupled", PARTIAL):
@@ -194,13 +187,13 @@ def test_the_gain_over_adamw_with_the_same_betas_by_frequency_matches_the_stored
 
 def test_the_predictions_came_true_with_the_commit_that_made_them() -> None:
     commits = {run.commit for study in ("muon", "single-gpu-125m", "single-gpu-beta2", "few-steps")
-               for run in runs(study) if run.optimizer in (FACTORED, SAME_BETAS)}  # fmt: skip
+               for run in reported(study) if run.optimizer in (FACTORED, SAME_BETAS)}  # fmt: skip
     assert commits == {"1f59359"}
     assert "committed (1f59359) before the runs" in text()
 
 
 def test_the_counterexample_of_the_tiny_model_is_on_the_page() -> None:
-    tiny = {(run.optimizer, run.seed): run.metrics for run in runs("table-beta2")}
+    tiny = {(run.optimizer, run.seed): run.metrics for run in reported("table-beta2")}
     own, adamw = ([tiny[name, seed] for seed in (1, 2, 3)] for name in ("y=1 b1=0 b2=0.99", "standard"))
     above = [(each["loss"] or 0.0) - (other["loss"] or 0.0) for each, other in zip(own, adamw, strict=True)]
     assert min(above) > 0
@@ -231,15 +224,16 @@ def test_trials_and_calibration_without_momentum_match_the_stored_runs() -> None
     assert f"(validation loss, seed 0) AdamW is {other - own:.3f} higher" in text()
     for page in ("README.md", "docs/results.md"):
         assert f"{other - own:.3f} higher in" in words(page)
-    few = {run.optimizer: run.metrics["loss"] or 0.0 for run in runs("few-steps")}
+    few = {run.optimizer: run.metrics["loss"] or 0.0 for run in reported("few-steps")}
     assert f"where AdamW is {few[FACTORED] - few[SAME_BETAS]:.3f} lower" in text()
     shares = [np.mean(list(values(name, "frequency_calibration_10").values())) for name in (FACTORED, "standard")]
     assert f"e^{shares[0]:.2f} of the observed share with 82M tokens (e^{shares[1]:.2f} with AdamW)" in text()
-    muon = {name: [run.metrics["frequency_calibration_10"] for run in runs("muon") if run.optimizer == name]
+    muon = {name: [run.metrics["frequency_calibration_10"] for run in reported("muon") if run.optimizer == name]
             for name in (FACTORED, "standard")}  # fmt: skip
     assert f"e^{np.mean(muon[FACTORED]):.2f} with Muon (e^{np.mean(muon['standard']):.2f})" in text()
-    [large] = [run.metrics["frequency_calibration_10"] for run in runs("single-gpu-125m") if run.optimizer == FACTORED]
-    short = {run.optimizer: run.metrics["frequency_calibration_10"] for run in runs("few-steps")}
+    of_125m = reported("single-gpu-125m")
+    [large] = [run.metrics["frequency_calibration_10"] for run in of_125m if run.optimizer == FACTORED]
+    short = {run.optimizer: run.metrics["frequency_calibration_10"] for run in reported("few-steps")}
     said = f"it is e^{large:.2f} after 250M tokens and e^{short[FACTORED]:.2f} after 500 steps"
     assert f"{said} (e^{short['standard']:.2f} with AdamW)" in text()
 
