@@ -3,10 +3,10 @@
 A fork starts clean and at once, and a rank that fails or hangs does not affect the next scenario. The outcome of a rank
 is a file, `<ranks>/<scenario>.rank<r>`: "ok" or the traceback.
 
-A scenario of which a rank crashes runs once more, because in about one of a thousand the heap is corrupted in a thread of
-gloo (torch 2.13; seen in `gloo::allgather` for a DTensor, always in a process with new process groups). This project has
-only Python code, which fails with a traceback, and that is never repeated. The stack of every crash is kept in
-`<ranks>/<scenario>.crash<n>`.
+A scenario of which a rank crashes runs once more: about one of a thousand ends with a corrupted heap in a thread of
+gloo (torch 2.13; seen in `gloo::allgather` for a DTensor). No compiled code of this project runs there, because the
+tables are too small for it, and Python code fails with a traceback, which is never repeated. The stack of every crash
+is kept in `<ranks>/<scenario>.crash<n>`.
 
 Usage: python worker.py FOLDER [SCENARIO ...]
 """
