@@ -63,6 +63,7 @@ PICTURES: Mapping[str, Picture] = {
     "momentum-batch": Picture("primary_differences", ("table-momentum-batch",)),
     "untied-momentum": Picture("primary_differences", ("untied-momentum-tuned",)),
     "input-momentum": Picture("primary_differences", ("input-momentum",)),
+    "two-tables": Picture("primary_differences", ("two-tables-rate-3",)),
     "momentum-length": Picture("validation_difference", ("table-momentum-length",)),
     "beta2-muon": Picture("primary_differences", ("table-beta2-muon",)),
     "unigram-bias": Picture("ranking", (*PARTIAL, "unigram-bias")),
