@@ -31,10 +31,6 @@ def gap(optimizer: str, baseline: str, of: tuple[int, int]) -> np.ndarray:
     return of_seeds(runs(of), optimizer) - of_seeds(runs(of), baseline)
 
 
-def shown(difference: np.ndarray) -> str:
-    return f"{difference.mean():.3f} ({interval(difference)})"
-
-
 def text() -> str:
     return section("Which beta2").split("### Both tables without momentum")[1].split("### ")[0]
 
@@ -81,13 +77,13 @@ def test_the_leads_match_the_stored_runs() -> None:
     both, output = -gap(BOTH_FACTORED, ADAMW, BEST), -gap(FACTORED, ADAMW, BEST)
     leads = [f"{lead.mean():.3f} below AdamW ({interval(lead)})" for lead in (both, output)]
     assert f"both tables without momentum end {leads[0]}" in text()
-    assert f"the output table alone {shown(output)}" in text()
+    assert f"the output table alone {mean_and_interval(output)}" in text()
     for page in ("README.md", "docs/results.md"):
         assert f"{output.mean():.3f} below ({interval(output)})" in words(page), page
     assert leads[1] in words("docs/should-i-use-it.md")
-    assert f"with these betas for the input table, too, {shown(both)}" in words("docs/should-i-use-it.md")
+    assert f"with these betas for the input table, too, {mean_and_interval(both)}" in words("docs/should-i-use-it.md")
     before = -gap(BOTH_FACTORED, ADAMW, LONG)
-    assert f"With 9 times the learning rate the lead of both is {shown(before)}." in text()
+    assert f"With 9 times the learning rate the lead of both is {mean_and_interval(before)}." in text()
 
 
 def test_what_each_table_adds_matches_the_stored_runs() -> None:
@@ -95,8 +91,8 @@ def test_what_each_table_adds_matches_the_stored_runs() -> None:
     with_adamw = [-gap(BOTH, OUTPUT, of) for of in (SHORT, LONG, BEST)]
     assert all(contains_zero(gain) for gain in by_input)
     assert not contains_zero(with_adamw[2])
-    said = f"adds {shown(by_input[2])} with factored Adam for the output table, and {shown(with_adamw[2])} with AdamW"
-    assert said in text()
+    added = mean_and_interval(by_input[2]), mean_and_interval(with_adamw[2])
+    assert f"adds {added[0]} with factored Adam for the output table, and {added[1]} with AdamW" in text()
     means = [f"{gain.mean():.3f}" for pair in zip(with_adamw, by_input, strict=True) for gain in pair]
     said = f"they gain {means[0]} with AdamW for the output table and {means[1]} with factored Adam, after 3,000 steps"
     assert f"{said} {means[2]} and {means[3]}." in text()
@@ -108,7 +104,7 @@ def test_factored_adam_and_adamw_with_the_same_betas_match_the_stored_runs() -> 
     pairs = (FACTORED, OUTPUT), (BOTH_FACTORED, BOTH)
     assert max(abs(gap(*pair, of).mean()) for pair in pairs for of in (SHORT, LONG)) < 0.015
     below = [-gap(*pair, BEST) for pair in pairs]
-    assert f"below AdamW with the same betas by {shown(below[0])} if the input table has AdamW" in text()
+    assert f"below AdamW with the same betas by {mean_and_interval(below[0])} if the input table has AdamW" in text()
     assert f"level if that has these betas, too ({below[1].mean():.3f} below, {interval(below[1])})" in text()
     assert [contains_zero(difference) for difference in below] == [False, True]
     assert all(contains_zero(gap(*pair, LONG)) for pair in pairs)
